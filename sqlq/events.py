@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from sqlalchemy import Connection
 
 from sqlq.config.constants import MAX_ATTEMPTS
-from sqlq.database.caller.transactions import Transactions
+from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, NewJob
 from sqlq.model.middleware import is_plain, takes
@@ -209,7 +209,6 @@ class Events:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._wanted: frozenset[str] = frozenset()
-        self._transactions = Transactions()
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Have a function told of events of these names. Raises `ConfigurationError` for what cannot be
@@ -246,7 +245,7 @@ class Events:
         if conn is None:
             tell_all()
         else:
-            self._transactions.at_the_end_of(conn, committed=tell_all)
+            at_the_end_of(conn, committed=tell_all)
 
     def flush(self, seconds: float) -> bool:
         """Let every listener hear of what waits for it; say whether all have, within so many seconds."""

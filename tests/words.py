@@ -98,7 +98,7 @@ def paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
 def _prose(docstring: str) -> Iterator[str]:
     """Yield the paragraphs of a docstring that are no code."""
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", inspect.cleandoc(docstring)):
         is_code = all(line.startswith("    ") for line in paragraph.splitlines())
         if not (is_code or ">>>" in paragraph or "\b" in paragraph):
             yield " ".join(paragraph.split())

@@ -29,7 +29,7 @@ from sqlalchemy.util import await_only, concurrency
 from sqlq.app.here import FlowHere, JobHere, claimed_here, judged
 from sqlq.database.caller.adapter import Borrowed
 from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
-from sqlq.database.caller.transactions import Commits, Transactions, session_of_its_own
+from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
 from sqlq.enqueue.enqueue import check_new
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
@@ -85,7 +85,6 @@ class Here:
         self._lifespan = lifespan
         self._run_coroutine = run
         self._taking = threading.Lock()
-        self._transactions = Transactions()
         self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
 
     def enqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
@@ -421,7 +420,7 @@ class Here:
         """Let the next attempt begin at a cursor if what saved it is committed."""
         keep = partial(setattr, job, "cursor", cursor)
         if not isinstance(conn, Borrowed):
-            self._transactions.at_the_end_of(conn, committed=keep)
+            at_the_end_of(conn, committed=keep)
         elif not conn.driver.on_commit(keep):  # nobody tells of a commit there
             keep()
 

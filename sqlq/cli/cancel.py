@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlq.admin.cancel import Cancellation
 
 EXPLAINED = 20
-"""So many jobs that were not cancelled are explained one by one."""
+"""The number of jobs that are explained one by one."""
 
 
 @click.command()

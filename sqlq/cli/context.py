@@ -1,4 +1,4 @@
-"""What names the App and the database: options, variables, pyproject.toml. Both are looked for when a command
+"""How options, variables and pyproject.toml name the App and the database. A command looks for them when it
 first needs them."""
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Context:
     """The options of one run of `sqlq` that name the App and the database."""
 
     database_url: str | None = field(default=None, repr=False)
-    """What -d says."""
+    """The option -d."""
     app_option: str | None = None
-    """What -a says."""
+    """The option -a."""
     name: str = "sqlq"
     """How the command line is called."""
     program: Sequence[str] = (sys.executable, "-m", "sqlq")
-    """What starts it again, before its arguments."""
+    """The command that starts it again, before its arguments."""
     kind: str = "operator"
     """The kind of role that may do what the command does; see `commandline.KINDS`."""
     _app: App | None = field(default=None, repr=False)
@@ -57,14 +57,14 @@ class Context:
 
     @cached_property
     def project(self) -> Project | None:
-        """What [tool.sqlq] in pyproject.toml says."""
+        """The table [tool.sqlq] of pyproject.toml."""
         from sqlq.config import pyproject
 
         return pyproject.find()
 
     @property
     def app_path(self) -> str | None:
-        """What names the App: -a, else SQLQ_APP, else pyproject.toml."""
+        """The path of the App: -a, else SQLQ_APP, else pyproject.toml."""
         if self.app_option is not None:
             return self.app_option
         return os.environ.get("SQLQ_APP") or (self.project.app if self.project else None)
@@ -192,7 +192,8 @@ def shown_url(url: URL) -> str:
 
 
 def takes_context(command: click.Command, *, explain: bool = True) -> None:
-    """Let a command, and those within it, take -d and -a; only the first ones `explain` them."""
+    """Let a command, and those within it, take -d and -a. The help of the first one explains them, and the
+    others point to it."""
 
     def take(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
         context = ctx.find_object(Context)
@@ -203,23 +204,17 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
             looks = words[-1] in _LOOK
             context.kind = _KINDS.get(words[0], "reader" if looks else "operator")
 
-    own = (
-        click.Option(
-            ["-d", "--database-url", "database_url"],
-            metavar="URL",
-            help=_DATABASE if explain else "The database; see sqlq --help.",
-            expose_value=False,
-            callback=take,
-        ),
-        click.Option(
-            ["-a", "--app", "app_option"],
-            metavar="MODULE[:ATTRIBUTE]",
-            help=_APP if explain else "Your App; see sqlq --help.",
-            expose_value=False,
-            callback=take,
-        ),
-    )
-    command.params += own
+    for names, metavar, words in (
+        (["-d", "--database-url", "database_url"], "URL", _DATABASE),
+        (["-a", "--app", "app_option"], "MODULE[:ATTRIBUTE]", _APP),
+    ):
+        command.params += [
+            click.Option(
+                names, metavar=metavar, help=words, hidden=not explain, expose_value=False, callback=take
+            )
+        ]
+    if not explain:
+        command.epilog = "-a names your App, -d the database: see sqlq --help."
     if isinstance(command, click.Group):
         for each in command.commands.values():
             takes_context(each, explain=False)

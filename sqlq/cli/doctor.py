@@ -24,8 +24,8 @@ def doctor(context: Context, deep: bool, as_json: bool) -> None:
     """Examine the database and the queue in it, and say what to do.
 
     Settings, migrations, open transactions, dead rows, LISTEN, stuck leases, queues without a worker, and
-    more; changes nothing. Each line is ok, or something to check (it works, but you should know), or
-    something to do (it does not work, or not for long); exits with 1 if there is anything to do.
+    more; changes nothing. Each line is ok, something to check (it works, but you should know), or something
+    to do (it does not work, or not for long). Exits with 1 if there is anything to do.
     """
     from sqlq.admin.doctor.finding import Verdict
 

@@ -68,10 +68,10 @@ def enqueue(
     """Enqueue a job of TASK with ARGS.
 
     Each of ARGS is JSON if it can be read as JSON (7, true, null, '[1, 2]', '"7"' for the text 7), and text
-    if not; a UUID, a date and so on is text, and a dataclass an object. Put -- before arguments that begin
-    with a dash. Needs an App, so that the task's name, its arguments, their types and its options are
-    checked before anything is written; without the App's code at hand, INSERT INTO jobs in SQL does it
-    unchecked. Exits with 3 where a live job holds the unique key, and nothing was enqueued.
+    if not. A UUID or a date is text, a dataclass an object. Put -- before arguments that begin with a dash.
+    The App checks the task's name, the arguments, their types and the options before anything is written.
+    Without its code, INSERT INTO jobs in SQL does it unchecked. Exits with 3 where a live job holds the
+    unique key, and nothing was enqueued.
 
     \b
     sqlq enqueue -a shop.tasks:app shop.tasks.send_receipt 7 --delay 5m

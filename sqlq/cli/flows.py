@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STYLES = {"failed": "red", "blocked": "yellow", "finished": "green"}
 SHOWN = 1_000
-"""Of so many steps a person is shown a line each."""
+"""The most steps that are printed; --json has all."""
 
 
 @click.group(invoke_without_command=True)
@@ -77,7 +77,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
 def skip(context: Context, step: int, as_json: bool) -> None:
     """Go on as if a step had finished, without a result.
 
-    STEP is the id of a job that has failed, or that waits. What comes after it runs; a step that needs its
+    STEP is the id of a job that has failed, or that waits. The steps after it run; a step that needs its
     result fails, and says so.
     """
     found = context.app().flows.skip(step)
@@ -122,7 +122,7 @@ def _after(step: StepDetails) -> str:
 
 
 def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:
-    """What may be done with a flow, each as a command and what it does."""
+    """Yield the next commands for a flow, each with its effect."""
     states = Counter(step.state for step in found.steps)
     failed = [step for step in found.steps if step.state == "failed"]
     if failed:

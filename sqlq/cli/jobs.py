@@ -326,7 +326,7 @@ def _show_error(exception: str | None, message: str | None, reason: str | None) 
 
 
 def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
-    """What may be done with a job, each as a command and what it does."""
+    """Yield the next commands for a job, each with its effect."""
     if job.state == "failed":
         yield command(f"retry {job.id}"), "run it again, with all its attempts"
         yield command(f"delete {job.id}"), "delete it"

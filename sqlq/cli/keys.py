@@ -70,9 +70,9 @@ def rotate(context: Context, finished: bool, plain: bool, check: bool, as_json: 
     """Seal rows anew with the first key, so that the others can be taken away.
 
     Waiting, running and failed jobs, and schedules, in small transactions and past rows that others have
-    locked. It may be broken off at any moment, and started again. Deploy the keys first: the new one first
-    in the list, the old one behind it, everywhere. Exits with 1 if rows are left that could not be sealed;
-    with --check if one does not open, since its key is not here, or it was altered.
+    locked. It may be broken off at any moment, and started again. Deploy the keys first: the new one first in
+    the list, the old one behind it, everywhere. Exits with 1 if rows are left that could not be sealed. With
+    --check it exits with 1 if a row does not open: its key is not here, or it was altered.
     """
     if check and plain:
         raise click.UsageError("--check changes nothing: leave out --plain")

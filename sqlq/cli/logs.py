@@ -25,7 +25,7 @@ log = logging.getLogger("sqlq.worker")
 ERASE = "\r\x1b[2K"
 """Takes the line away that is on the terminal."""
 FIELDS = ("event", "job_id", "task", "queue", "attempt", "duration_ms", "trace_id", "span_id")
-"""What a record may carry beside its message; keys of the JSON form."""
+"""The fields of a record beside its message, as keys of the JSON form."""
 
 
 class OfJob(logging.Filter):
@@ -67,7 +67,7 @@ class Form(logging.Formatter):
 
 class Lines(Form):
     """`2026-01-31 12:30:05.123+00:00 INFO    job 7 …`; the traceback of an exception follows on lines of its
-    own. What is not sqlq's begins with the logger's name in brackets, and the job."""
+    own. Lines of other loggers begin with the logger's name in brackets, and the job."""
 
     def __init__(self, before: str = "") -> None:
         super().__init__(f"{before}%(asctime)s %(levelname)-7s %(message)s")
@@ -167,8 +167,8 @@ class _Moments:
 
 
 class Stderr(LinesOfJobs):
-    """Writes to stderr, and waits for no reader. What is logged stands there when the call returns; but for
-    lines of finished jobs, which go in batches, and for what a reader does not take."""
+    """Writes to stderr, and waits for no slow reader. A line is written when the call returns. Lines of
+    finished jobs are written in batches."""
 
     its_filters = (OfJob(),)
 
@@ -219,11 +219,11 @@ class Stderr(LinesOfJobs):
 
 
 def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) -> None:
-    """Send what sqlq logs from this level on, and what the App's code logs, to stderr in this form; where a
-    line of progress is `drawn` there, past that.
+    """Send the log of sqlq and of the App's code from this level on to stderr. With `drawn` the lines leave
+    the line of progress alone.
 
-    To be called when the App has been imported: where its module has given the root logger a handler, all
-    goes there instead, since then it is the App's to say.
+    Call it when the App has been imported: if its module has given the root logger a handler, all lines go
+    there instead.
     """
     for name, known in logging.root.manager.loggerDict.items():
         if f"{name}.".startswith("sqlq.") and isinstance(known, logging.Logger):

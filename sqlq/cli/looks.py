@@ -1,5 +1,4 @@
-"""What the commands that look have in common: names, counts and moments as text, and rows that stay legible
-on a narrow terminal."""
+"""Names and counts as text, and rows that stay legible on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -91,8 +90,8 @@ def show_block(lines: str) -> None:
 
 
 def show_wrapped(label: str, text: str, *, before: str = "") -> None:
-    """Print text after a label that is bold on a terminal; what does not fit goes on below the text's first
-    character, or where that leaves too little room, a little indented on lines of its own."""
+    """Print text after a label that is bold on a terminal. Further lines begin below the first character of
+    the text, or with a small indent where the terminal is narrow."""
     from rich.text import Text
 
     label, text = escaped(label), escaped(text)  # guard: looks-steer-no-terminal

@@ -1,7 +1,7 @@
-"""What commands print: tables for people, JSON for programs.
+"""The output of commands: tables for people, JSON for programs.
 
 On a terminal a table is fitted to its width, in colours. Into a pipe goes one line per row, uncut and without
-colours or ruled lines, so that grep and awk work; COLUMNS limits that, too, when it is set.
+colours or ruled lines, so that grep and awk work. COLUMNS limits that, too.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> lis
 
 
 DEEPEST = 10
-"""So many levels of what has no form as JSON are made one; below, or in a circle, it is said in words."""
+"""Deeper levels of a value without a form as JSON are printed as text; so are circles."""
 
 
 def show_json(value: Any) -> None:
@@ -145,8 +145,8 @@ def answer(value: Any, *lines: str, as_json: bool) -> None:
 
 
 def in_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON, whatever it is: what JSON has no form for becomes text, and what no UTF-8 has,
-    or could steer a terminal, is escaped."""
+    """Return any value as JSON. Values without a form in JSON become text. Characters without UTF-8, or that
+    could steer a terminal, are escaped."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_encoded)
     except Exception:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def explain(error: Exception, context: Context) -> str | None:
-    """Return the sentence for an error that comes from outside, which may quote a row; None for one that is a
-    bug and deserves its traceback."""
+    """Return the sentence for an error that comes from outside. Return None for a bug, which deserves its
+    traceback."""
     said = _explained(error, context)
     return None if said is None else escaped_lines(said)
 

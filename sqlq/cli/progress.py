@@ -1,4 +1,4 @@
-"""What `sqlq work --drain` shows while it works: on a terminal a line that changes, else one a minute."""
+"""The progress of `sqlq work --drain`: on a terminal a line that changes, else a line a minute."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT_SECONDS = 3.0
 COUNTED = 20_000
 """Up to so many waiting jobs are counted."""
 SHARE = 0.05
-"""What part of the time counting may take at most."""
+"""The part of the time that counting may take."""
 SUMMARY_SECONDS = 60.0
 WINDOW_SECONDS = 15.0
 """The rate on a terminal is that of the last seconds."""

@@ -44,9 +44,9 @@ def pause(
 ) -> None:
     """Let no worker claim from queues until they are resumed.
 
-    What runs already runs on, and enqueueing goes on as ever. Workers that serve a paused queue by name wait
-    as if it were empty. A pause of a queue counts from the next claim on, that of all queues within 2
-    seconds. To pause workers, and not queues: sqlq workers pause.
+    Running jobs and enqueueing go on. Workers that serve a paused queue by name wait as if it were empty. A
+    pause of a queue counts from the next claim on, that of all queues within 2 seconds. To pause workers, and
+    not queues: sqlq workers pause.
     """
     _require_queues(names, everything)
     length = None if lasting is None else _length(lasting)

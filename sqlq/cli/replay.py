@@ -58,8 +58,8 @@ def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bo
     """Enqueue ended jobs once more, as new jobs.
 
     By id, --task, --queue, --from and --to; all that is given must fit. Each becomes a new job with an id of
-    its own, which names the one it is a replay of; it has no unique key. What was replayed before is left
-    out, so a command that was broken off is simply repeated. With --args or --kwargs one job gets other
+    its own, which names the one it is a replay of; it has no unique key. Jobs that were replayed before are
+    left out, so a command that was broken off is simply repeated. With --args or --kwargs one job gets other
     arguments; what is not given stays as it was.
 
     \b

@@ -303,8 +303,8 @@ def remove(context: Context, name: str, as_json: bool) -> None:
 def run(context: Context, name: str, since: str | None, until: str | None, as_json: bool) -> None:
     """Enqueue a job of a schedule now, beside its plan.
 
-    With --from and --to, enqueue a job for each run of a time that is past or to come: all of them or none,
-    at most 10,000, also for runs that had a job.
+    With --from and --to, enqueue a job for each run in that time, past or to come: all of them or none, at
+    most 10,000. Runs that had a job get another.
     """
     if since is not None or until is not None:
         _backfill(context, name, since, until, as_json=as_json)

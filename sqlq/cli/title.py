@@ -1,4 +1,4 @@
-"""What ps and top show of the processes of `sqlq work`, where setproctitle is installed."""
+"""The titles of the processes of `sqlq work` in ps and top, where setproctitle is installed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sqlq.config.command_hint import escaped
 
 
 def entitle(name: str | None) -> Callable[[str], None]:
-    """Return what sets the title of this process, as in "sqlq: mail-1 worker idle"; it does nothing where
-    setproctitle is not installed, and nothing while the title stays the same."""
+    """Return a function that sets the title of this process, as in "sqlq: mail-1 worker idle". It does
+    nothing where setproctitle is not installed."""
     try:
         from setproctitle import setproctitle
     except ImportError:

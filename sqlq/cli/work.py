@@ -39,10 +39,11 @@ START_TIMEOUT = "Touch the health file no more when a worker process does not be
 STUCK_AFTER = """Kill a worker process that gives no sign of life for so long; after 30s where it runs
 nothing, or a job that is past its timeout."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What stops gracefully, and asked for twice at once."""
+"""The signals that stop gracefully; the second one stops at once."""
 AT_ONCE = (signal.SIGQUIT,)
 PAUSING = (signal.SIGUSR2, signal.SIGTSTP)
-"""What pauses. Ctrl-Z as well: a worker that it stopped would lose its leases, and its jobs run twice."""
+"""The signals that pause. Ctrl-Z as well: a worker that it stopped would lose its leases, and its jobs would
+run twice."""
 RESUMING = (signal.SIGCONT,)
 IGNORED = (signal.SIGUSR1,)
 FLUSH_SECONDS = 1.0
@@ -169,9 +170,9 @@ def work(
     """Run jobs until stopped.
 
     A supervisor starts the worker processes, watches them, and replaces one that dies: its jobs go back at
-    once. The first Ctrl-C (or SIGTERM) stops claiming, lets running jobs finish within the grace time, gives
-    the rest back and exits; the second exits now, and other workers take over when the leases have run out.
-    SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
+    once. The first Ctrl-C (or SIGTERM) stops claiming, lets running jobs finish within the grace time,
+    releases the rest and exits. The second exits now, and other workers take over when the leases have run
+    out. SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
     """
     from sqlq.cli import logs
 
@@ -229,9 +230,8 @@ def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int] | None:
 
 
 def _keep_numbers_of_closed() -> None:
-    """Put the null device in the place of stdin, stdout or stderr where a shell has
-    closed them: what is opened next would get their numbers, and be taken for them by processes that are
-    started."""
+    """Open the null device as stdin, stdout or stderr where a shell has closed them. Otherwise the next file
+    would get their number, and child processes would write into it."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -328,9 +328,8 @@ def _on_terminal() -> bool:
 def _stop_on_signals(supervisor: Supervisor) -> None:
     """Stop at the first signal, leave at the second, whatever the supervisor is doing.
 
-    A handler in Python runs in the middle of whatever the main thread does, and would wait for ever for a
-    lock that this thread holds. So the handlers do nothing, and a thread of its own reads the signals'
-    numbers from a pipe.
+    A signal handler in Python runs in the main thread, and would wait for ever for a lock that this thread
+    holds. So the handlers do nothing, and another thread reads the signals' numbers from a pipe.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -447,8 +446,8 @@ def _stand_by(app: App, supervised: Parent) -> bool:
 
 
 def _collect_less() -> None:
-    """Let the garbage collector pass over what was imported, and look less often: a worker holds thousands of
-    jobs at a time, none of them in a cycle, and looked at all of them again and again."""
+    """Let the garbage collector skip imported modules, and run less often. A worker holds thousands of jobs,
+    none of them in a cycle, and the collector would visit all of them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -527,8 +526,8 @@ def _exit(code: int) -> NoReturn:
 
 
 def _leave_in_time(code: int) -> None:
-    """Have this process end soon, whatever threads go on: at its exit Python waits for some of them, among
-    them that of an `asyncio.to_thread` whose coroutine met its timeout, without end."""
+    """Have this process end soon, whatever threads go on. At its exit Python waits for some threads without
+    end, such as that of an `asyncio.to_thread` whose coroutine met its timeout."""
     waited = threading.Event()
     atexit.register(waited.set)  # what is registered last is called first, when all threads have ended
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlq.admin.workers import WorkerStatus
 
 JOBS_SHOWN = 10
-"""Of each worker; --json has all of them."""
+"""The most jobs of a worker that are printed; --json has all."""
 
 
 @click.group(invoke_without_command=True)

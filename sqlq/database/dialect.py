@@ -38,7 +38,7 @@ from sqlq.payload.encryption import Seal
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
-Position: TypeAlias = tuple[str, int, int, int]
+QueuePosition: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
 and its id."""
 
@@ -96,7 +96,7 @@ class Claimant(NamedTuple):
     follow_ups: str | None = None
 
 
-class Line(NamedTuple):
+class Backlog(NamedTuple):
     """The line of a limit, and what may be taken from it: `most` jobs, and no more than leaves `running` of
     the key admitted. `in_order`: the one with the least id, and only if it is due; with `holds` none that
     comes after one that has failed."""
@@ -398,7 +398,7 @@ class Dialect:
         self,
         ask: Ask,
         schema: str | None,
-        positions: Sequence[Position],
+        positions: Sequence[QueuePosition],
         limit: int,
         by: Claimant,
     ) -> list[Sequence[Any]]:
@@ -437,13 +437,13 @@ class Dialect:
 
     # -- settle ----------------------------------------------------------------------------------------------
 
-    def rows(self, batch: Batch) -> FromClause:
+    def batch_table(self, batch: Batch) -> FromClause:
         """Return a table of the rows given as parameters, so that one statement serves a batch of any
         size."""
         raise NotImplementedError
 
-    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return the parameters that fill `rows(batch)`."""
+    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Return the parameters that fill `batch_table(batch)`."""
         raise NotImplementedError
 
     def texts(self) -> FromClause:
@@ -466,7 +466,7 @@ class Dialect:
     ) -> set[Right]:
         """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns;
         return the rights to them. With `waits` a row that another transaction has locked is waited for."""
-        parameters = self.parameters(batch, rows)
+        parameters = self.batch_parameters(batch, rows)
         moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
         if moved:
             conn.execute(_delete_held(self, batch), parameters, execution_options=options)
@@ -515,7 +515,7 @@ class Dialect:
         raise NotImplementedError
 
     def pick(
-        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
     ) -> Iterable[tuple[int, str]]:
         """Return the jobs that may run of these lines, each with its key, and lock them where rows can be
         locked; the locks on the keys are held. What is in a paused queue, or in one that is not `served`
@@ -567,7 +567,7 @@ def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select
     This is the fence of every owner's write: the row is reserved, and under the owner's token. Ascending ids,
     so that two batches cannot deadlock.
     """
-    rows = dialect.rows(batch)
+    rows = dialect.batch_table(batch)
     return (
         select(jobs.c.id, *(rows.c[name] for name in batch.given), *columns)
         .join_from(rows, jobs, jobs.c.id == rows.c.id)

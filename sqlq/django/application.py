@@ -54,9 +54,9 @@ class DjangoApp(App):
     """The App that the settings describe.
 
     Without a session, jobs are enqueued on Django's own connection: in the transaction that is open there, or
-    at once where none is. What sqlq does on its own account, as a worker or an operator's command, it does on
-    connections of its own, to the same database. It follows where Django's settings for that database lead,
-    so that in a test run it is on the test's database.
+    at once where none is. Workers and operators' commands use connections of their own to the same database.
+    It follows where Django's settings for that database lead, so that in a test run it is on the test's
+    database.
     """
 
     def __init__(self) -> None:
@@ -173,8 +173,8 @@ class DjangoApp(App):
 
 
 def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine for a synchronous caller, so that Django's ORM can be used in it: in a view that Django
-    runs in a thread for an event loop, the ORM's work comes back to this very thread."""
+    """Run a coroutine for a synchronous caller, so that it can use Django's ORM. In a view that Django runs
+    in a thread for an event loop, the ORM works in this very thread."""
     if is_on_a_loop():
         return on_a_loop_of_its_own(work)
 
@@ -263,8 +263,8 @@ _MOMENTS = {
 
 
 def _as_elsewhere(name: str, value: Any) -> Any:
-    """Return a value with a moment as it is everywhere else. Of SQLite it comes as milliseconds, and of
-    PostgreSQL, where USE_TZ is False, without the time zone that Django has given its connection."""
+    """Return a value with a moment as it is everywhere else. SQLite has milliseconds. PostgreSQL omits the
+    time zone of Django's connection where USE_TZ is False."""
     if name not in _MOMENTS or value is None:
         return value
     if isinstance(value, int):

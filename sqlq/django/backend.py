@@ -58,7 +58,7 @@ _STATUS = {
 }
 _OF_JOBS = ("backoff", "max_attempts", "timeout")
 _OPTIONS = (*_OF_JOBS, "isolate")
-"""Of the options of TASKS, those that a job has and those that its task alone has."""
+"""The options of TASKS: those of a job, and those of its task alone."""
 _UNKNOWN_WORKER = "unknown"
 
 
@@ -95,8 +95,8 @@ class SqlqBackend(BaseTaskBackend):
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Put a job of a task into the queue and return its result, which is READY.
 
-        Raises `TypeError` for arguments that are not JSON or that the task does not take, and `InvalidTask`
-        for one that cannot be enqueued, before anything is written.
+        Raises `TypeError` for arguments that are not JSON or that the task does not take. Raises
+        `InvalidTask` for a task that cannot be enqueued, before anything is written.
         """
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
@@ -128,10 +128,10 @@ class SqlqBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> Any:
         """Return what has become of a job of one of Django's tasks, as the current transaction sees it.
 
-        Of attempts before the last the id of the worker is not kept, and `started_at` is when the first one
-        ended. Raises `TaskResultDoesNotExist`, also where the job finished longer ago than finished jobs are
-        kept, and for a job of a task that is not one of Django's. On an event loop it stands still until the
-        thread has answered where Django's ORM works for asynchronous code; `aget_result` lets it go on.
+        Only the last attempt has the id of its worker, and `started_at` is the end of the first attempt.
+        Raises `TaskResultDoesNotExist`, also for a job that is no longer kept, and for a job of a task that
+        is not one of Django's. On an event loop it stands still until the thread has answered where Django's
+        ORM works for asynchronous code; `aget_result` lets it go on.
         """
         if is_on_a_loop():
             return where_the_orm_works(self.get_result, result_id)

@@ -1,4 +1,4 @@
-"""What the settings say to sqlq: the dict SQLQ, and of DATABASES the one that holds the jobs."""
+"""The settings for sqlq: the dict SQLQ, and the entry of DATABASES that holds the jobs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from sqlq.model.checks import checked_name
 from sqlq.payload.encryption import How, Unsealed
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
-"""Of the parameters by which Django connects, those that are about its own use of the connection. What else
-there is, libpq knows."""
+"""The connection parameters that only Django uses. libpq knows the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """The dict SQLQ of the settings; each key may be left out.
 
-    `database` is the alias of the database that holds the jobs. `schema`, `retention`, `listen_url`,
-    `service`, `defaults`, `queues`, `eager` and `direct_calls` are as in `sqlq.App`, and so are `keys`,
-    `seal` and `unsealed`, for which SQLQ_KEYS and its like count where they are None. With
-    `migrate_with_django`, `manage.py migrate` brings sqlq's tables up, too. `task_modules` names the
-    module of each installed app that has its tasks.
+    `database` is the alias of the database that holds the jobs. The other keys are as in `sqlq.App`.
+    SQLQ_KEYS and its like count where `keys`, `seal` or `unsealed` is None. With `migrate_with_django`,
+    `manage.py migrate` brings sqlq's tables up, too. `task_modules` names the module of each installed app
+    that has its tasks.
     """
 
     database: str = "default"
@@ -145,7 +143,7 @@ def _sqlite(name: str) -> URL:
 
 def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
     """Return the URL of what libpq is given. All but the user, the password and the database's name goes into
-    the query, where a socket's directory, several hosts and ports, and a service file have room."""
+    the query, which has room for a socket's directory, several hosts and a service file."""
     query = {
         name: str(value)
         for name, value in parameters.items()

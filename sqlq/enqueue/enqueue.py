@@ -36,7 +36,7 @@ from sqlq.database.caller.session import (
     kind_of,
     note_write,
 )
-from sqlq.database.caller.transactions import Transactions
+from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.postgresql import health
@@ -81,7 +81,6 @@ class Enqueuer:
     def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
         self._events = events or Events()
-        self._transactions = Transactions()
         self._hints = Hints(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
@@ -182,7 +181,7 @@ class Enqueuer:
             origin = Origin(inserting.created(conn, [job.id for job in made]))
         else:
             origin, made = Origin(), [job for job in made if job.created]
-            self._transactions.at_the_end_of(conn, undone=origin.undo)
+            at_the_end_of(conn, undone=origin.undo)
         for job in made:
             job.enqueued_in(origin)
 

@@ -1,4 +1,4 @@
-"""What only the database knows: how much waits, since when, who serves it, what keeps the tables large."""
+"""Metrics from the database: how much waits, since when, who serves it, and why the tables are large."""
 
 from __future__ import annotations
 

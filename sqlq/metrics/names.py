@@ -9,7 +9,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Described(NamedTuple):
-    """What a metric is; the names of counters end in _total where they are shown."""
+    """Name, kind and description of a metric. The exposition adds _total to the names of counters."""
 
     name: str
     kind: Kind
@@ -56,7 +56,7 @@ OF_WORKERS: Final = (
     *(ATTEMPTS, FAILED, CLAIMED, RUN, WAIT, SETTLE, CLAIM),
     *(SLOTS, SLOTS_BUSY, PROCESSES, PROCESSES_LOST, VERSION),
 )
-"""What `sqlq work --metrics-port` shows."""
+"""The metrics of `sqlq work --metrics-port`."""
 
 UP: Final = Described("sqlq_database_up", "gauge", "Whether the database has answered: 1, or 0")
 JOBS: Final = Described(
@@ -97,4 +97,4 @@ OF_THE_DATABASE: Final = (
     *(UP, JOBS, CAPPED, OLDEST_WAIT, PAUSED, SERVED, WORKERS, WORKER_SLOTS, FAILED_JOBS),
     *(TABLE_ROWS, OLDEST_TRANSACTION, WAL_BYTES, VERSION),
 )
-"""What `sqlq metrics` shows."""
+"""The metrics of `sqlq metrics`."""

@@ -1,4 +1,4 @@
-"""What the workers of one `sqlq work` have counted."""
+"""The counts of the workers of one `sqlq work`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIMES = {
 
 
 class Supervises(Protocol):
-    """What is asked of the supervisor."""
+    """The part of the supervisor that metrics need."""
 
     @property
     def slots(self) -> int: ...

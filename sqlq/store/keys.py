@@ -126,7 +126,7 @@ def number(conn: Connection, place: Place, *, but: str, plain: bool) -> int:
 def write(conn: Connection, place: Place, texts: Sequence[tuple[Any, str]]) -> None:
     """Write texts, by the keys of their rows."""
     dialect = dialect_of(conn)
-    conn.execute(_write(dialect, place), dialect.parameters(_batch(place), texts))
+    conn.execute(_write(dialect, place), dialect.batch_parameters(_batch(place), texts))
 
 
 @cache
@@ -136,5 +136,5 @@ def _batch(place: Place) -> Batch:
 
 @cache
 def _write(dialect: Dialect, place: Place) -> Update:
-    given = dialect.rows(_batch(place))
+    given = dialect.batch_table(_batch(place))
     return update(place.table).values({place.kind: given.c.text}).where(place.key == given.c.key)

@@ -234,7 +234,7 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
             )
         )
     dialect = dialect_of(conn)
-    conn.execute(_update(dialect), dialect.parameters(_TURNS, rows))
+    conn.execute(_update(dialect), dialect.batch_parameters(_TURNS, rows))
 
 
 _TURNS = Batch(
@@ -251,7 +251,7 @@ _TURNS = Batch(
 
 @cache
 def _update(dialect: Dialect) -> Update:
-    rows = dialect.rows(_TURNS)
+    rows = dialect.batch_table(_TURNS)
     given = {name: rows.c[name] for name in _TURNS.columns if name != "name"}
     return update(schedules).values(given).where(_table.name == rows.c.name)
 

@@ -63,13 +63,13 @@ def assert_enqueued(
 ) -> Enqueued:
     """Fail the test unless a job of `task` was enqueued; return the newest one.
 
-    With `args` or `kwargs` it must be the call that `task.new(*args, **kwargs)` is, however its arguments
-    were passed, by position or by name; `unittest.mock.ANY` matches anything. With `queue` it must be in that
-    queue. What has become of the job meanwhile does not matter (where finished jobs are kept).
+    With `args` or `kwargs` it must be the same call as `task.new(*args, **kwargs)`, by position or by name.
+    `unittest.mock.ANY` matches anything. With `queue` it must be in that queue. The state of the job does not
+    matter (where finished jobs are kept).
 
     With `session` (a Session, scoped_session or Connection) the look is through that transaction, so it sees
-    jobs that are not committed. Without, it sees committed jobs of the `app`, else of the fixture `sqlq_app`
-    or of the innermost `on_database` block; in an `inline` block, its jobs, committed or not.
+    jobs that are not committed. Without `session` it sees committed jobs of the `app`, else of the fixture
+    `sqlq_app` or the innermost `on_database` block. In an `inline` block it sees its jobs, committed or not.
 
     >>> sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)  # doctest: +SKIP
     """
@@ -218,8 +218,7 @@ def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _listed(value: Any) -> Any:
-    """The value as JSON gives it back: tuples are lists. What JSON does not know stays, for it may be
-    `mock.ANY`."""
+    """The value as JSON gives it back: tuples are lists. Other values stay, since one may be `mock.ANY`."""
     match value:
         case dict():
             return {key: _listed(inner) for key, inner in value.items()}

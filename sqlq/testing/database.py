@@ -31,10 +31,9 @@ def on_database(app: App, url: str | URL, *, schema: str | None = None) -> Itera
 
     The App stays the same object, so the code under test needs to know nothing. It stays on that database,
     too: what `App.use` says meanwhile, in an application factory for example, takes effect when the block
-    ends. Until then nothing is read from or written to the App's own database: a worker made of it before
-    refuses to run, and so does `enqueue` with a session on another database, unless that is in memory. What
-    is not the App's is out of reach: a second App that the code under test makes, another process, or SQL on
-    an engine of its own.
+    ends. Until then nothing is read from or written to the App's own database. A worker that was made before
+    refuses to run. `enqueue` refuses a session on another database, unless that is in memory. A second App,
+    another process, or SQL on another engine are out of reach.
 
     The tables are made where they are missing, and stay, with the jobs in them. In memory they are yours to
     make, with `create_tables`: `sqlite://` serves for what is enqueued through a session, and for `inline`.
@@ -108,13 +107,13 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
     """Run every job that is available, and what these enqueue in turn, and return how many attempts ended
     how.
 
-    A worker in this process does it, as `sqlq work --drain` would: `def` handlers run in threads, `async def`
-    ones on an event loop, a failure is retried or ends in `failed_jobs`, and nothing is raised here. Only
+    A worker in this process does it, as `sqlq work --drain` would. `def` handlers run in threads, `async def`
+    ones on an event loop. A failure is retried or ends in `failed_jobs`, and nothing is raised here. Only
     what is due is run: not a job with a delay, nor the next attempt of one that failed just now. Only
-    committed jobs are seen, so commit first; on SQLite an open transaction that has written would keep the
-    worker waiting, and is refused with `SqlqError`. While the fixture `sqlq_app` or `on_database` keeps an
-    App on a test's database, the jobs of another App are not run: raises `ConfigurationError`, as for a
-    database in memory, which the worker's threads could not share.
+    committed jobs are seen, so commit first. On SQLite an open transaction that has written would keep the
+    worker waiting: `SqlqError` refuses it. While the fixture `sqlq_app` or `on_database` keeps an App on a
+    test's database, draining another App raises `ConfigurationError`. So does a database in memory, which the
+    worker's threads could not share.
 
     >>> assert sqlq.testing.drain(app) == sqlq.testing.Tally(completed=2)  # doctest: +SKIP
     """
@@ -142,10 +141,10 @@ def write_declared(app: App) -> None:
 def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDetails]:
     """Enqueue what schedules have due as if it were `at`, and return the jobs, in the order of their moments.
 
-    What the App declares is written first, as a worker does that starts. With `since` all schedules begin
-    at that moment, as if workers had not run from then until `at`; without it each goes on from where the
-    last tick left it, and a new one from now. The jobs are available at once, whatever the clock says, so
-    that `drain` runs them. Raises `ConfigurationError` for a moment without a time zone, and as `drain` does.
+    The App's declared schedules are written first, as by a worker that starts. With `since` all schedules
+    begin then, as if no worker had run until `at`. Without it each goes on from its last tick, and a new one
+    from now. The jobs are available at once, whatever the clock says, so that `drain` runs them. Raises
+    `ConfigurationError` for a moment without a time zone, and as `drain` does.
 
     >>> noon = datetime(2026, 3, 28, 12, tzinfo=UTC)  # doctest: +SKIP
     >>> [job] = sqlq.testing.tick(app, noon + timedelta(days=1), since=noon)  # doctest: +SKIP

@@ -29,8 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def sqlq_test_place() -> Iterator[App]:
-    """An App without tasks on the server that SQLQ_TEST_DATABASE_URL names, where the tables are this test
-    run's own; on PostgreSQL in a schema that goes with it."""
+    """An App without tasks on the server of SQLQ_TEST_DATABASE_URL. The tables belong to this test run; on
+    PostgreSQL they are in a schema of it."""
     with _place(os.environ["SQLQ_TEST_DATABASE_URL"]) as place:
         yield place
 

@@ -42,29 +42,28 @@ def inline(
     """Run this App's jobs in the test itself while the block runs, whatever `App.use` says meanwhile; nothing
     is written, and no database is needed.
 
-    `enqueue` runs a `def` handler in the caller's thread and an `async def` one on an event loop of its own
-    (in a thread, when the caller is on a loop already); `aenqueue` awaits `async def` handlers on the
-    caller's loop and runs the others in a thread. Handlers get their arguments by way of JSON,
-    `sqlq.current_job()` works, and what they enqueue runs inline too, as does what follows a job by
-    `on_success` and `on_failure`. What `App.around` has registered
-    surrounds them; the App's lifespan is not entered, and `current_job().lifespan` is what you give as
-    `lifespan`. An exception comes out of `enqueue`, at the first attempt: no retry hides it from the test.
-    Delays, priorities, queues and timeouts do not matter; a unique key holds while its job runs. The signals:
+    `enqueue` runs a `def` handler in the caller's thread, and an `async def` one on a new event loop.
+    `aenqueue` awaits `async def` handlers on the caller's loop and runs the others in a thread. Handlers get
+    their arguments by way of JSON, and `sqlq.current_job()` works. Jobs that they enqueue run inline, too,
+    and so do callbacks (`on_success`, `on_failure`). Middleware of `App.around` surrounds them. The App's
+    lifespan is not entered: `current_job().lifespan` is the `lifespan` that you give. An exception comes out
+    of `enqueue`, at the first attempt: no retry hides it from the test. Delays, priorities, queues and
+    timeouts do not matter; a unique key holds while its job runs. The signals:
 
     - `Retry`: the next attempt follows at once; when it was the last, the Retry, or its cause, is raised.
     - `Snooze`: the job is left alone, with state `scheduled`: what it waits for will not happen meanwhile.
     - `Cancel`: the job ends with state `cancelled`.
 
-    By default a job runs where it is enqueued, so before the caller's transaction has ended: on a connection
-    of its own the handler does not see what that transaction wrote (and on SQLite waits for its lock), and it
+    By default a job runs where it is enqueued, before the caller's transaction has ended. On another
+    connection the handler does not see the writes of that transaction (and on SQLite waits for its lock). It
     has run even if the caller then rolls back.
 
     With `at="commit"` a job that is enqueued through a session runs when the session's transaction has
     committed, in the order enqueued. The session is of any kind that `enqueue` or `aenqueue` takes, and has
-    to be able to connect. The job does not run after a rollback of the transaction or of its savepoint, nor
-    when the transaction is still open as the block ends. Through the caller's scoped_session the handler
+    to be able to connect. The job does not run after a rollback of the transaction or its savepoint, nor if
+    the transaction is still open at the end of the block. Through the caller's scoped_session the handler
     reaches a session of its own, as it does in a worker. Its exception does not come out of the commit, which
-    has succeeded: the other jobs run, and the first exception is raised when the block ends. A job that is
+    has succeeded. The other jobs run, and the block raises the first exception at its end. A job that is
     enqueued without a session runs at once, and its exception comes out of `enqueue`.
 
     >>> with sqlq.testing.inline(app, at="commit") as ran:  # doctest: +SKIP

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask, Claimant, Position
+from sqlq.database.dialect import Ask, Claimant, QueuePosition
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
@@ -117,7 +117,7 @@ class Frontier:
             self._positions.clear()
         self._positions |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
 
-    def positions(self, names: Sequence[str]) -> list[Position]:
+    def positions(self, names: Sequence[str]) -> list[QueuePosition]:
         """Return where to go on in these queues, in the order in which jobs should start."""
         order = {name: i for i, name in enumerate(names)}
         known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]

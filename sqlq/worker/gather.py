@@ -76,11 +76,13 @@ class Gatherer(Threaded, Generic[T]):
 
     LARGEST_BATCH = 1_000
     _pending: Sized
+    _database: Database
 
-    def __init__(self, name: str, doing: str, database: Database) -> None:
+    def __init__(self, name: str, doing: str, database: Database | None) -> None:
         super().__init__(name)
         self._doing = doing
-        self._database = database
+        if database is not None:
+            self._database = database
         self._outage = Outage(doing, database)
         self._items: SimpleQueue[T | None] = SimpleQueue()
 

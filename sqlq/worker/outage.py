@@ -71,11 +71,9 @@ class Outage:
     def met(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
 
-        A connection that broke is followed at once by the first other try, of which nothing is said: pooled
-        connections are not asked for a sign of life before they are used, since that would cost each claim
-        and settle a round trip. The same holds after an outage: a loop may still have a connection that was
-        made in it, to a standby for example, and what that one says is no news.
-        """
+        After a broken connection the first other try follows at once, and the log has nothing of it: to ping
+        pooled connections before their use would cost each claim and settle a round trip. The same holds
+        after an outage: a loop may still have a connection that was made in it, to a standby for example."""
         with self._shared.lock:
             if self._met_number != self._shared.number:  # guard: an-outage-is-told-once
                 self._failures, self._met_number = 0, self._shared.number
@@ -128,8 +126,8 @@ class Outage:
         self._failures = 0
 
     def over(self, *, wrote: bool = True) -> None:
-        """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby
-        does as well, and a database whose disk is full."""
+        """Note that the database answered. If it was not `wrote` to, it may be a standby, or its disk
+        full."""
         if self._failures == 0:
             return
         with self._shared.lock:

@@ -75,8 +75,8 @@ class Grace:
         return may_wait
 
     def patience(self) -> float:
-        """Return for how many more seconds outcomes may wait to be written: until a moment soon after the
-        grace time; without end for a process that retires by itself."""
+        """Return for how many more seconds outcomes may wait to be written: until soon after the grace time,
+        and without end in a process that retires by itself."""
         until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
         return max(0.0, until - time.monotonic())  # guard: a-stop-has-an-end
 
@@ -87,8 +87,8 @@ class Grace:
         return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
 
     def await_running(self, executors: Executor) -> None:
-        """Wait for what runs: when told to stop for the grace time, when retiring for as long as it takes,
-        but for handlers that do not stop."""
+        """Wait for running jobs: after a stop for the grace time, else for as long as it takes, but not for
+        handlers that cannot be stopped."""
         running, _ = executors.load()
         until = float("inf")
         while not self.leaving_now.is_set() and time.monotonic() < until:
@@ -206,8 +206,8 @@ class Lifespans:
         return self._lifespan is not None and self._lifespan.is_open()
 
     def _leave(self, lifespan: Lifespan) -> None:
-        """Leave the lifespan here and in processes of single jobs; one that does not end within what is left
-        of the grace time is left behind."""
+        """Leave the lifespan here and in processes of single jobs. One that does not end within the rest of
+        the grace time is left behind."""
         may_wait = self._grace.last_wait()
         if self._isolates is not None:
             self._isolates.leave()  # guard: isolates-leave-their-lifespan

@@ -65,10 +65,9 @@ class Worker(Background):
     """A worker in this process. `run()` blocks; `start()`, or a `with` block, runs it in a thread; `stop()`
     may be called from any thread.
 
-    Without isolates, as in a program of your own, tasks marked `isolate=True` and jobs that lost a worker run
-    in its threads like all others: a crash takes every job of the process along, and a `def` handler past its
-    timeout keeps its slot until it ends.
-    """
+    Without processes for single jobs, as in a program of your own, tasks marked `isolate=True` and jobs that
+    lost a worker run in its threads like all others. A crash takes every job of the process along. A `def`
+    handler past its timeout keeps its slot until it ends."""
 
     def __init__(
         self,

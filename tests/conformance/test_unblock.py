@@ -242,7 +242,7 @@ def test_the_chore_asks_rarely_where_there_are_no_flows(seam: Seam) -> None:
     chore = Unblock(seam.app.database, lambda: freed.append(None))
     with statements(seam.app.database.engine) as asked:
         assert chore.run() > 40
-    assert len(asked) <= 1
+    assert len([statement for statement in asked if statement != "BEGIN"]) <= 1
     _, step = seam.flow(1)
     seam.end()
     assert chore.run() < 10

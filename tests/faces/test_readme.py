@@ -305,7 +305,7 @@ def test_commands(desk: Desk) -> None:
     assert "the payload is not JSON" in desk.run(show)
     assert "moved back 1 job" in desk.run(retry)
     desk.run("sqlq --app shop:app work --drain")
-    assert "forgot 1 job" in desk.run(forget)
+    assert "deleted 1 job" in desk.run(forget)
     workers, pause, cancel, resume, prune, doctor = block("sh", "operate").splitlines()
     assert "no worker is running" in desk.run(workers)
     assert "paused mail" in desk.run(pause)

@@ -41,7 +41,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("results-of-steps-are-opened", None, "pass", SEALED + "test_a_step_whose_result_was_changed_is_not_followed[sqlite-sign]"),
     ("growth-is-sealed", None, "pass", SEALED + "test_a_handler_sees_results_and_grows_its_flow[sqlite-sign]"),
     ("follow-ups-are-sealed", None, "return new", SEALED + "test_follow_ups_are_sealed_whoever_writes_them[sqlite-sign]"),
-    ("what-follows-the-unstarted-is-sealed", "database.seal", "None", SEALED + "test_follow_ups_are_sealed_whoever_writes_them[sqlite-sign]"),
+    ("what-follows-the-unstarted-is-sealed", "seal_of(conn)", "None", SEALED + "test_follow_ups_are_sealed_whoever_writes_them[sqlite-sign]"),
     ("the-supervisor-seals", None, "self._database.seal = None", FAULTS + "test_what_follows_a_job_whose_worker_died_is_sealed[sqlite]"),
     ("schedules-are-sealed", None, "pass", SEALED + "test_schedules_are_sealed_when_they_are_stored[sqlite-sign]"),
     ("a-sealed-schedule-stays", None, "if True:", SEALED + "test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs[sqlite-encrypt]"),

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.database.dialect import Line
+from sqlq.database.dialect import Backlog
 from sqlq.database.postgresql.dialect import PostgreSQL
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
@@ -18,9 +18,9 @@ from tests.sql.test_statements import walk
 IN_LINE, ADMITTED = 100_000, 20_000
 PAGES = 400
 LINES = [
-    Line("full", 10, 1_000, in_order=False, holds=False),
-    Line("rated", None, 5, in_order=False, holds=False),
-    Line("serial", 1, 1_000, in_order=True, holds=True),
+    Backlog("full", 10, 1_000, in_order=False, holds=False),
+    Backlog("rated", None, 5, in_order=False, holds=False),
+    Backlog("serial", 1, 1_000, in_order=True, holds=True),
 ]
 
 

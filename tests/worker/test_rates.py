@@ -13,15 +13,15 @@ from sqlalchemy import text
 import sqlq
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
-from sqlq.store.limits.admit import Turn
+from sqlq.store.limits.admit import Grant
 from tests.waiting import wait_until
 
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
 
 
-def turn(rule: Rule, next_free_at: datetime | None = None, shortest_us: int = 1) -> Turn:
-    return Turn("api", rule, MOMENT, next_free_at, 1000, shortest_us)
+def turn(rule: Rule, next_free_at: datetime | None = None, shortest_us: int = 1) -> Grant:
+    return Grant("api", rule, MOMENT, next_free_at, 1000, shortest_us)
 
 
 @pytest.mark.parametrize("shortest_us", [1, 1000])
@@ -31,7 +31,7 @@ def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int, shorte
     starts: list[datetime] = []
     moment, next_free_at = MOMENT, None
     for _ in range(200):
-        lot = Turn("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000, shortest_us)
+        lot = Grant("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000, shortest_us)
         lot.ids = list(range(lot.number))
         starts += [start for _, start in lot.starts()]
         next_free_at = lot.start(lot.number)

@@ -45,22 +45,24 @@ class _Open:
             undo()
 
 
-class Transactions:
-    """The transactions of callers at whose end something is to be done."""
+class _Transactions:
+    """The open transactions of callers at whose end something is to be done."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Held while an engine is added."""
         self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
 
-    def at_the_end_of(self, conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
-        """Do something when the transaction of a connection commits, or when that, or the savepoint in which
-        it is now, is undone."""
+    def add(self, conn: Connection, committed: Call, undone: Call) -> None:
         if (opened := self._open.get(conn)) is None:
             self._open[conn] = opened = _Open()
             # guard: a-connection-that-is-dropped-is-rolled-back
             weakref.finalize(conn, opened.undo_from, 0).atexit = False
         opened.waiting.append((committed, undone))
-        if conn.engine not in self._listening:
+        with self._lock:
+            if conn.engine in self._listening:
+                return
             self._listening.add(conn.engine)
             for name in ("commit", "commit_twophase"):
                 event.listen(conn.engine, name, self._commits)
@@ -94,6 +96,15 @@ class Transactions:
     def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
         before = self._releases(conn)
         self._open.get(conn, _Open()).undo_from(before)  # guard: no-word-of-savepoints-undone
+
+
+_TRANSACTIONS = _Transactions()
+
+
+def at_the_end_of(conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
+    """Call `committed` when the transaction of a connection commits, and `undone` when it, or its present
+    savepoint, is rolled back. Neither may refer to the connection."""
+    _TRANSACTIONS.add(conn, committed, undone)
 
 
 class Commits(Generic[T]):

@@ -37,11 +37,11 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlq.database.dialect import (
     NO_OPTIONS,
     Ask,
+    Backlog,
     Batch,
     Claimant,
     Dialect,
-    Line,
-    Position,
+    QueuePosition,
     Right,
     Trouble,
     Verdict,
@@ -138,7 +138,7 @@ class PostgreSQL(Dialect):
         self,
         ask: Ask,
         schema: str | None,
-        positions: Sequence[Position],
+        positions: Sequence[QueuePosition],
         limit: int,
         by: Claimant,
     ) -> list[Sequence[Any]]:
@@ -153,7 +153,7 @@ class PostgreSQL(Dialect):
         }
         return ask(sql.claim_beyond(schema, by.follow_ups is not None), given)
 
-    def rows(self, batch: Batch) -> FromClause:
+    def batch_table(self, batch: Batch) -> FromClause:
         arrays = (
             cast(bindparam(f"batch_{name}", type_=Text), postgresql.ARRAY(kind))
             if issubclass(kind, Integer)
@@ -163,7 +163,7 @@ class PostgreSQL(Dialect):
         columns = (sql_column(name, kind) for name, kind in batch.columns.items())
         return func.unnest(*arrays).table_valued(*columns, name="batch").render_derived()
 
-    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         columns = zip(batch.columns.items(), zip(*rows, strict=True), strict=True)
         return {
             f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values)
@@ -190,7 +190,7 @@ class PostgreSQL(Dialect):
         waits: bool = False,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
-        parameters = self.parameters(batch, rows)
+        parameters = self.batch_parameters(batch, rows)
         return rights(conn.execute(_move(self, batch, target, waits), parameters, execution_options=options))
 
     def limit_time(
@@ -252,7 +252,7 @@ class PostgreSQL(Dialect):
         return [id for (id,) in ask(sql.waiting_for_recent(schema), {"ms": within_ms})]
 
     def pick(
-        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
     ) -> Iterable[tuple[int, str]]:
         schema = schema_of(conn)
         for in_order in (False, True):

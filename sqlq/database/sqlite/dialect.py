@@ -25,10 +25,10 @@ from sqlalchemy.util import await_only
 
 from sqlq.database.dialect import (
     Ask,
+    Backlog,
     Batch,
     Claimant,
     Dialect,
-    Line,
     Trouble,
     Verdict,
     claimed_columns,
@@ -93,7 +93,7 @@ class SQLite(Dialect):
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         return ask(_DUE_IN_ALL, ()) if names is None else ask(_DUE_IN, (json.dumps(list(names)),))
 
-    def rows(self, batch: Batch) -> FromClause:
+    def batch_table(self, batch: Batch) -> FromClause:
         each = func.json_each(bindparam("batch", type_=Text)).table_valued(column("value"), name="each")
         columns = (
             cast(func.json_extract(each.c.value, f"$[{i}]"), kind).label(name)
@@ -101,7 +101,7 @@ class SQLite(Dialect):
         )
         return select(*columns).subquery("batch")
 
-    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
 
     def texts(self) -> FromClause:
@@ -153,7 +153,7 @@ class SQLite(Dialect):
         return [id for (id,) in ask(_WAITING_FOR_RECENT, (within_ms, within_ms))]
 
     def pick(
-        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
     ) -> Iterable[tuple[int, str]]:
         names = None if served is None else json.dumps(list(served))
         for line in lines:

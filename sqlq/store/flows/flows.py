@@ -74,7 +74,7 @@ def _insert_steps(
     done: list[Job] = []
     for part in slices(list(enumerate(plan.jobs)), STEPS_AT_ONCE):
         rows = [(n, *values(job), int(n in waiting)) for n, job in part]
-        parameters = {**dialect.parameters(_STEPS, rows), "flow_id": flow_id}
+        parameters = {**dialect.batch_parameters(_STEPS, rows), "flow_id": flow_id}
         # ids rise in the order of the rows: the statement sorts them before it numbers them
         inserted = sorted(
             conn.execute(_insert(dialect), parameters, execution_options=options).all(), key=itemgetter(0)
@@ -88,7 +88,9 @@ def _insert_steps(
         ids[GROWN_FROM] = grown_from
     for some in slices(plan.edges, EDGES_AT_ONCE):
         each = [(ids[edge.step], ids[edge.after], edge.when, edge.place) for edge in some]
-        conn.execute(_insert_edges(dialect), dialect.parameters(_EDGES, each), execution_options=options)
+        conn.execute(
+            _insert_edges(dialect), dialect.batch_parameters(_EDGES, each), execution_options=options
+        )
     return done
 
 
@@ -98,7 +100,7 @@ _EDGES = Batch(job_id=BigInteger, depends_on=BigInteger, on_outcome=Text, place=
 
 @cache
 def _insert(dialect: Dialect) -> Any:
-    rows = dialect.rows(_STEPS)
+    rows = dialect.batch_table(_STEPS)
     waits = rows.c.waits == 1  # guard: a-step-that-waits-is-blocked
     limited = rows.c.limit.is_not(None)
     blocked_by = case((waits, "flow"), (limited, "limit"), else_=null())
@@ -116,7 +118,7 @@ def _insert(dialect: Dialect) -> Any:
 
 @cache
 def _insert_edges(dialect: Dialect) -> Any:
-    rows = dialect.rows(_EDGES)
+    rows = dialect.batch_table(_EDGES)
     columns = {name: rows.c[name] for name in _EDGES.columns}
     # a driver's own connection needs rows to fetch
     return dialect.insert(edges, columns, order_by=rows.c.job_id, returning=(edges.c.place,))

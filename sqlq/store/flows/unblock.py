@@ -19,7 +19,7 @@ from sqlq.schema.tables import flows, jobs
 from sqlq.store.jobs.rows import slices
 from sqlq.store.jobs.settle import Rescued
 
-Place: TypeAlias = tuple[int, int]
+FlowPosition: TypeAlias = tuple[int, int]
 """A flow, and a step of it, by their ids."""
 ENDED_AT_ONCE = 500
 STEPS_AT_ONCE = 1_000
@@ -106,7 +106,7 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     return steps(database, sorted(found)) if found else Unblocked()
 
 
-def sweep_all(database: Database, place: Place, most: int) -> tuple[Unblocked, Place | None]:
+def sweep_all(database: Database, place: FlowPosition, most: int) -> tuple[Unblocked, FlowPosition | None]:
     """Unblock what can be of the next `most` steps of all flows after a place; return the place to go on
     from, None when it was the last."""
     with database.read() as conn:
@@ -116,7 +116,7 @@ def sweep_all(database: Database, place: Place, most: int) -> tuple[Unblocked, P
     return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == most else None
 
 
-def next_steps(conn: Connection, place: Place, most: int) -> Sequence[Any]:
+def next_steps(conn: Connection, place: FlowPosition, most: int) -> Sequence[Any]:
     """Return the next live steps after a place, in their order."""
     flow, step = place
     return conn.execute(_STEPS_BEYOND, {"flow": flow, "step": step, "most": most}).all()

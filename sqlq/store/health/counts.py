@@ -162,7 +162,7 @@ _LEVELS = (
 
 def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
     dialect = dialect_of(conn)
-    return conn.execute(_waiting(dialect), {"limit": each, **dialect.parameters(_LEVEL, found)}).all()
+    return conn.execute(_waiting(dialect), {"limit": each, **dialect.batch_parameters(_LEVEL, found)}).all()
 
 
 _LEVEL = Batch(queue=String, priority=Integer)
@@ -172,7 +172,7 @@ _LEVEL = Batch(queue=String, priority=Integer)
 def _waiting(dialect: Dialect) -> Select[Any]:
     """Count at levels that are given: were they found here again, PostgreSQL would expect so many of them
     that compiling the statement takes longer than running it."""
-    level = dialect.rows(_LEVEL)
+    level = dialect.batch_table(_LEVEL)
     at_level = select(jobs.c.available_at).where(
         jobs.c.queue == level.c.queue, jobs.c.priority == level.c.priority, jobs.c.reserved_at.is_(None)
     )

@@ -27,7 +27,7 @@ def save(
     and its next attempt need not wait long.
     """
     dialect = dialect_of(conn)
-    parameters = dialect.parameters(_CHECKPOINT, [(*right, before, after)])
+    parameters = dialect.batch_parameters(_CHECKPOINT, [(*right, before, after)])
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     rows = dialect.change(conn, _save(dialect), parameters, options=options)
     return rows[0][0] is not None if rows else None

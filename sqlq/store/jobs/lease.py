@@ -24,7 +24,7 @@ def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[
     """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
     job's end (T11). What is missing is locked or lost; see `fates`."""
     dialect = dialect_of(conn)
-    given = {**dialect.parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
+    given = {**dialect.batch_parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
     return {
         (id, token): cancel_requested_at is not None
         for id, token, cancel_requested_at in dialect.change(conn, _extend(dialect), given)

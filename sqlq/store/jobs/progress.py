@@ -47,7 +47,7 @@ def write(
     A row that another transaction has locked is left out, or with `waits` waited for.
     """
     dialect = dialect_of(conn)
-    parameters = dialect.parameters(_NOTES, sorted(notes))
+    parameters = dialect.batch_parameters(_NOTES, sorted(notes))
     return rights(dialect.change(conn, _write(dialect, waits), parameters, options=options))
 
 

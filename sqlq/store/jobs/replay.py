@@ -259,7 +259,7 @@ def replay(
     made = sorted((Made(*row) for row in rows_made), key=lambda each: each.of)
     marks = [(each.of, each.id) for each in made]
     for table, *_ in _ENDED:
-        conn.execute(_mark(dialect, table), dialect.parameters(_MARKS, marks))
+        conn.execute(_mark(dialect, table), dialect.batch_parameters(_MARKS, marks))
     write(conn, dialect, _wakes(chosen, pace, changed))  # guard: a-limited-replay-is-looked-at
     notify.wake_others(conn)
     return made
@@ -334,7 +334,7 @@ _MARKS = Batch(id=BigInteger, replay=BigInteger)
 @cache
 def _mark(dialect: Dialect, table: Table) -> Any:
     """Note of jobs as which they were replayed."""
-    rows = dialect.rows(_MARKS)
+    rows = dialect.batch_table(_MARKS)
     return update(table).values(replayed_as=rows.c.replay).where(table.c.id == rows.c.id)
 
 

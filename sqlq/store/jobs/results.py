@@ -83,7 +83,7 @@ def _seen(
     found: dict[int, Seen] = {}
     for some in slices(possible(wanted), AT_ONCE):
         rows = [(id, int(wanted[id])) for id in some]
-        given = compiled.parameters(dialect.parameters(_WANTED, rows))
+        given = compiled.parameters(dialect.batch_parameters(_WANTED, rows))
         for row in ask(compiled.statement, given):
             found[row[0]] = Seen(row[0], State(row[1]), *row[2:])
     return found
@@ -92,7 +92,7 @@ def _seen(
 @lru_cache(maxsize=16)
 def _compiled(dialect: Any, schema: str | None) -> Compiled:
     kind = DIALECTS[dialect.name]
-    return Compiled.of(_look(kind), dialect, schema, list(kind.parameters(_WANTED, [(0, 0)])))
+    return Compiled.of(_look(kind), dialect, schema, list(kind.batch_parameters(_WANTED, [(0, 0)])))
 
 
 _WANTED = Batch(id=BigInteger, whole=Integer)
@@ -101,7 +101,7 @@ _SAID = ("result", "reason", "exception", "message", "traceback")
 
 @cache
 def _look(dialect: Dialect) -> Any:
-    rows = dialect.rows(_WANTED)
+    rows = dialect.batch_table(_WANTED)
     whole = rows.c.whole == 1
     sources = []
     for table, state in TABLES:

@@ -194,7 +194,7 @@ def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[s
     said = said_by_any(new)
     values = fields(parameters_of(said))
     rows = [(i, *values(job)) for i, job in enumerate(new)]
-    return _insert_many(dialect, said), dialect.parameters(_batch(said), rows)
+    return _insert_many(dialect, said), dialect.batch_parameters(_batch(said), rows)
 
 
 @cache
@@ -217,7 +217,7 @@ def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
 
 @cache
 def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
-    rows = dialect.rows(_batch(said))
+    rows = dialect.batch_table(_batch(said))
     columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
     columns |= _times(said, lambda name: rows.c[name])
     return _insert_all(dialect, columns, rows.c.n, state_of(said))

@@ -106,7 +106,7 @@ def _end(
     dialect = dialect_of(conn)
     if target is not None:
         return dialect.move(conn, batch, rows, target, waits=waits, options=options)
-    parameters = dialect.parameters(batch, rows)
+    parameters = dialect.batch_parameters(batch, rows)
     return rights(dialect.change(conn, _drop(dialect, batch, waits), parameters, options=options))
 
 
@@ -129,7 +129,7 @@ def _put_back(
         if not some:
             continue
         statement = _waiting_again(dialect, batch, changes, in_line=in_line)
-        back = rights(dialect.change(conn, statement, dialect.parameters(batch, some)))
+        back = rights(dialect.change(conn, statement, dialect.batch_parameters(batch, some)))
         done |= back
         if in_line:
             has_moments = "at" in batch.columns
@@ -383,7 +383,7 @@ def lose(
     """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it, and
     `late` which attempts were past their timeout then."""
     dialect = dialect_of(conn)
-    revoked = dialect.change(conn, _revoke(dialect), dialect.parameters(HOLD, sorted(wanted)))
+    revoked = dialect.change(conn, _revoke(dialect), dialect.batch_parameters(HOLD, sorted(wanted)))
     return _lose(conn, revoked, why, {id for id, _ in late})
 
 
@@ -393,10 +393,10 @@ def give_back(conn: Connection, wanted: Collection[Right]) -> set[Right]:
     if not wanted:
         return set()
     dialect = dialect_of(conn)
-    rows = dialect.lock(conn, _unbegun(dialect), dialect.parameters(HOLD, sorted(wanted)))
+    rows = dialect.lock(conn, _unbegun(dialect), dialect.batch_parameters(HOLD, sorted(wanted)))
     # guard: what-never-began-keeps-its-key
     unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
-    seal = seal_of(conn)
+    seal = seal_of(conn)  # guard: what-follows-the-unstarted-is-sealed
     settlements = [
         settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
     ]

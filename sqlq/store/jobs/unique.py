@@ -233,7 +233,7 @@ def held(
     """Return the ended jobs that hold these keys, of several the newest; or the `live` ones."""
     found: dict[JobKey, Job] = {}
     for some in slices(keys, _KEYS_AT_ONCE):
-        given = dialect.parameters(_KEYS, some)
+        given = dialect.batch_parameters(_KEYS, some)
         rows = conn.execute(_holders_of(dialect, live), given, execution_options=options)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
             found[queue, key] = Job(id, queue, task, State(state), created=False)
@@ -252,7 +252,7 @@ _KEYS = Batch(in_queue=Text, held_key=Text)
 @cache
 def _holders_of(dialect: Dialect, live: bool) -> Any:
     """Choose the jobs that hold the keys of a batch."""
-    keys = dialect.rows(_KEYS)
+    keys = dialect.batch_table(_KEYS)
     tables, holds = (TABLES[:1], HOLDS_KEY) if live else (TABLES[1:], HOLDS_KEY_TO_THE_END)
     sources = []
     for table, state in tables:

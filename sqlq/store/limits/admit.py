@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Change, Dialect, Key, Line
+from sqlq.database.dialect import Backlog, Batch, Change, Dialect, Key
 from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
@@ -145,30 +145,30 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
         return done
     dialect = dialect_of(conn)
     most = max(1, JOBS_AT_ONCE // len(keys))
-    turns = {turn.key: turn for turn in _turns(conn, dialect, sorted(keys), said, most)}
-    if gone := said.keys() - turns.keys():  # forgotten just now: it is made anew by the next look
+    grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), said, most)}
+    if gone := said.keys() - grants.keys():  # forgotten just now: it is made anew by the next look
         write(conn, dialect, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
         done.more_wakes = True
-    for id, key in dialect.pick(conn, [turn.line for turn in turns.values()], served.names(conn)):
-        turns[key].ids.append(id)
-    at_once = [id for turn in turns.values() if turn.rule.rate is None for id in turn.ids]
-    later = [start for turn in turns.values() if turn.rule.rate is not None for start in turn.starts()]
+    for id, key in dialect.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
+        grants[key].ids.append(id)
+    at_once = [id for grant in grants.values() if grant.rule.rate is None for id in grant.ids]
+    later = [start for grant in grants.values() if grant.rule.rate is not None for start in grant.starts()]
     if at_once:
         conn.execute(_ADMIT, {"ids": at_once})
     if later:
-        conn.execute(_admit_later(dialect), dialect.parameters(_STARTS, later))
-    if used := [turn for turn in turns.values() if turn.rule.rate is not None and turn.ids]:
-        conn.execute(_NEXT_FREE, [{"of": turn.key, "at": turn.start(len(turn.ids))} for turn in used])
-    write(conn, dialect, (turn.again() for turn in turns.values() if turn.is_used_up))
+        conn.execute(_admit_later(dialect), dialect.batch_parameters(_STARTS, later))
+    if used := [grant for grant in grants.values() if grant.rule.rate is not None and grant.ids]:
+        conn.execute(_NEXT_FREE, [{"of": grant.key, "at": grant.start(len(grant.ids))} for grant in used])
+    write(conn, dialect, (grant.again() for grant in grants.values() if grant.is_used_up))
     done.number = len(at_once) + len(later)
-    done.starts_ms = [(start - turn.moment) / _MS for turn in used for _, start in turn.starts()]
-    done.more = {turn.key for turn in turns.values() if len(turn.ids) == most and not turn.rule.in_order}
+    done.starts_ms = [(start - grant.moment) / _MS for grant in used for _, start in grant.starts()]
+    done.more = {grant.key for grant in grants.values() if len(grant.ids) == most and not grant.rule.in_order}
     return done
 
 
-def _turns(
+def _grants(
     conn: Connection, dialect: Dialect, keys: Sequence[str], said: dict[str, Rule], most: int
-) -> Iterator[Turn]:
+) -> Iterator[Grant]:
     """Lock the rows of these keys, write what is said into them, and yield what may be granted. A key without
     a row is left to a sweep."""
     _add(conn, dialect, said)
@@ -185,7 +185,7 @@ def _turns(
         if wanted != rule:
             rule, changed = wanted, True
             next_free_at = _change(conn, row, rule)
-        yield Turn(row.limit_key, rule, row.moment, next_free_at, most, dialect.shortest_us, changed)
+        yield Grant(row.limit_key, rule, row.moment, next_free_at, most, dialect.shortest_us, changed)
 
 
 def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
@@ -230,7 +230,7 @@ def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
 
 
 @dataclass
-class Turn:
+class Grant:
     """What may be granted to a key."""
 
     key: str
@@ -245,8 +245,8 @@ class Turn:
     """The jobs that are granted a start."""
 
     @property
-    def line(self) -> Line:
-        return Line(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
+    def backlog(self) -> Backlog:
+        return Backlog(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
 
     @property
     def number(self) -> int:
@@ -317,7 +317,7 @@ _STARTS = Batch(id=BigInteger, start=Moment)
 
 @cache
 def _admit_later(dialect: Dialect) -> Any:
-    rows = dialect.rows(_STARTS)
+    rows = dialect.batch_table(_STARTS)
     return (
         update(jobs)
         .where(jobs.c.id == rows.c.id, _in_line)

@@ -59,7 +59,7 @@ def write(
         for wake in found
     ]
     if rows:
-        conn.execute(_insert(dialect), dialect.parameters(_WAKES, rows), execution_options=options)
+        conn.execute(_insert(dialect), dialect.batch_parameters(_WAKES, rows), execution_options=options)
 
 
 _WAKES = Batch(
@@ -76,7 +76,7 @@ _WAKES = Batch(
 
 @cache
 def _insert(dialect: Dialect) -> Any:
-    rows = dialect.rows(_WAKES)
+    rows = dialect.batch_table(_WAKES)
     columns: dict[str, Any] = {
         name: rows.c[name] for name in ("limit_key", "max_running", "rate", "period_ms")
     }

@@ -1,8 +1,7 @@
-"""How far jobs have come, by their handlers' word: written at most once a second, and when a job ends.
+"""The progress of jobs, as their handlers report it: written at most once a second, and when a job ends.
 
-A handler leaves its word on the job and goes on. A thread, which starts with the first such word, writes what
-is new of all jobs in one statement, apart from heartbeats and settles, which never wait for it.
-"""
+A handler leaves its report on the attempt and goes on. A thread begins with the first report. It writes the
+new progress of all jobs in one statement. Heartbeats and settles never wait for it."""
 
 from __future__ import annotations
 
@@ -17,61 +16,55 @@ from sqlq.database.dialect import Right
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease, progress
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.gather import Threaded
+from sqlq.worker.gather import Gatherer
 
 log = logging.getLogger("sqlq.worker")
 
 EVERY_SECONDS = 1.0
 
 
-class Pace(Threaded):
-    """Hands over the jobs that have something new to say, at most once a second."""
+class Pace(Gatherer[Attempt]):
+    """Hands over the attempts with new progress, at most once a second."""
 
-    def __init__(self, hand_over: Callable[[Sequence[Attempt]], None]) -> None:
-        super().__init__("sqlq-progress")
+    def __init__(
+        self, hand_over: Callable[[Sequence[Attempt]], None], database: Database | None = None
+    ) -> None:
+        super().__init__("sqlq-progress", "writing progress", database)
         self._hand_over = hand_over
-        self._news: dict[Right, Attempt] = {}
-        self._something = threading.Event()
+        self._noted: set[Right] = set()
+        self._pending: dict[Right, Attempt] = {}
 
     def note(self, job: Attempt) -> None:
-        """Note that a job says something new; returns at once."""
-        if job.right in self._news:  # it is read after it was taken out there, so this word is, too
+        """Note that an attempt has new progress; returns at once."""
+        if job.right in self._noted:  # it is read after it was taken out there, so this progress is, too
             return
         with self._changed:
-            self._news[job.right] = job
+            self._noted.add(job.right)
             self._begin()
-        self._something.set()
+        self._items.put(job)
 
-    def _close(self) -> None:
-        self._something.set()
+    def _add(self, items: list[Attempt]) -> None:
+        self._pending |= {job.right: job for job in items}
 
-    def _run(self) -> None:
-        while not self._abandoned.is_set():
-            self._something.wait()
-            self._something.clear()
-            with self._changed:
-                news, self._news = self._news, {}
-            if news:
-                try:
-                    self._hand_over(list(news.values()))
-                except Exception:
-                    log.exception("writing progress failed; the next word is written again")
-            self._abandoned.wait(EVERY_SECONDS)
+    def _write(self) -> None:
+        jobs, self._pending = list(self._pending.values()), {}
+        self._noted.difference_update(job.right for job in jobs)
+        self._hand_over(jobs)
+        self._abandoned.wait(EVERY_SECONDS)
 
 
 class ProgressWriter(Pace):
-    """Writes what the jobs of a worker say, and of those that SQL inserted how long their task keeps them."""
+    """Writes the progress of a worker's jobs, and the retention of their tasks where SQL inserted them."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(self._write_new)
-        self._database = database
+        super().__init__(self._write_new, database)
         self._writing = threading.Lock()
-        """So that what was said earlier is never written later."""
+        """So that earlier progress is never written later."""
         self.in_use = False
-        """Whether a job has said anything so far: others cost a settle nothing."""
+        """Whether a job has reported progress so far: others cost a settle nothing."""
 
     def note(self, job: Attempt) -> None:
-        """Write a job's new word soon; returns at once."""
+        """Write an attempt's new progress soon; returns at once."""
         self.in_use = True
         super().note(job)
 
@@ -81,7 +74,7 @@ class ProgressWriter(Pace):
         is away."""
         if not self.in_use:
             return set()
-        missing = self._write([job for job in ended if _has_news(job)])
+        missing = self._write_rows([job for job in ended if _has_news(job)])
         if not missing:
             return set()
         with self._database.read() as conn:
@@ -91,7 +84,7 @@ class ProgressWriter(Pace):
     def _write_new(self, said: Sequence[Attempt]) -> None:
         running = [job for job in said if _has_news(job) and not (job.ended or job.completed)]
         try:
-            missing = self._write(running)
+            missing = self._write_rows(running)
         except (DBAPIError, SqlqError) as error:
             log.debug("progress could not be written: %s", error)
             missing = {job.right for job in running}
@@ -99,7 +92,7 @@ class ProgressWriter(Pace):
             if job.right in missing and not job.ended:
                 self.note(job)
 
-    def _write(self, said: Sequence[Attempt]) -> set[Right]:
+    def _write_rows(self, said: Sequence[Attempt]) -> set[Right]:
         """Write the word of each job, and return the rights that did not match, because they are locked or
         lost."""
         if not said:

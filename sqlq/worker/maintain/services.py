@@ -259,7 +259,7 @@ class Unblock:
         self._database = database
         self._freed = freed
         self.is_in_use = False
-        self._place: unblock.Place | None = None
+        self._place: unblock.FlowPosition | None = None
         """Where the sweep over all steps goes on; None between two of them."""
         self._all_at = self._recent_at = float("-inf")
 

@@ -1,11 +1,10 @@
 """The numbers of workers for `sqlq work --metrics-port`. Each batch that was settled sends them to the
 supervisor.
 
-A child sends what was added since it last did, over a link that delivers each word once or, when the child
-dies in the middle of it, not at all. So nothing is counted twice, and a child that is killed takes along no
-more than the batch that it had not told of yet. The supervisor adds it all up; see `sqlq.metrics` for how
-that is shown. A worker that nobody asks for numbers has no `Meter`.
-"""
+A child sends the numbers since its last message. The pipe delivers each message once, or not at all when the
+child dies in the middle of it. So nothing is counted twice, and a child that is killed takes along no more
+than the batch that it had not told of yet. The supervisor adds it all up; see `sqlq.metrics` for how that is
+shown. A worker that nobody asks for numbers has no `Meter`."""
 
 from __future__ import annotations
 
@@ -91,8 +90,8 @@ class Meter:
     """Counts in a worker. Any thread may tell it of something; `flush` sends what was added."""
 
     def __init__(self, send: Callable[[dict[str, Any]], bool], tasks: Mapping[str, Any]) -> None:
-        """`send` takes numbers without waiting, or says that it did not. Of `tasks` the names are told, so
-        that they are not taken for unknown ones."""
+        """`send` takes numbers without waiting, or says that it did not. The names of `tasks` are sent, so
+        that they count as known."""
         self._send = send
         self._tasks = tasks
         self._named: tuple[Any, ...] = ()

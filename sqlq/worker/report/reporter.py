@@ -1,8 +1,7 @@
 """The first that is told of jobs: the log, one line an event.
 
-Most lines say that a job has finished. Where no more becomes of them than a line of text, the handler that
-writes it is told without a record for each, which would cost more than the job does.
-"""
+Most lines say that a job has finished. Where only a handler of sqlq writes them, it gets them without log
+records, which would cost more than the jobs."""
 
 from __future__ import annotations
 

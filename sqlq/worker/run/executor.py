@@ -1,9 +1,8 @@
 """Where handlers run: `def` in threads, `async def` on an event loop, some in processes of their own;
 together at most `concurrency` at a time.
 
-A slot that ends a job takes the next ready one itself, in the thread or on the loop it is in: a hand-over
-between threads is paid for only when a slot was idle.
-"""
+A slot that ends a job takes the next ready one itself, in its thread or on its loop. Only an idle slot costs
+a hand-over between threads."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ UNSTARTED_SECONDS = 1.0
 ISOLATED_UNSTARTED_SECONDS = 10.0
 """The same for a job that needs a process of its own, which takes a start of Python."""
 CROWDED_SECONDS = 0.25
-"""Of more such jobs than there are slots, those are given back that have waited for so long: where processes
-that are up take one after the other none does."""
+"""Jobs that wait for processes, and are more than there are slots, are released after so long. Running
+processes take one after the other, so that none waits for long."""
 CANCELLED_SECONDS = 1.0
 
 
@@ -149,8 +148,8 @@ class Executor:
             self._done(job, given_back(job.claimed, crowded=True))
 
     def release_forgotten(self, unstarted: Iterable[Attempt]) -> int:
-        """Release those of these jobs that wait for no slot or process, and do not start; return how many
-        jobs could not be started so far."""
+        """Release those of these jobs that do not start and wait for no slot or process. Return how many jobs
+        could not be started so far."""
         for job in unstarted:
             with self._lock:
                 waits = job in self._ready or job in self._for_isolates
@@ -189,8 +188,8 @@ class Executor:
     def _take_for_processes(
         self, claimed_before: float, *, but: int = 0, more_before: float = float("inf")
     ) -> list[Attempt]:
-        """Take out those claimed before a time that wait for a process of their own, and, where more than
-        `but` do, the last ones that were claimed before another time."""
+        """Take out those that wait for a process and were claimed before a time. Where more than `but` wait,
+        take out the last ones, too, that were claimed before another time."""
         taken = []
         with self._lock:
             waiting = self._for_isolates
@@ -237,8 +236,8 @@ class Executor:
         return job
 
     def _start(self, job: Attempt) -> None:
-        """Hand a job over to where it runs; one that cannot be, for want of threads, files or memory, is
-        given back, and its slot is free again."""
+        """Hand a job over to its thread or loop. Where threads, files or memory are short, release it and
+        free its slot."""
         try:
             if job.is_async:
                 # not in the context of who runs the worker: in a test of Django's its ORM would wait there
@@ -350,8 +349,8 @@ class Executor:
         loop.stop()
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine, of a handler in a thread or of the lifespan, on the loop of all `async def`
-        handlers, whose clients and pools it may share, and wait for its end."""
+        """Run a coroutine, of a handler in a thread or of the lifespan, and wait for its end. It runs on the
+        loop of all `async def` handlers, whose clients and pools it may share."""
         done: Future[Any] = Future()
 
         async def run() -> None:
@@ -376,7 +375,7 @@ class Executor:
 
     def _spawn_in(self, context: contextvars.Context, job: Attempt) -> None:
         """Run a job in an asyncio task of its own, which a cancel of the job cancels, and in a copy of the
-        context, so that what its handler sets there is not the next job's."""
+        context, so that the next job does not see its changes."""
         run = self._run_on_loop(context, job)
         # guard: a-context-for-each-coroutine
         self._tasks.add(asyncio.get_running_loop().create_task(run, context=context.copy()))

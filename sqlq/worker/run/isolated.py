@@ -1,10 +1,8 @@
 """Handlers in processes of their own: tasks marked `isolate=True`, and jobs whose last attempt lost its
 worker.
 
-Such a process runs one job at a time, so that what it dies of is that job's doing and takes no other along,
-and it can be killed. It imports the App as a worker does, and touches the database only by what its handlers
-do.
-"""
+Such a process runs one job at a time. It can be killed, and its death concerns that job alone. It imports the
+App as a worker does, and touches the database only by what its handlers do."""
 
 from __future__ import annotations
 
@@ -81,10 +79,9 @@ def cores() -> int:
 class IsolatedProcesses:
     """The isolates of one worker: as many as it needs at a time, kept for the next job.
 
-    A start of Python keeps a core busy, so no more start at a time than there are cores: when many jobs need
-    one at once, as after the death of a whole host, the oldest get theirs soon, and other jobs go on
-    meanwhile.
-    """
+    A start of Python keeps a core busy, so no more start at a time than there are cores. Many jobs may need
+    one at once, as after the death of a whole host. Then the oldest get theirs soon, and other jobs go on
+    meanwhile."""
 
     def __init__(
         self,
@@ -116,8 +113,8 @@ class IsolatedProcesses:
             self._idle.append(self._start())
 
     def reserve(self, *, alone: bool = False) -> bool:
-        """Let a job in, if a process waits for one, or with `alone` one that has run nothing, or may be
-        started now; `execute` follows, or `cancel_reservation`."""
+        """Let a job in, if a process is idle or may be started now; with `alone` it must have run nothing.
+        `execute` follows, or `cancel_reservation`."""
         with self._lock:
             starting = sum(not isolate.is_up() for isolate in self._all)
             idle = sum(not (alone and isolate.jobs) for isolate in self._idle)
@@ -343,8 +340,8 @@ class IsolatedProcesses:
 
 
 def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn:
-    """Run jobs that come over the link, one at a time, in the App's lifespan, until it ends with the worker
-    at its other side, or says that it is time to leave."""
+    """Run the jobs that come over the pipe, one at a time, in the App's lifespan. It ends with the worker at
+    the other end, or by a message of it."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     current: list[Attempt] = []
     to_stop: set[Right] = set()

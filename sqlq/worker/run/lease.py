@@ -1,10 +1,9 @@
-"""The leases of what a worker holds: renewed by its supervisor or, where it has none or does not hear of it,
-by a thread and on a connection of their own.
+"""The leases of a worker's jobs. Its supervisor renews them; without one, or without news of it, a thread
+does on a connection of its own.
 
 A busy handler or event loop cannot starve either (a C call that keeps the GIL starves the thread). A worker
-trusts a lease by its own monotonic clock, counted from when the claim or heartbeat was *sent*, less a margin:
-the database counts from a later moment, so the lease is never shorter than it is trusted to be.
-"""
+trusts a lease by its own monotonic clock, counted from when the claim or heartbeat was *sent*, less a margin.
+The database counts from a later time, so the lease is never shorter than that."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def heartbeat_seconds(lease_ms: int) -> float:
 
 
 class Leases(Threaded):
-    """What a worker holds, from the claim until its settlement is committed.
+    """The jobs of a worker, from the claim until their settlements are committed.
 
     The leases of what is still held at the end run out, and the worker that rescues it takes over.
     """
@@ -68,12 +67,12 @@ class Leases(Threaded):
         # dropped.
         self._held: dict[Right, Attempt] = {}
         self._unwritten: set[Right] = set()
-        """What was started here, but its outcome could not be written."""
+        """Jobs that were started here, and whose outcomes could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
         self._claims_begun = self._claims_ended = 0
         self._unknown: dict[Right, int] = {}
-        """What the supervisor renewed last, but is not held here, and how many claims had begun when that was
-        first heard of."""
+        """Jobs that the supervisor renewed last and this worker does not know, with the number of claims
+        begun when they were first seen."""
 
     def trusted_until(self, sent_at: float) -> float:
         """Until when a lease asked for at `sent_at` is certainly ours."""
@@ -114,8 +113,7 @@ class Leases(Threaded):
     def let_go(self, right: Right) -> None:
         """Let go of a job whose outcome the database refuses, whatever it is: the attempt counts as lost.
 
-        Its lease runs out, or, where a supervisor renews all that is in this worker's name, it is given up
-        here when that is heard of.
+        Its lease runs out. Where a supervisor renews it, the worker gives it up with the next renewal.
         """
         with self._lock:
             self._unwritten.add(right)
@@ -131,8 +129,8 @@ class Leases(Threaded):
         return [job for job in old if job.started is None and not job.ended]
 
     def arrived(self, trusted_until: float) -> None:
-        """Renew what is held, where the claim took long to arrive: large rows, or a wait for the write lock,
-        may have used up the lease that is trusted until this moment."""
+        """Renew all leases where the claim took long to arrive. Large rows, or a wait for the write lock, may
+        have used up the lease."""
         # guard: late-rows-are-started
         if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
             try:
@@ -282,8 +280,8 @@ class Deadlines(Threaded):
     """Watches the jobs that have a timeout, and those that were asked to stop, until their handlers end."""
 
     def __init__(self, stuck: Callable[[Attempt], None], beat: Callable[[], None] = lambda: None) -> None:
-        """`stuck` is told of a handler past its timeout that nothing can stop; `beat` is called at least each
-        second while this thread can run, and so timeouts are kept."""
+        """`stuck` is called with a handler past its timeout that nothing can stop. `beat` is called at least
+        each second while this thread can run."""
         super().__init__("sqlq-deadlines")
         self._stuck = stuck
         self._beat = beat

@@ -1,8 +1,7 @@
 """Unblocks, after each settle's commit, what waits for the jobs that have ended there.
 
-In a thread of its own, which is started by the first step that this worker ends: a worker that meets no flow
-has none, and sends nothing. While one unblock is under way the next jobs gather.
-"""
+Its thread begins with the first step that this worker ends: a worker without flows has none. While one
+unblock is under way the next jobs gather."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ log = logging.getLogger("sqlq.worker")
 
 
 class AfterSettling(NamedTuple):
-    """What follows the commit of settlements."""
+    """The consequences of committed settlements."""
 
     unblocker: Unblocker
     admissions: Admissions
@@ -107,9 +106,9 @@ class Admissions(Threaded):
         *,
         in_use: bool,
     ) -> None:
-        """`freed` is called when jobs have been admitted, with the moments of the monotonic clock at which
-        they may start, where that is not at once; `done` when nothing is left to look at. `in_use` where it
-        is known that there are limits."""
+        """`freed` is called when jobs have been admitted, with their start times by the monotonic clock,
+        where they do not start at once. `done` is called when nothing is left. `in_use` where it is known
+        that there are limits."""
         super().__init__("sqlq-admit")
         self._database = database.for_claims
         self._outage = Outage("admitting jobs", database)
@@ -148,8 +147,8 @@ class Admissions(Threaded):
                 self._begin()  # guard: admissions-begin-when-they-can
 
     def look_now(self) -> bool:
-        """Admit what may run by all wakes that are due, for a worker that is about to leave; return whether
-        anything was, or may be, since the database is away."""
+        """Admit by all wakes that are due, for a worker that is about to leave. Return whether a job was
+        admitted, or may be, since the database is away."""
         admitted = False
         more: set[str] = set()
         try:
@@ -199,8 +198,8 @@ class Admissions(Threaded):
                 self._abandoned.wait(FAILED_SECONDS)
 
     def _gather(self, keys: set[str]) -> bool:
-        """Add the keys that have come, waiting until there is one, or until wakes are to be looked at; return
-        False when there is nothing left to do."""
+        """Add the keys that have come; wait until there is one, or wakes are due. Return False when there is
+        nothing left to do."""
         with self._changed:
             self._busy = bool(keys)
             if not keys and not self._keys:
@@ -242,7 +241,8 @@ REMEMBERED_SECONDS = 3 * ASK_SECONDS
 LAST_WORDS_SECONDS = 0.5
 FORGET_SECONDS = 1.0
 MOST_REMEMBERED = 10_000
-"""Where more jobs are waited for, the ends of all jobs are told. Who may NOTIFY may ask for any number."""
+"""Where more jobs are waited for, the ends of all jobs are told. A role that may NOTIFY may ask for any
+number."""
 
 
 class Answers(Gatherer[list[int]]):
@@ -278,8 +278,8 @@ class Answers(Gatherer[list[int]]):
         return self._until.get(id, 0.0) > moment or self._any_until > moment
 
     def ended(self, ids: Iterable[int], *, here: bool = False) -> None:
-        """Answer those who wait for these jobs, whose ends are committed; returns at once, unless it is to be
-        done `here`, which saves them the start of another thread."""
+        """Notify those who wait for these jobs, whose ends are committed. Returns at once, unless it is done
+        `here`, which saves the start of another thread."""
         moment = time.monotonic()
         with self._changed:
             if moment > self._latest:  # all of it is old

@@ -1,9 +1,8 @@
 """STAGE 4: outcomes are written in batches, by a thread and on a connection of their own.
 
 While one batch is committed the next one gathers, so settling overlaps with running and batches grow by
-themselves under load. A settle is repeated until its fate is known: the database being away, a lost reply to
-COMMIT or a locked row may delay it, and only another owner's token ends it otherwise.
-"""
+themselves under load. A settle is repeated until its result is known. An outage, a lost reply to COMMIT or a
+locked row may delay it; only another owner's token ends it otherwise."""
 
 from __future__ import annotations
 
@@ -168,8 +167,8 @@ class Settler(Gatherer[Item]):
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
     def _keeps(self, job: Attempt) -> bool:
-        """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
-        while somebody waits for its result."""
+        """Whether the row of a job is kept when it has finished, for good or while somebody waits for its
+        result."""
         if job.is_kept(self._keep_finished):
             return True
         # guard: a-result-waits-for-who-waits

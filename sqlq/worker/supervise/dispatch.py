@@ -1,11 +1,8 @@
-"""What a supervisor does for all its workers together, beside their leases: it looks for jobs, and does the
-chores.
+"""A supervisor polls, and runs the maintenance, for all its workers together.
 
-On PostgreSQL alone, where each look and each chore of each worker would be a statement, and for several
-workers: a single one hears sooner what it hears itself. A worker sees in the memory that it shares with its
-supervisor when the last look was; when that is long ago, or there never was one, it looks, and does its
-chores, itself.
-"""
+It does so for several workers on PostgreSQL, where each look and service of each worker would be a statement.
+A worker reads the time of the last look in shared memory. If that is long ago it polls, and runs its
+services, itself."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class Dispatcher:
         self._turns = 0
         self._tried: list[Child] = []
         self._requests: dict[str, Request] = {}
-        """What each worker was told last of what operators want of it."""
+        """The last request that was sent to each worker."""
         self._all_paused = False
         self._wait = FIRST_CHECK_SECONDS
 
@@ -122,8 +119,8 @@ class Dispatcher:
                 child.send()
 
     def _chosen(self, but: Sequence[Child], *, resting: bool = False) -> Child | None:
-        """Return the worker with the fewest jobs; of those with as few one that looks closely already, or the
-        one that was sent last, whose caches are warm."""
+        """Return the worker with the fewest jobs. Of several it is one that does not rest, or the one that
+        was sent last, whose caches are warm."""
         found = [
             child
             for child in self._children()

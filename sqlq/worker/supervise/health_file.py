@@ -1,5 +1,5 @@
-"""The file by which a worker shows that it is alive: young while it is, and marked, so that no other file is
-taken for one."""
+"""The health file of a worker: young while the worker is alive, and marked, so that no other file is taken
+for one."""
 
 from __future__ import annotations
 

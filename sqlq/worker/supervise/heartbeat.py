@@ -54,9 +54,9 @@ class Dead:
     until: float
     """After this its leases have run out."""
     late: Collection[Right] = ()
-    """Of what has started, what was past its timeout."""
+    """The started jobs that were past their timeouts."""
     held: list[Right] | None = None
-    """What is still to be given back; None until it was looked for, which reads what all workers hold."""
+    """The jobs that are still to be released; None until they were read."""
 
 
 class _ToListeners(Reporter):
@@ -81,10 +81,8 @@ class Heartbeat:
     """Stands in for children in the database: renews what they hold, and gives back what one that died has
     held.
 
-    In a thread of its own, since a database may be slow to answer. A child that does not hear of its leases
-    renews them itself, and what is not given back here is rescued when its lease has run out; so this may
-    fail.
-    """
+    In a thread of its own, since a database may be slow to answer. It may fail: a child without news of its
+    leases renews them itself, and jobs that are not released here are rescued later."""
 
     def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
         self._lease_ms = lease_ms
@@ -94,11 +92,10 @@ class Heartbeat:
         self._kept: dict[str, Pipe] = {}
         self._dead: list[Dead] = []
         self._stuck: list[tuple[str, bool]] = []
-        """Of which workers it is to be said that they are stuck, or no more."""
+        """The workers whose rows are to have the state `stuck`, or no more."""
         self.reporter = _ToListeners(self.tell)
         self._untold: list[JobEvent] = []
-        """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
-        App."""
+        """Events of the jobs of dead workers, for a live worker to pass on to listeners of the App."""
         self._known: set[str] = set()
         """Workers seen in the database at least once."""
         self._database: Database | None = None
@@ -166,8 +163,8 @@ class Heartbeat:
     def worker_died(
         self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
     ) -> None:
-        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, or of what
-        was `late` as one that met its timeout, the rest as never begun."""
+        """Release the jobs of a dead worker. Those `started` count as attempts that lost their worker, or, if
+        `late`, met their timeout. The rest never began."""
         self._dead.append(Dead(worker, started, why, time.monotonic() + self._lease_ms / 1000, late))
         self._changed.set()
 
@@ -267,12 +264,11 @@ class Heartbeat:
             batch, later = held[:RESCUE_BATCH], held[RESCUE_BATCH:]
             # guard: only-what-started-counts
             started = {right for right in batch if dead.started is None or right in dead.started}
-            # guard: what-follows-the-unstarted-is-sealed
             back = settle.give_back(conn, set(batch) - started)
             taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
-            # What the database refuses to end has a new token, and is left to the rescue: to the next try it
-            # would be a job that never began.
+            # A job whose end the database refuses has a new token, and is left to the rescue: to the next
+            # try it would look as if it never began.
             fates = lease.fates(conn, [right for right in batch if right[0] not in done])
             # guard: a-refused-end-is-left-to-the-rescue
             locked = [right for right, fate in fates.items() if fate is lease.Fate.HELD]

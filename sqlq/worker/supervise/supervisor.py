@@ -4,10 +4,9 @@
         │                                       │
         └── Heartbeat: heartbeats for its children; gives back at once what one that died has held
 
-It imports neither the App nor a handler, and so cannot be starved or killed by one. What it needs to know of
-the database a child tells it. Children are started anew (`python -m sqlq …`), never forked, so that no
-connection is shared.
-"""
+It imports neither the App nor a handler, and so cannot be starved or killed by one. A child sends it the
+facts of the database. Children are started anew (`python -m sqlq …`), never forked, so that no connection is
+shared."""
 
 from __future__ import annotations
 
@@ -35,16 +34,16 @@ from sqlq.worker.supervise.watchdog import Watchdog
 log = logging.getLogger("sqlq.worker")
 TOUCH_SECONDS = 1.0
 FAILED_STARTS = 5
-"""So many children in a row that died before they were ready, and the supervisor gives up."""
+"""The supervisor gives up after so many children in a row that died before they were ready."""
 LONGEST_PAUSE_SECONDS = 10.0
 WARM = 2
 """Isolates started together with the replacement of a child that died: what it ran runs there next."""
 SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
 SHORTAGES = (OSError, RuntimeError, MemoryError)
-"""What Python raises where the machine has no process, file, memory or thread."""
+"""Python's errors where the machine has no process, file, memory or thread."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What comes of a word that is not what it should be."""
+"""The errors of a malformed message."""
 
 
 def _counted(said: dict[str, int]) -> Counter[str]:
@@ -53,7 +52,7 @@ def _counted(said: dict[str, int]) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """What the supervisor itself needs to know of the options of `sqlq work`."""
+    """The options of `sqlq work` that the supervisor uses itself."""
 
     processes: int
     lease_ms: int
@@ -136,8 +135,8 @@ class Supervisor:
 
     @property
     def tally(self) -> Counter[str]:
-        """How many attempts ended how so far; of a child that died, those it had told of, and what was made
-        of the jobs it held."""
+        """How many attempts ended how so far. Of a child that died they are those it had reported, and those
+        that were ended for it."""
         return sum((child.tally for child in self._all()), self._ended + self._heartbeat.tally)
 
     @property

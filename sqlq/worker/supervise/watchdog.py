@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq.worker")
 
 SILENT_SECONDS = 30.0
-"""So long without a sign of life is no delay any more, however busy the machine is."""
+"""After so long without a sign of life a process is stuck, however busy the machine is."""
 LONGEST_TICK_SECONDS = 1.0
-"""What lies longer than this between two looks does not count: the supervisor did not run itself."""
+"""The longest time between two looks that counts: after a longer one the supervisor did not run itself."""
 
 
 class Watchdog:
     """Watches the children of one supervisor."""
 
     def __init__(self, heartbeat: Heartbeat, *, start_ms: int, stuck_ms: int) -> None:
-        """A child may take `start_ms` to be at work. Without a sign of life it is killed after `stuck_ms`,
-        while it begins after both, and sooner where it runs nothing, or what is past its timeout."""
+        """A child may take `start_ms` to be at work. Without a sign of life it is killed after `stuck_ms`, or
+        after both while it begins. It is killed sooner where it runs nothing, or only jobs past their
+        timeouts."""
         self._heartbeat = heartbeat
         self._start_seconds, self._stuck_seconds = start_ms / 1000, stuck_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)

@@ -1,4 +1,5 @@
-"""Who looks for work for all the workers of a host: one thread, on one connection that LISTENs (PostgreSQL).
+"""The poller looks for work for all workers of a host: one thread, on one connection that LISTENs
+(PostgreSQL).
 
     NOTIFY ───┐
     due next ─┼─► Lookout ──► one worker that has room ──► claims; whoever finds more than it can take says so
@@ -100,8 +101,8 @@ class LastLook:
 
 
 def drawn(hosts: int) -> float:
-    """Draw lots among so many hosts; return after how many seconds to go: three of them at once, the others
-    within the time between two looks, and rather early in it."""
+    """Return a random back-off among so many hosts, in seconds. Three of them go at once, the others within
+    the time between two looks, rather early in it."""
     if random.random() * hosts < WINNERS:  # guard: hosts-draw-lots
         return 0.0
     earliness: float = random.random()
@@ -111,10 +112,9 @@ def drawn(hosts: int) -> float:
 class Poller:
     """Looks for work for the workers of a host, in a thread of its own.
 
-    A connection can die without a sign. So each look is made on the one that LISTENs, and asks whether it
-    still does; when the answer does not come, the connection is replaced. Where a URL is named to LISTEN at,
-    which may lead to a role that sees no table, looks have a connection of their own.
-    """
+    A connection can die without a sign. So each look is made on the one that LISTENs, and checks that it
+    still does. When the answer does not come, the connection is replaced. Where a URL is named to LISTEN at,
+    which may lead to a role that sees no table, looks have a connection of their own."""
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
 """When an idle worker looks for work again: soon after anything happened, then ever more rarely, at least
 each second.
 
-A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification that
-producers send (sqlq.hints), and a lookout passes on; on SQLite it is `PRAGMA data_version`, which tells,
-without reading a page, that a transaction was committed.
-"""
+A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification of a
+producer (sqlq.enqueue.notify), which the poller passes on. On SQLite it is `PRAGMA data_version`, which shows
+a commit without reading a page."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ LOOK_AFTER_HINT_SECONDS = 0.02
 then."""
 POLL_SECONDS = POLL_MS / 1000
 MOST_KNOWN = 1_000
-"""Of so many moments at most it is remembered that a job will be due then."""
+"""The most times that are remembered at which a job will be due."""
 CLOSE_SECONDS = 0.05
 """A worker that is watched rests when it has waited for so long in vain."""
 
@@ -72,8 +71,8 @@ class Wake:
         self._interval = FIRST_LOOK_SECONDS
 
     def wait(self, next_due: float = float("inf")) -> bool:
-        """Wait for a hint, a known moment, the next look, or the moment at which the last look saw that a job
-        will be due; return whether anything happened of late."""
+        """Wait for a notification, a known time, the next look, or the time at which the last look saw a job
+        due. Return whether anything happened of late."""
         moment = time.monotonic()
         self._waited = self._interval
         until, self._interval = moment + self._interval, min(self._interval * 3, POLL_SECONDS)
@@ -160,8 +159,8 @@ class WatchingWake(Wake):
         return self._data_version()
 
     def _data_version(self) -> int:
-        """Return the number as it is now; as it was last where the database does not answer: then the tables
-        are looked at once a second, and how these answer decides."""
+        """Return the number of now, or the last one where the database does not answer: then the look at the
+        tables, once a second, decides."""
         try:
             if self._connection is None:
                 name = self._database.engine.url.database or ""

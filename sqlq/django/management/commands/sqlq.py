@@ -97,8 +97,8 @@ def _spoken(called: str) -> str:
 
 
 def _program(argv: list[str]) -> list[str]:
-    """Return what starts `manage.py sqlq` again, as this process was started: a worker's children are to find
-    the same settings and modules, whatever manage.py does to them."""
+    """Return the command that starts `manage.py sqlq` again, as this process was started. A worker's children
+    then find the same settings and modules."""
     given = sys.orig_argv
     if given[-len(argv[1:]) :] == argv[1:]:
         return [sys.executable, *given[1 : len(given) - len(argv[2:])]]
