@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
-from sqlq import ArgumentsError, ConfigurationError, EnqueueError
+from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from tests.conformance.callers import Caller, Way
 from tests.servers import async_database_url
 
