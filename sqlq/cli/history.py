@@ -39,7 +39,7 @@ def show_history(context: Context, job: JobDetails) -> None:
     told = sum(line.outcome in ("released", "snoozed") for line in job.history)
     if told and job.releases > told:
         more = counted(job.releases - told, "time")
-        show_wrapped("     ", f"given back {more} more, without a line of their own", before="  ")
+        show_wrapped("     ", f"released {more} more, without a line of their own", before="  ")
 
 
 def _is_worth_showing(job: JobDetails) -> bool:

@@ -119,7 +119,7 @@ def pause(context: Context, names: tuple[str, ...], everyone: bool, as_json: boo
     """Have workers claim nothing until they are resumed.
 
     Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on, and
-    what they have not started is given back. All processes of a `sqlq work` are asked together.
+    what they have not started is released. All processes of a `sqlq work` are asked together.
     """
     _ask(context, "pause", "paused", names, everyone, as_json=as_json)
 
