@@ -76,8 +76,10 @@ def stand_in(
     rows = dialect.change(conn, _RENEW, {**given, "lease_ms": lease_ms})
     for owner, id, token, cancel_requested_at in rows:
         renewed[owner][id, token] = cancel_requested_at is not None
-    dialect.change(conn, _SEEN, given)
-    return set(conn.scalars(_entered, given)), renewed
+    entered = {row.id for row in dialect.change(conn, _SEEN, given)}
+    if len(entered) < len(owners):  # the rows of the others are gone, or locked
+        entered |= set(conn.scalars(_entered, given))
+    return entered, renewed
 
 
 _owners = bindparam("owners", expanding=True, type_=String)
