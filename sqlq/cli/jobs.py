@@ -62,7 +62,7 @@ def jobs(
 ) -> None:
     """List jobs, the newest first, in whatever state they are.
 
-    Finished jobs are listed as long as they are kept: 7 days, or what your App says (retention=).
+    Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
     how: dict[str, Any] = {"within": None} if exact else {}
     found, complete = context.app().jobs.listing(state=state, limit=limit + 1, **chosen, **how)
@@ -137,8 +137,8 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     """Show all about one job, in whatever state it is.
 
     Its arguments, result and times, the history of its attempts, and what may be done with it next. With
-    --result it exits with 1, and says why in one sentence, when the job has failed, was cancelled, or has not
-    ended in time.
+    --result it exits with 1, and one sentence, when the job has failed, was cancelled, or has not ended in
+    time.
     """
     if only_result:
         with naming_options(timeout="wait"):

@@ -1,4 +1,4 @@
-"""`sqlq workers`: who works, since when, and what each holds; and what an operator asks of workers."""
+"""`sqlq workers`: list the workers and their jobs; pause, resume, stop and restart workers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool
 
 @_names
 def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
-    """Have worker processes replaced by new ones, which import your App anew: after a deploy, say.
+    """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
 
     Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The supervisors
     stay, and with them their options.
