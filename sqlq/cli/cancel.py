@@ -73,7 +73,7 @@ def cancel(
 
 
 def _explain(context: Context, failed: dict[int, Cancellation]) -> None:
-    """Say why jobs were not cancelled, and exit with 1 if there are any."""
+    """Explain why jobs were not cancelled, and exit with 1 if there are any."""
     for id in sorted(failed)[:EXPLAINED]:
         click.echo(f"sqlq: job {id}: {_why_not(context, id, failed[id])}", err=True)
     others = Counter(failed[id].value for id in sorted(failed)[EXPLAINED:])
@@ -119,10 +119,9 @@ def _why_not(context: Context, id: int, word: Cancellation) -> str:
 def prune(context: Context, finished: str | None, failed: str | None, as_json: bool) -> None:
     """Delete ended jobs by their age.
 
-    Give --finished, --failed or both; deletes in small batches. Workers prune finished jobs by
-    themselves, after 7 days or what your App says (retention=). Failed jobs stay until you retry, delete
-    or prune them. Jobs with a retention of their own are left alone: workers delete them, failed ones
-    too, when it is over.
+    Give --finished, --failed or both; deletes in small batches. Workers prune finished jobs by themselves,
+    after 7 days or the App's retention=. Failed jobs stay until you retry, delete or prune them. Jobs with a
+    retention of their own are left alone: workers delete them, failed ones too, when it is over.
     """
     if finished is None and failed is None:
         raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")

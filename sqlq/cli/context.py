@@ -134,7 +134,7 @@ class Context:
 
     def app_with_tasks(self, why: str) -> App:
         """Return the App that is named. Raises `ConfigurationError` where none is, or it has no tasks; `why`
-        says what for."""
+        is the reason that it is needed."""
         from sqlq.errors import ConfigurationError
 
         self.require_app(why)
@@ -147,7 +147,8 @@ class Context:
         return app
 
     def require_app(self, why: str) -> None:
-        """Raise `UsageError` where no App is named; `why` says what for. Imports nothing."""
+        """Raise `UsageError` where no App is named; `why` is the reason that it is needed. Imports
+        nothing."""
         if self.app_path is None:
             raise click.UsageError(
                 f"{why}: name the App with --app module:attribute, as in sqlq work --app shop.tasks:app, "
@@ -247,7 +248,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
     """Import the App that `module:attribute` names, or call `module:function()` for it.
 
     A module alone stands for the one App in it. It may be in one of these directories. Raises
-    `ConfigurationError` saying what stood in the way.
+    `ConfigurationError` with the reason why it cannot.
     """
     from sqlq.app.app import App
     from sqlq.errors import ConfigurationError

@@ -177,7 +177,7 @@ def _set_to(option: str, value: Any) -> Any:
 
 
 def json_object(text: str | None, option: str, example: str) -> dict[str, Any]:
-    """Return the JSON object that an option says, which is empty where it says none."""
+    """Return the JSON object of an option, an empty one without it."""
     if text is None:
         return {}
     try:

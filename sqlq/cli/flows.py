@@ -78,7 +78,7 @@ def skip(context: Context, step: int, as_json: bool) -> None:
     """Go on as if a step had finished, without a result.
 
     STEP is the id of a job that has failed, or that waits. The steps after it run; a step that needs its
-    result fails, and says so.
+    result fails.
     """
     found = context.app().flows.skip(step)
     line = f"skipped step {step}; flow {found.id} is {found.state}, {_counts(found)}"
@@ -116,7 +116,7 @@ def _step(step: StepDetails) -> list[Cell]:
 
 
 def _after(step: StepDetails) -> str:
-    """Say what a step waits for: the first steps, and of those that have to fail or end that they do."""
+    """Return the first steps that a step waits for, and the outcome that it needs if that is not success."""
     said = [str(id) if when == "success" else f"{id} ({when})" for id, when in list(step.after.items())[:4]]
     return ", ".join(said) + (f" and {len(step.after) - 4:,} more" if len(step.after) > 4 else "")
 

@@ -19,8 +19,7 @@ def health(file: Path, max_age: str) -> None:
 
     The file is the one that its --health-file names; exits with 1 if the worker is not alive.
 
-    Asks nothing of the database: a worker that waits for its database is alive, and killing it would help
-    nobody.
+    It makes no query: a worker that waits for its database is alive, and killing it would help nobody.
     """
     from sqlq.config.durations import milliseconds, readable
     from sqlq.errors import ConfigurationError

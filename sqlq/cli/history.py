@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from sqlq.model.job import JobDetails
 
 WORDS = {"put_back": "put back by an operator", "claimed": "claimed, and not started yet"}
-"""For outcomes that say it otherwise than by their names."""
+"""Outcomes that are printed in other words."""
 UNFINISHED = ("running", "claimed")
 
 
 def show_history(context: Context, job: JobDetails) -> None:
-    """Print the history of a job, where it is more than the one attempt that the fields above tell of."""
+    """Print the history of a job that has more than the one attempt of the fields above."""
     if not _is_worth_showing(job):
         return
     from sqlq.config.durations import written
@@ -39,7 +39,7 @@ def show_history(context: Context, job: JobDetails) -> None:
     told = sum(line.outcome in ("released", "snoozed") for line in job.history)
     if told and job.releases > told:
         more = counted(job.releases - told, "time")
-        show_wrapped("     ", f"given back {more} more, without a line of their own", before="  ")
+        show_wrapped("     ", f"released {more} more, without a line of their own", before="  ")
 
 
 def _is_worth_showing(job: JobDetails) -> bool:
@@ -50,7 +50,7 @@ def _is_worth_showing(job: JobDetails) -> bool:
 
 
 def _said(line: AttemptRecord) -> str:
-    """Say what came of an attempt, in one line; a worker may have written anything."""
+    """Return the outcome of an attempt in one line; a worker may have written anything."""
     word = WORDS.get(line.outcome, line.outcome)
     if line.outcome == "released":
         word = "released before it started" if line.started_at is None else "released, uncounted"

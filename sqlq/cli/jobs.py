@@ -38,7 +38,6 @@ from sqlq.config.command_hint import command, word
 
 if TYPE_CHECKING:
     from sqlq.model.job import JobDetails
-    from sqlq.model.task import Task
 
 STATES = ("blocked", "scheduled", "available", "running", "finished", "failed", "cancelled")
 MORE_COLUMNS = ("progress", "label")
@@ -63,7 +62,7 @@ def jobs(
 ) -> None:
     """List jobs, the newest first, in whatever state they are.
 
-    Finished jobs are listed as long as they are kept: 7 days, or what your App says (retention=).
+    Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
     how: dict[str, Any] = {"within": None} if exact else {}
     found, complete = context.app().jobs.listing(state=state, limit=limit + 1, **chosen, **how)
@@ -100,12 +99,12 @@ def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
 
 
 def attempts(job: JobDetails, separator: str) -> str:
-    """Say how many attempts were made, of how many; "?" where only the task can say that."""
+    """Return how many attempts were made, of how many; "?" where only an unknown task has the number."""
     return f"{job.attempts}{separator}{'?' if job.max_attempts is None else job.max_attempts}"
 
 
 def _time(job: JobDetails) -> str:
-    """Say since when a job is in its state, or when it is due."""
+    """Return since when a job is in its state, or when it is due."""
     if job.state == "blocked":
         return f"by its {job.blocked_by}, since {ago(job.created_at)}"
     if job.state == "scheduled" and job.available_at is not None:
@@ -138,8 +137,8 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     """Show all about one job, in whatever state it is.
 
     Its arguments, result and times, the history of its attempts, and what may be done with it next. With
-    --result it exits with 1, and says why in one sentence, when the job has failed, was cancelled, or has not
-    ended in time.
+    --result it exits with 1, and one sentence, when the job has failed, was cancelled, or has not ended in
+    time.
     """
     if only_result:
         with naming_options(timeout="wait"):
@@ -187,9 +186,9 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
         yield "result", _said(job.result)
     if job.state != "failed" and job.error:
         yield "reason", job.error
-    back = f", given back {counted(job.releases, 'time')}" if job.releases else ""
-    yield "attempts", f"{_attempts(context, job)}{back}"
-    yield "timeout", _timeout(context, job)
+    back = f", released {counted(job.releases, 'time')}" if job.releases else ""
+    yield "attempts", f"{attempts(job, ' of ')}{back}"
+    yield "timeout", _timeout(job.timeout_ms)
     if job.backoff is not None:
         yield "backoff", _backoff(job.backoff)
     if job.retention_ms is not None:
@@ -235,7 +234,7 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
 
 
 def _said(value: Any) -> str:
-    """Return arguments or a result as JSON; of sealed ones that these keys do not open, why."""
+    """Return arguments or a result as JSON, or the reason why they cannot be decrypted."""
     from sqlq.payload.encryption import Unopened
 
     return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
@@ -252,7 +251,7 @@ def _moment(moment: datetime, *, said: bool = True) -> str:
 
 
 def _follower(named: Any) -> str:
-    """Say which task follows, as the job's row names it, which SQL may have written."""
+    """Return the task of a callback. SQL may have written anything there."""
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
         return plain(json.dumps(named, ensure_ascii=False))
     from sqlq.config.constants import DEFAULT_QUEUE
@@ -260,31 +259,11 @@ def _follower(named: Any) -> str:
     return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
-def _timeout(context: Context, job: JobDetails) -> str:
-    """Say how long an attempt may take: as its row says, or else its task, where the App is known."""
+def _timeout(ms: int | None) -> str:
+    """Return how long an attempt may take."""
     from sqlq.config.durations import readable
 
-    if job.timeout_ms is not None:
-        return readable(job.timeout_ms) if job.timeout_ms else "none"
-    task = _task(context, job)
-    if task is not None and task.timeout_ms is not None:
-        return f"{readable(task.timeout_ms)}, as its task says"
-    return "none"
-
-
-def _attempts(context: Context, job: JobDetails) -> str:
-    """Say how many attempts were made, of how many: as its row says, or else its task, where the App is
-    known."""
-    task = _task(context, job)
-    if job.max_attempts is not None or task is None:
-        return attempts(job, " of ")
-    return f"{job.attempts} of {task.max_attempts}, as its task says"
-
-
-def _task(context: Context, job: JobDetails) -> Task[..., Any] | None:
-    """Return the task of a job as it is in the job's queue, where the App is known."""
-    task = context.app().tasks.get(job.task)
-    return None if task is None else task.for_queue(job.queue)
+    return readable(ms) if ms else "none"
 
 
 def _backoff(text: str) -> str:
@@ -298,7 +277,7 @@ def _backoff(text: str) -> str:
 
 
 def _kept(job: JobDetails) -> str:
-    """Say how long a job is kept after its end that says so itself."""
+    """Return how long a job with a retention of its own is kept after its end."""
     from sqlq.config.durations import readable
     from sqlq.model.checks import FOR_EVER_MS
 

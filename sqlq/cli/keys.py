@@ -70,7 +70,7 @@ def rotate(context: Context, finished: bool, plain: bool, check: bool, as_json: 
     """Seal rows anew with the first key, so that the others can be taken away.
 
     Waiting, running and failed jobs, and schedules, in small transactions and past rows that others have
-    locked. It may be broken off at any moment, and started again. Deploy the keys first: the new one first in
+    locked. It may be broken off at any time, and started again. Deploy the keys first: the new one first in
     the list, the old one behind it, everywhere. Exits with 1 if rows are left that could not be sealed. With
     --check it exits with 1 if a row does not open: its key is not here, or it was altered.
     """
@@ -114,7 +114,7 @@ def _quiet(where: str, number: int) -> None:
 
 
 def _progress() -> Callable[[str, int], None]:
-    """Return what says now and then how far it is."""
+    """Return a callback that prints the progress every 2 seconds."""
     total, told_at = 0, time.monotonic()
 
     def told(where: str, number: int) -> None:

@@ -149,7 +149,7 @@ def _in_json(task: str, queue: str) -> tuple[str, str, str]:
 
 
 class _Moments:
-    """Writes moments as text, most of which is that of the second before."""
+    """Formats times. Most of the text is that of the second before."""
 
     def __init__(self, write: Callable[[datetime], str]) -> None:
         self._write = write

@@ -49,7 +49,7 @@ def require_client(option: str) -> None:
 
 
 def totals_for(port: int | None) -> Totals | None:
-    """Return what the numbers of worker processes are added up in; None where nobody asks for them."""
+    """Return the sums of the numbers of worker processes; None without a port."""
     if port is None:
         return None
     require_client("--metrics-port")
@@ -59,7 +59,7 @@ def totals_for(port: int | None) -> Totals | None:
 
 
 def show(totals: Totals | None, supervisor: Supervisor, port: int | None, host: str) -> None:
-    """Show them where they were asked for. Raises `ConfigurationError` for a port that cannot be had."""
+    """Serve the sums where a port is given. Raises `ConfigurationError` for a port that cannot be had."""
     if totals is None or port is None:
         return
     from sqlq.metrics.serve import serve

@@ -132,7 +132,7 @@ DEEPEST = 10
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON document; moments become ISO 8601 text with their offset."""
+    """Print one JSON document; times become ISO 8601 text with their offset."""
     click.echo(in_json(value, indent=2))
 
 
@@ -198,12 +198,12 @@ def plain_lines(text: str) -> str:
 
 
 def ago(moment: datetime | None) -> str | None:
-    """Say how long ago a moment was, by this machine's clock."""
+    """Return how long ago a time was, by this machine's clock."""
     return None if moment is None else f"{span((datetime.now(UTC) - moment).total_seconds())} ago"
 
 
 def span(seconds: float) -> str:
-    """Say a duration shortly: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d"."""
+    """Return a duration as a short text: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d"."""
     from sqlq.config.durations import readable
 
     return readable(max(seconds, 0) * 1000)
@@ -215,7 +215,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def moment_of(text: str, option: str) -> datetime:
-    """Return the moment that an option says."""
+    """Return the time that an option has."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -247,7 +247,7 @@ def naming_options(*names: str, **others: str) -> Iterator[None]:
 
 
 def require_named(what: str, ways: str, *named: object) -> None:
-    """Raise `UsageError` where no option or argument says which of them are meant."""
+    """Raise `UsageError` where no option or argument chooses any."""
     if not any(value not in (None, (), False) for value in named):
         raise click.UsageError(f"name the {what}: by id, {ways}")
 

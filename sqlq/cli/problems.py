@@ -80,7 +80,7 @@ def _of_database(error: DBAPIError, context: Context) -> str:
 
 
 def _reason(said: str) -> str:
-    """Return the telling part of what a driver says: the server's own words, or the last "failed: …" of a
+    """Return the useful part of a driver's message: the server's own words, or the last "failed: …" of a
     connection."""
     for line in said.splitlines():
         if found := re.search(r"(?:FATAL|ERROR):\s+(.+)", line):

@@ -37,7 +37,7 @@ FIRST = ("completed", "retried", "failed")
 
 
 def on_terminal() -> bool:
-    """Say whether stderr is a terminal on which a line can be erased."""
+    """Return whether stderr is a terminal on which a line can be erased."""
     from sqlq.cli.output import console
 
     err = console(err=True)
@@ -45,7 +45,7 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """Looks at a supervisor from a thread of its own, and asks the database how much waits, seldom."""
+    """Watches a supervisor from a thread of its own, and counts the waiting jobs now and then."""
 
     def __init__(self, supervisor: Supervisor, queues: Sequence[str] | None, *, drawn: bool) -> None:
         self._supervisor = supervisor
@@ -114,7 +114,7 @@ class Progress:
 
 
 def stopped(tally: Counter[str], seconds: float | None) -> str:
-    """Say what became of all attempts, how long that took, and how many completed in a second."""
+    """Return the outcomes of all attempts, how long that took, and how many completed in a second."""
     names = (*FIRST, *sorted(tally.keys() - set(FIRST)))
     ended = ", ".join(f"{tally[name]:,} {name}" for name in names if tally[name])
     if not ended or seconds is None:
@@ -124,7 +124,7 @@ def stopped(tally: Counter[str], seconds: float | None) -> str:
 
 
 def spent(seconds: float) -> str:
-    """Say a duration in two units at most: "0.8 s", "42 s", "3 min 12 s", "2 h 5 min"."""
+    """Return a duration in two units at most: "0.8 s", "42 s", "3 min 12 s", "2 h 5 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

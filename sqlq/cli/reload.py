@@ -72,7 +72,7 @@ class _Watch:
             self.begun.set()
 
     def is_set(self) -> bool:
-        """Say that the watch goes on. It asks in each round, and so, the first time, when it has begun."""
+        """Let the watch go on. It calls this in each round, the first time when it has begun."""
         self.begun.set()
         return False
 

@@ -130,7 +130,7 @@ def _show_plan(found: Replayed, which: str, rate: str | None, *, as_json: bool) 
 
 
 def _over(number: int, rate: str | None) -> str:
-    """Say how long a replay at a rate goes on, from the first job to the last."""
+    """Return how long a replay at a rate goes on, from the first job to the last."""
     from sqlq.admin.replay import lasts_ms
     from sqlq.config.durations import readable
 
@@ -162,7 +162,7 @@ def _shortened(payload: Any) -> str:
 
 
 def _time(text: str | None, option: str) -> datetime | str | None:
-    """Return a moment, or an age as the library takes it."""
+    """Return a time, or an age as the library takes it."""
     from sqlq.config.durations import milliseconds
     from sqlq.errors import ConfigurationError
 
@@ -194,7 +194,7 @@ def _json_array(text: str) -> list[Any]:
 
 @contextmanager
 def _told() -> Iterator[Progress]:
-    """Show on a terminal how far it is, and say of a command that is broken off what holds."""
+    """Show the progress on a terminal, and print what was done if the command is interrupted."""
     from sqlq.cli.logs import ERASE
     from sqlq.cli.progress import on_terminal
 

@@ -50,7 +50,7 @@ def schedules(ctx: click.Context, as_json: bool) -> None:
 
 
 def plan_options(command: F) -> F:
-    """Add the options that say when a schedule is due."""
+    """Add the options of a plan."""
     for option in reversed(
         (
             click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".'),
@@ -78,7 +78,7 @@ def plan_options(command: F) -> F:
 
 
 def _plan(options: dict[str, Any]) -> Any:
-    """Return the plan that the options say; without any, None."""
+    """Return the plan of the options."""
     from sqlq.model.schedule import Schedule
 
     said = {name: value for name, value in options.items() if value is not None}

@@ -58,7 +58,7 @@ def _look(context: Context, exact: bool) -> _Found:
 
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
-    """Show it again and again. A database that is away for a while is said to be so, and looked for again."""
+    """Show it again and again. While the database is away, print that, and try again."""
     import sys
 
     from sqlalchemy.exc import SQLAlchemyError
@@ -142,7 +142,7 @@ def _row(queue: QueueStatus) -> list[Cell]:
 
 
 def _said(worker: WorkerStatus) -> str:
-    """Say what a worker serves, and where it holds more than its slots, that it claimed the rest ahead."""
+    """Return the queues and slots of a worker, and how many jobs it has claimed ahead."""
     named = "all queues" if worker.queues is None else ", ".join(map(queue_name, worker.queues))
     slots, held = counted(worker.concurrency, "slot"), len(worker.jobs)
     if held > worker.concurrency:

@@ -419,7 +419,7 @@ def _child(
         supervised.ended(vars(worker.tally))
         _leave_in_time(code)  # guard: threads-keep-no-process
     if worker.left_running:
-        # what cannot be stopped goes on in threads; jobs are given back, and the usual exit would let
+        # what cannot be stopped goes on in threads; jobs are released, and the usual exit would let
         # handlers run on
         _exit(0)
     app.close()

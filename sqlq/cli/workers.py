@@ -1,4 +1,4 @@
-"""`sqlq workers`: who works, since when, and what each holds; and what an operator asks of workers."""
+"""`sqlq workers`: list the workers and their jobs; pause, resume, stop and restart workers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def pause(context: Context, names: tuple[str, ...], everyone: bool, as_json: boo
     """Have workers claim nothing until they are resumed.
 
     Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on, and
-    what they have not started is given back. All processes of a `sqlq work` are asked together.
+    what they have not started is released. All processes of a `sqlq work` are asked together.
     """
     _ask(context, "pause", "paused", names, everyone, as_json=as_json)
 
@@ -141,7 +141,7 @@ def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool
 
 @_names
 def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
-    """Have worker processes replaced by new ones, which import your App anew: after a deploy, say.
+    """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
 
     Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The supervisors
     stay, and with them their options.

@@ -35,7 +35,7 @@ from sqlq.config.constants import (
 )
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
 from sqlq.database.dialect import SEAL, Ask, Dialect
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import DIALECTS, dialect_at, dialect_of
 from sqlq.database.raw import Driver
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, is_over
@@ -57,8 +57,6 @@ _POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
 """The connection used last is taken first, so that a thread stays with a server process that knows its
 statements. There is nothing to roll back: SQLAlchemy ends the transactions it began, and whatever goes past
 it is in autocommit."""
-
-OLDEST = {"postgresql": (15,), "sqlite": (3, 35)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Address:
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
         set for a database of SQLite."""
-        if self.schema is not None and self.place.get_backend_name() == "sqlite":
+        if self.schema is not None and not dialect_at(self.place).has_schemas:
             # not at once: that an App names no database yet is no mistake
             raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
         if self.engine is not None:
@@ -180,7 +178,7 @@ class Database:
         options: dict[str, Any] = {}
         if in_memory(url):
             options = {"poolclass": NullPool}  # never used, and SQLAlchemy warns of some that it would choose
-        elif url.get_backend_name() != "sqlite":
+        elif not dialect_at(url).in_a_file:
             options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
             if use.at_rest is not None:
                 options |= {"pool_size": use.at_rest, "max_overflow": 10}
@@ -211,7 +209,7 @@ class Database:
             or DIALECTS[sync.dialect.name].may_only_be_read(url)
         ):
             return cls.open(url, schema, create=create, use=use)
-        options = {} if sync.dialect.name == "sqlite" else _RESTS
+        options = {} if DIALECTS[sync.dialect.name].in_a_file else _RESTS
         return cls._prepared(
             create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use
         )
@@ -223,7 +221,7 @@ class Database:
         _raise_what_sqlalchemy_raises(engine)
         # guard: claims-are-planned-once
         dialect.prepare(engine, patience, looks_at_idle=use.pre_ping, plans_once=use.plan_once)
-        if engine.dialect.name == "sqlite":
+        if dialect.in_a_file:
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
         return cls(engine, schema, create=create, patience=patience)
 
@@ -257,7 +255,7 @@ class Database:
         return looking
 
     def _for(self, use: Use) -> Database:
-        if self.engine.dialect.name == "sqlite" or self.address is None:
+        if self.dialect.in_a_file or self.address is None:
             return self
         return self.address.open(create=self._create, use=use)
 
@@ -294,7 +292,7 @@ class Database:
         with self.patience, self._open() as conn:
             self.require_version_of(conn)
             found = self._schema or conn.dialect.default_schema_name
-        if self.engine.dialect.name == "sqlite":
+        if self.dialect.in_a_file:
             return None
         if not found:
             raise ConfigurationError(
@@ -321,7 +319,7 @@ class Database:
     def require_version_of(self, conn: Connection) -> None:
         """Do so for a connection, a caller's perhaps; asks nothing."""
         version = conn.dialect.server_version_info or ()
-        oldest = OLDEST[conn.dialect.name]
+        oldest = dialect_of(conn).oldest
         if version < oldest:
             say = ".".join(map(str, oldest))
             raise UnsupportedDatabaseError(
@@ -342,7 +340,7 @@ class Database:
         conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
         return (
             conn
-            if self.engine.dialect.name == "sqlite"
+            if self.dialect.in_a_file
             else conn.execution_options(isolation_level="READ COMMITTED")  # guard: read-committed
         )
 
@@ -354,7 +352,7 @@ class Database:
                 f"{masked(self.engine.url)}: take it from the App again while the test database is open"
             )
         # a pool beside the caller's connects by the caller's engine, past our own events
-        if self.engine.dialect.name == "sqlite":
+        if self.dialect.in_a_file:
             _mind_the_file(self.engine.url, self._create)
 
     @contextmanager
@@ -369,7 +367,7 @@ class Database:
         """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL and
         not three. Several statements are as many transactions there, and one on SQLite, where they cost no
         round trips."""
-        if self.engine.dialect.name == "sqlite" or not self.takes_single_statements:
+        if self.dialect.in_a_file or not self.takes_single_statements:
             with self.begin() as conn:
                 yield conn
         else:
@@ -382,7 +380,7 @@ class Database:
     def takes_single_statements(self) -> bool:
         """Whether a statement may be a transaction by itself: not on PostgreSQL where the default isolation,
         which such a statement cannot change, is stricter than READ COMMITTED."""
-        if self.engine.dialect.name == "sqlite":
+        if self.dialect.in_a_file:
             return True
         with self.read() as conn:
             # guard: single-statements-are-read-committed

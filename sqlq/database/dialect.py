@@ -257,6 +257,8 @@ class Dialect:
     name: str
     title: str
     """Its name for people."""
+    oldest: tuple[int, ...]
+    """The oldest version that sqlq runs on."""
     in_a_file = False
     """Whether a database is a file, without a server, schemas and roles. Such a database gives ids again."""
     has_schemas = False

@@ -263,8 +263,8 @@ _MOMENTS = {
 
 
 def _as_elsewhere(name: str, value: Any) -> Any:
-    """Return a value with a moment as it is everywhere else. SQLite has milliseconds. PostgreSQL omits the
-    time zone of Django's connection where USE_TZ is False."""
+    """Return a value, a time as it is everywhere else. SQLite has milliseconds. PostgreSQL omits the time
+    zone of Django's connection where USE_TZ is False."""
     if name not in _MOMENTS or value is None:
         return value
     if isinstance(value, int):

@@ -180,7 +180,7 @@ class SqlqBackend(BaseTaskBackend):
         return app.tasks[name]
 
     def _result(self, details: JobDetails) -> Any:
-        """Return the result that a job's row tells of. Raises `TaskResultDoesNotExist`."""
+        """Return the result of a job's row. Raises `TaskResultDoesNotExist`."""
         task = _of_django(_app().tasks.get(details.task))
         if task is None:
             raise TaskResultDoesNotExist(details.id)
@@ -240,7 +240,7 @@ def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:
 
 
 def _moment(moment: datetime | None) -> datetime | None:
-    """Return a moment as Django has it: aware, or with USE_TZ = False in the project's time zone."""
+    """Return a time as Django has it: aware, or with USE_TZ = False in the project's time zone."""
     return moment if moment is None or settings.USE_TZ else timezone.make_naive(moment)
 
 
@@ -268,7 +268,8 @@ def _error(exception: str | None, message: str | None, traceback: str | None) ->
 
 
 def _handler(task: Any) -> Any:
-    """Return the handler that runs a task of Django's in a worker, and tells that it has started."""
+    """Return the handler that runs a task of Django's in a worker, and sends the signal that it has
+    started."""
     function = task.func
 
     def handler(*args: Any, **kwargs: Any) -> Any:

@@ -52,7 +52,7 @@ class Configuration:
 
     @classmethod
     def read(cls) -> Configuration:
-        """Return what the settings say. Raises `ConfigurationError` for a key or value that cannot be."""
+        """Return the settings. Raises `ConfigurationError` for a key or value that cannot be."""
         given = getattr(settings, "SQLQ", {})
         known = [each.name for each in fields(cls)]
         if not isinstance(given, Mapping):
@@ -98,8 +98,8 @@ class Configuration:
 
 
 def place_of(alias: str) -> tuple[Any, ...]:
-    """Return what tells one database from another under an alias, whose settings a test run changes. Asks no
-    database, and makes no connection."""
+    """Return what distinguishes one database from another under an alias, whose settings a test run changes.
+    Makes no connection."""
     given = connections.settings[alias]
     return *(given[name] for name in ("NAME", "HOST", "PORT", "USER")), is_testing()
 

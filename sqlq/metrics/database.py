@@ -39,9 +39,8 @@ class Watched(Protocol):
 class DatabaseCollector(Collector):
     """Shows on an endpoint of your own what `sqlq metrics` shows: register it with prometheus_client.
 
-    Each scrape asks the database some short questions, none of which counts further than 10,000; within a
-    second it is not asked again. While the database does not answer, `sqlq_database_up` is 0 and the rest is
-    missing.
+    Each scrape makes some short queries, none of which counts further than 10,000. Within a second it makes
+    none. While the database does not answer, `sqlq_database_up` is 0 and the rest is missing.
 
     >>> from prometheus_client import REGISTRY  # doctest: +SKIP
     >>> REGISTRY.register(DatabaseCollector(app))  # doctest: +SKIP
@@ -55,7 +54,7 @@ class DatabaseCollector(Collector):
         self._until = self._complain_at = float("-inf")
 
     def describe(self) -> list[Any]:
-        """Describe nothing, so that to register it asks no database."""
+        """Describe nothing, so that a registration makes no query."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -66,7 +65,7 @@ class DatabaseCollector(Collector):
             yield from self._last
 
     def look(self) -> None:
-        """Ask the database once, and keep the answer. Raises what it raises."""
+        """Query the database once, and keep the result. Raises what it raises."""
         with self._lock:
             self._last = self._ask()
             self._until = time.monotonic() + KEPT_SECONDS

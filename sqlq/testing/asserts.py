@@ -1,4 +1,4 @@
-"""Asking what was enqueued: in the database, in a transaction that is not committed, or in an inline
+"""Assertions on enqueued jobs: in the database, in a transaction that is not committed, or in an inline
 block."""
 
 from __future__ import annotations

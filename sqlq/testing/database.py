@@ -30,15 +30,14 @@ def on_database(app: App, url: str | URL, *, schema: str | None = None) -> Itera
     """Point an App at a test's database, with sqlq's tables in it, while the block runs.
 
     The App stays the same object, so the code under test needs to know nothing. It stays on that database,
-    too: what `App.use` says meanwhile, in an application factory for example, takes effect when the block
-    ends. Until then nothing is read from or written to the App's own database. A worker that was made before
-    refuses to run. `enqueue` refuses a session on another database, unless that is in memory. A second App,
-    another process, or SQL on another engine are out of reach.
+    too: `App.use` in an application factory, for example, takes effect when the block ends. Until then
+    nothing is read from or written to the App's own database. A worker that was made before refuses to run.
+    `enqueue` refuses a session on another database, unless that is in memory. A second App, another process,
+    or SQL on another engine are out of reach.
 
     The tables are made where they are missing, and stay, with the jobs in them. In memory they are yours to
     make, with `create_tables`: `sqlite://` serves for what is enqueued through a session, and for `inline`.
-    `assert_enqueued` looks at the database without being told the App. Raises what `App(url)` and
-    `App.migrate` raise.
+    `assert_enqueued` knows the database without `app=`. Raises what `App(url)` and `App.migrate` raise.
 
     With pytest there is the fixture `sqlq_app`. With unittest:
 
@@ -139,12 +138,12 @@ def write_declared(app: App) -> None:
 
 
 def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDetails]:
-    """Enqueue what schedules have due as if it were `at`, and return the jobs, in the order of their moments.
+    """Enqueue what schedules have due as if it were `at`, and return the jobs in the order of their times.
 
     The App's declared schedules are written first, as by a worker that starts. With `since` all schedules
     begin then, as if no worker had run until `at`. Without it each goes on from its last tick, and a new one
-    from now. The jobs are available at once, whatever the clock says, so that `drain` runs them. Raises
-    `ConfigurationError` for a moment without a time zone, and as `drain` does.
+    from now. The jobs are available at once, whatever the clock, so that `drain` runs them. Raises
+    `ConfigurationError` for a time without a time zone, and as `drain` does.
 
     >>> noon = datetime(2026, 3, 28, 12, tzinfo=UTC)  # doctest: +SKIP
     >>> [job] = sqlq.testing.tick(app, noon + timedelta(days=1), since=noon)  # doctest: +SKIP

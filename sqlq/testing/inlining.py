@@ -39,8 +39,8 @@ class Inline:
 def inline(
     app: App, *, at: Literal["enqueue", "commit"] = "enqueue", lifespan: Any = None
 ) -> Iterator[Inline]:
-    """Run this App's jobs in the test itself while the block runs, whatever `App.use` says meanwhile; nothing
-    is written, and no database is needed.
+    """Run this App's jobs in the test itself while the block runs, whatever `App.use` is given meanwhile;
+    nothing is written, and no database is needed.
 
     `enqueue` runs a `def` handler in the caller's thread, and an `async def` one on a new event loop.
     `aenqueue` awaits `async def` handlers on the caller's loop and runs the others in a thread. Handlers get

@@ -327,8 +327,8 @@ def test_commands(desk: Desk) -> None:
         "1 blocked, 1 available", "1 available, 1 blocked"
     )
     assert "sqlq cancel --flow 1 -a shop:app" in desk.run(shown)
-    assert "no step of flow 1 has failed" in desk.run(retried)
-    assert "cancelled 2 steps of flow 1" in desk.run(cancelled)
+    assert "no failed jobs of flow 1 moved back" in desk.run(retried)
+    assert "cancelled 2 jobs of flow 1" in desk.run(cancelled)
     assert "sqlq_database_up 1.0" in desk.run(block("sh", "metrics"))
     desk.run(down)
     desk.run(check, ends_with=1)

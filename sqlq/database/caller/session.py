@@ -110,7 +110,7 @@ def connection_to_write(session: Any) -> Connection:
         )
     if not conn.in_transaction():
         conn.begin()  # as the write would
-    if conn.dialect.name == "sqlite" and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
+    if dialect_of(conn).in_a_file and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
         raise EnqueueError(
             "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer "
             "rollback would not undo "
@@ -149,7 +149,7 @@ def connection_to_complete(
                 f"once, and alone: begin one, with what the handler writes in it{instead}"
             )
         conn.driver.begin()  # guard: driver-begins-as-for-its-own
-    elif conn.dialect.name == "sqlite":
+    elif dialect_of(conn).in_a_file:
         begin_as_for_a_write(conn)
     return conn
 
@@ -297,8 +297,8 @@ def transaction_of(driver: DriverConnection, block: str = "completing", call: st
 
 @contextmanager
 def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
-    """Give the block a session of an engine or a factory, in a transaction that is committed at the block's
-    end, and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
+    """Give the block a session of an engine or a factory. Its transaction is committed at the block's end,
+    and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
     `transaction_of`."""
     from sqlalchemy.orm import Session
 

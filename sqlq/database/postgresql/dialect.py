@@ -85,6 +85,7 @@ twice as long."""
 
 class PostgreSQL(Dialect):
     name, title = "postgresql", "PostgreSQL"
+    oldest = (15,)
     has_schemas = True
     vacuums = True
     notifies = True

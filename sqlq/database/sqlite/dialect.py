@@ -52,6 +52,7 @@ READ_ONLY = "sqlq_read_only"
 
 class SQLite(Dialect):
     name, title = "sqlite", "SQLite"
+    oldest = (3, 35)
     in_a_file = True
     own_paramstyle = "qmark"
     one_writer = True

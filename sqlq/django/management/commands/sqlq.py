@@ -19,7 +19,7 @@ APP = "sqlq.django:app"
 
 @dataclass
 class InManage(Context):
-    """The command line of sqlq as a command of manage.py, which knows the App without being told."""
+    """The command line of sqlq as a command of manage.py, which knows the App."""
 
     app_option: str | None = APP
 
