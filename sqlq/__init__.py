@@ -17,151 +17,70 @@ if TYPE_CHECKING:
     from sqlq.database.sqlite.dialect import configure_sqlite as configure_sqlite
     from sqlq.errors import (
         EnqueueError as EnqueueError,
-    )
-    from sqlq.errors import (
         JobCancelledError as JobCancelledError,
-    )
-    from sqlq.errors import (
         JobFailedError as JobFailedError,
-    )
-    from sqlq.errors import (
         JobNotFoundError as JobNotFoundError,
-    )
-    from sqlq.errors import (
         JobTimeoutError as JobTimeoutError,
-    )
-    from sqlq.errors import (
         LeaseLostError as LeaseLostError,
-    )
-    from sqlq.errors import (
         NoResultError as NoResultError,
-    )
-    from sqlq.errors import (
         SqlqError as SqlqError,
-    )
-    from sqlq.errors import (
         WaitTimeoutError as WaitTimeoutError,
     )
     from sqlq.events import JobEvent as JobEvent
     from sqlq.model.backoff import (
         exponential as exponential,
-    )
-    from sqlq.model.backoff import (
         fibonacci as fibonacci,
-    )
-    from sqlq.model.backoff import (
         fixed as fixed,
-    )
-    from sqlq.model.backoff import (
         linear as linear,
     )
     from sqlq.model.flow import (
         EnqueuedFlow as EnqueuedFlow,
-    )
-    from sqlq.model.flow import (
         Flow as Flow,
-    )
-    from sqlq.model.flow import (
         Step as Step,
-    )
-    from sqlq.model.flow import (
         chain as chain,
-    )
-    from sqlq.model.flow import (
         group as group,
     )
-    from sqlq.model.flow_status import (
-        FlowDetails as FlowDetails,
-    )
-    from sqlq.model.flow_status import (
-        StepDetails as StepDetails,
-    )
+    from sqlq.model.flow_status import FlowDetails as FlowDetails, StepDetails as StepDetails
     from sqlq.model.history import AttemptRecord as AttemptRecord
     from sqlq.model.job import (
         Job as Job,
-    )
-    from sqlq.model.job import (
         JobDetails as JobDetails,
-    )
-    from sqlq.model.job import (
         NewJob as NewJob,
-    )
-    from sqlq.model.job import (
         Progress as Progress,
-    )
-    from sqlq.model.job import (
         State as State,
     )
     from sqlq.model.job_result import JobResult as JobResult
-    from sqlq.model.limit import (
-        Limit as Limit,
-    )
-    from sqlq.model.limit import (
-        Serial as Serial,
-    )
-    from sqlq.model.retry import (
-        Cancel as Cancel,
-    )
-    from sqlq.model.retry import (
-        Retry as Retry,
-    )
-    from sqlq.model.retry import (
-        Snooze as Snooze,
-    )
+    from sqlq.model.limit import Limit as Limit, Serial as Serial
+    from sqlq.model.retry import Cancel as Cancel, Retry as Retry, Snooze as Snooze
     from sqlq.model.schedule import Schedule as Schedule
     from sqlq.model.task import Task as Task
-    from sqlq.worker.attempt.context import (
-        JobContext as JobContext,
-    )
-    from sqlq.worker.attempt.context import (
-        current_job as current_job,
-    )
+    from sqlq.worker.attempt.context import JobContext as JobContext, current_job as current_job
 
 __version__ = "0.1.0"
 
-_EXPORTS: Final = {
-    "App": "app.app",
-    "AttemptRecord": "model.history",
-    "Cancel": "model.retry",
-    "EnqueueError": "errors",
-    "EnqueuedFlow": "model.flow",
-    "Flow": "model.flow",
-    "FlowDetails": "model.flow_status",
-    "Job": "model.job",
-    "JobCancelledError": "errors",
-    "JobContext": "worker.attempt.context",
-    "JobDetails": "model.job",
-    "JobEvent": "events",
-    "JobFailedError": "errors",
-    "JobNotFoundError": "errors",
-    "JobResult": "model.job_result",
-    "JobTimeoutError": "errors",
-    "LeaseLostError": "errors",
-    "Limit": "model.limit",
-    "NewJob": "model.job",
-    "NoResultError": "errors",
-    "Progress": "model.job",
-    "Retry": "model.retry",
-    "Schedule": "model.schedule",
-    "Serial": "model.limit",
-    "Snooze": "model.retry",
-    "SqlqError": "errors",
-    "State": "model.job",
-    "Step": "model.flow",
-    "StepDetails": "model.flow_status",
-    "Task": "model.task",
-    "WaitTimeoutError": "errors",
-    "chain": "model.flow",
-    "configure_sqlite": "database.sqlite.dialect",
-    "current_job": "worker.attempt.context",
-    "exponential": "model.backoff",
-    "fibonacci": "model.backoff",
-    "fixed": "model.backoff",
-    "group": "model.flow",
-    "linear": "model.backoff",
-    "own": "database.caller.session",
+_MODULES: Final = {
+    "app.app": "App",
+    "database.caller.session": "own",
+    "database.sqlite.dialect": "configure_sqlite",
+    "errors": (
+        "EnqueueError JobCancelledError JobFailedError JobNotFoundError "
+        "JobTimeoutError LeaseLostError NoResultError SqlqError WaitTimeoutError"
+    ),
+    "events": "JobEvent",
+    "model.backoff": "exponential fibonacci fixed linear",
+    "model.flow": "EnqueuedFlow Flow Step chain group",
+    "model.flow_status": "FlowDetails StepDetails",
+    "model.history": "AttemptRecord",
+    "model.job": "Job JobDetails NewJob Progress State",
+    "model.job_result": "JobResult",
+    "model.limit": "Limit Serial",
+    "model.retry": "Cancel Retry Snooze",
+    "model.schedule": "Schedule",
+    "model.task": "Task",
+    "worker.attempt.context": "JobContext current_job",
 }
-"""Each public name, and the module of sqlq that defines it."""
+"""The public names, by the module of sqlq that defines them."""
+_EXPORTS: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_EXPORTS)  # noqa: PLE0605 - the names stand in one place
 

@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
-from sqlq import ArgumentsError, ConfigurationError, EnqueueError
+from sqlq import EnqueueError
+from sqlq.errors import ArgumentsError, ConfigurationError
 from tests.conformance.callers import Caller, Way
 from tests.servers import async_database_url
 

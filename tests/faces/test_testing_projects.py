@@ -248,7 +248,7 @@ def test_with_an_asynchronous_engine(sqlq_app, engine, driver):
         else:
             engine = create_async_engine(
                 url.set(drivername="postgresql+asyncpg").difference_update_query(["options"]),
-                connect_args={"server_settings": {"search_path": sqlq_app.address.schema}},
+                connect_args={"server_settings": {"search_path": sqlq_app.schema}},
             )
         async with AsyncSession(engine) as session, session.begin():
             session.add(Order(id=6))

@@ -297,8 +297,8 @@ def transaction_of(driver: DriverConnection, block: str = "completing", call: st
 
 @contextmanager
 def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
-    """Give the block a session of an engine or a factory, in a transaction that is committed at the block's
-    end, and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
+    """Give the block a session of an engine or a factory. Its transaction is committed at the block's end,
+    and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
     `transaction_of`."""
     from sqlalchemy.orm import Session
 

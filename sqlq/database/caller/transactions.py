@@ -1,9 +1,9 @@
-"""Learning when a caller's transaction has committed, and what of it was rolled back.
+"""Callbacks for the commit and the rollback of a caller's transaction.
 
-Of a Session by its own events: when its transaction has ended, its connection is back in the pool and it can
-be used again. A Session on a Connection of another fixture's, as in tests that roll all back in the end,
-commits when it says so. Of a Connection SQLAlchemy tells only that it is about to commit, so that the COMMIT
-itself has to be waited for, by the dialect's `do_commit`.
+A Session reports both by its own events. After its transaction has ended, its connection is back in the pool
+and it can be used again. A Session on a Connection of another fixture's, as in tests that roll all back in
+the end, commits when it reports so. A Connection reports only that it is about to commit. The dialect's
+`do_commit` shows the end of the COMMIT itself.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def _nothing() -> None:
 
 @dataclass
 class _Open:
-    """What is to be done when a transaction that is open commits, and what when it is undone; and how much
-    there was when each of its open savepoints was set, without those set before the first."""
+    """The callbacks for the commit and the rollback of an open transaction.
+
+    `savepoints` has the number of callbacks at the start of each open savepoint. It leaves out savepoints
+    that are older than the first callback.
+    """
 
     waiting: list[tuple[Call, Call]] = field(default_factory=list)
     savepoints: list[int] = field(default_factory=list)
@@ -108,8 +111,8 @@ def at_the_end_of(conn: Connection, *, committed: Call = _nothing, undone: Call 
 
 
 class Commits(Generic[T]):
-    """Keeps items until the transaction they belong to has committed, or they have been rolled back, and
-    tells which. To be closed."""
+    """Keeps items until their transaction has committed, or they have been rolled back, and reports which. To
+    be closed."""
 
     def __init__(self, committed: Tell[T], undone: Tell[T]) -> None:
         self._committed = committed
