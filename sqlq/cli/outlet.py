@@ -162,15 +162,20 @@ class _Part(NamedTuple):
 
 
 def _parts(texts: list[_Text], encoding: str) -> Iterator[_Part]:
-    data, size, lines = b"", 0, 0
-    for each in texts:
-        encoded = each.text.encode(encoding, "backslashreplace")
-        if data and len(data) + len(encoded) > AT_ONCE:
-            yield _Part(data, size, lines)
-            data, size, lines = b"", 0, 0
-        data, size, lines = data + encoded, size + len(each.text), lines + each.lines
-    if texts:
-        yield _Part(data, size, lines)
+    """Yield the texts as parts, each of which a pipe takes as a whole, unless one text is longer."""
+    begin, size = 0, 0
+    for end, (text, _) in enumerate(texts):
+        length = len(text) if text.isascii() else len(text.encode(encoding, "backslashreplace"))
+        if size + length > AT_ONCE and begin < end:
+            yield _part(texts[begin:end], encoding)
+            begin, size = end, 0
+        size += length
+    yield _part(texts[begin:], encoding)
+
+
+def _part(texts: list[_Text], encoding: str) -> _Part:
+    text = "".join(each.text for each in texts)
+    return _Part(text.encode(encoding, "backslashreplace"), len(text), sum(each.lines for each in texts))
 
 
 _outlets: weakref.WeakSet[Outlet] = weakref.WeakSet()
