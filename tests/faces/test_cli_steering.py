@@ -98,6 +98,7 @@ def test_no_line_of_a_worker_steers(hostile: Command, form: str) -> None:
     assert "leave out blanks at its ends, line breaks and control characters" in refused.misuse()
 
 
+@pytest.mark.integration
 def test_no_look_steers(hostile: Command) -> None:
     hostile.work()
     shown = [hostile("jobs", "--json"), hostile("jobs", "--state", "failed", "--json")]

@@ -27,6 +27,7 @@ MAY_UNSHARE = (
     and subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
 )
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.skipif(
         not MAY_UNSHARE, reason="there is no unshare here, or no right to make a PID namespace"
     ),

@@ -94,9 +94,8 @@ for _ in range(60):
     MANY = [MANY, MANY]
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
+def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App) -> None:
+    for value, says in (
         (Opaque(), "t: args[0] is Opaque() of type Opaque, which is not JSON: pass an id, or build it"),
         ({"a": [Opaque()]}, "t: args[0]['a'][0] is Opaque() of type Opaque, which is not JSON"),
         ({1: 2}, "t: args[0] has the key 1, but JSON's keys are text"),
@@ -105,11 +104,9 @@ for _ in range(60):
         (LOOP, "t: args[0] is nested too deep, or contains itself"),
         (MANY, "and what comes before it take more than 1,048,576 bytes"),
         ([dataclasses.make_dataclass("D", ["x"])(Opaque())], "t: args[0][0]"),
-    ],
-)
-def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App, value: Any, says: str) -> None:
-    with pytest.raises(sqlq.errors.ArgumentsError, match=re.escape(says)):
-        web.named("t").new(value)
+    ):
+        with pytest.raises(sqlq.errors.ArgumentsError, match=re.escape(says)):
+            web.named("t").new(value)
 
 
 def test_a_step_by_name_takes_the_results_of_others(app: sqlq.App, web: sqlq.App) -> None:
