@@ -135,7 +135,7 @@ IN_MEMORY: Final = (
     "an SQLite database in memory is seen by one connection only, so sqlq cannot open it, nor a worker run "
     "its jobs: name a file, as in sqlite:///sqlq.db (in a test, see sqlq.testing.create_tables)"
 )
-"""The message where sqlq needs a connection of its own to one."""
+"""The message where sqlq needs a connection of its own to a database in memory."""
 
 
 def listen_url(argument: str | URL | None = None) -> URL | None:
