@@ -27,7 +27,7 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
     """Enter a lifespan in this thread, or an asynchronous one on the loop on which `run` runs coroutines, and
     leave it after the block.
 
-    `fell` is told of an asynchronous one that ends before it is left. Raises `SqlqError` when entering fails;
+    `fell` is called when an asynchronous one ends before it is left. Raises `SqlqError` when entering fails;
     a failure to leave is logged.
     """
     manager = _OnLoop(scope, run, fell) if scope.is_async else scope
@@ -51,8 +51,7 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
 class _OnLoop:
     """An asynchronous lifespan as a synchronous context manager.
 
-    It lives in one asyncio task: what a task group or a cancel scope in it has entered, the same task must
-    leave.
+    It lives in one asyncio task: the task that enters a task group or a cancel scope must also leave it.
     """
 
     def __init__(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
@@ -126,7 +125,7 @@ class Lifespan:
         return not self._thread.is_alive()
 
     def is_open(self) -> bool:
-        """Say whether it has been entered, or is being entered, and has not ended."""
+        """Return whether it has been entered, or is being entered, and has not ended."""
         return self._thread.is_alive()
 
     def _run(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
