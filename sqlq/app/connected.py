@@ -90,7 +90,7 @@ class Connected:
         return Schedules(self.database, self.enqueuer, self._code.additions.template)
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the parts that were used."""
         for name in ("results", "enqueuer", "database"):
             if name in self.__dict__:
                 getattr(self, name).close()

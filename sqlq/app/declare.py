@@ -77,16 +77,16 @@ class Declares:
         `retry_on` lists the only exceptions after which another attempt follows. After those in `fail_on`
         none follows, nor after a timeout where `JobTimeoutError` is among them.
 
-        `on_success` and `on_failure` are tasks of which a job follows the end of each job, in the same
-        transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are kept after their
-        end, None for ever. `expires` is how long after their due time they may start. `headers` are defaults
-        for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of one that `limit` has
-        declared.
+        `on_success` and `on_failure` are tasks. A job of the fitting one follows the end of each job, in the
+        same transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are kept after
+        their end, None for ever. `expires` is how long after their due time they may start. `headers` are
+        defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of one that
+        `limit` has declared.
 
         `around` lists middleware of this task, inside that of `App.around`; None leaves all middleware out.
         `schedule` is a cron expression in UTC or a `sqlq.Schedule`: it enqueues a job without arguments at
         each of its times. `def` handlers run in threads, `async def` handlers on an event loop. With
-        `isolate` they run in a subprocess, which is kept for the next such job; with "fresh" it runs this one
+        `isolate` they run in a subprocess, which is kept for the next such job. With "fresh" it runs this one
         job alone.
 
         Raises `ConfigurationError` for a function that no worker could find by its name. Raises it also for a
@@ -199,10 +199,10 @@ class Declares:
         """Declare a schedule: it enqueues a job like this one at each of its times, once, however many
         workers there are. The options are those of `sqlq.Schedule`; `when` is one, or a cron expression.
 
-        Nothing is written here. A worker that starts writes the schedules that its code declares, and retires
-        those that it declares no more. With a `service` it retires those of that service, else those of its
-        own tasks. A worker of an earlier deploy changes nothing back. Pauses and changes by operators stay,
-        and so do schedules that `app.schedules` has added. Names are unique in a database. Raises
+        Nothing is written here. A worker that starts writes the schedules of its code, and retires those that
+        the code declares no more. With a `service` it retires those of that service, else those of its own
+        tasks. A worker of an earlier deploy changes nothing back. Pauses and changes by operators stay, and
+        so do schedules that `app.schedules` has added. Names are unique in a database. Raises
         `ConfigurationError` for another schedule of the same name, and for a job or plan that cannot make
         one.
 
@@ -227,8 +227,8 @@ class Declares:
         the outermost. A `def` one counts for all handlers, an `async def` one for `async def` handlers only.
         It sees the handler's exception, and may raise another one, such as `sqlq.Retry`. An exception of its
         own is the attempt's outcome, also before or after the handler. An attempt whose exception it swallows
-        has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for what
-        cannot be middleware.
+        has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for an object
+        that cannot be middleware.
 
         >>> @app.around  # doctest: +SKIP
         ... def in_web_context(running):
@@ -249,8 +249,8 @@ class Declares:
         Each subprocess of an isolated job has its own. An asynchronous one lives on the event loop of `async
         def` handlers, another one in a thread. When entering fails, the worker does not start. When a worker
         is killed, or stopped at once, nothing leaves it. In `sqlq.testing.drain` it lasts as long as the
-        call; `sqlq.testing.inline` takes a value in its place. Raises `ConfigurationError` for what cannot be
-        one, and for a second one.
+        call; `sqlq.testing.inline` takes a value in its place. Raises `ConfigurationError` for an object that
+        cannot be a lifespan, and for a second one.
 
         >>> @app.lifespan  # doctest: +SKIP
         ... async def clients():

@@ -1,5 +1,5 @@
-"""Jobs that run where they are enqueued, or when the caller's transaction commits: those of an App in eager
-mode, and of `sqlq.testing.inline`.
+"""Jobs that run where they are enqueued, or when the caller's transaction commits. They are those of an App
+in eager mode, and of `sqlq.testing.inline`.
 
 A job takes the same way as in a worker, by JSON, the handler's annotations and the middleware of attempts.
 But it runs in the caller's own thread, or on the caller's own event loop, and nothing is written.
@@ -135,7 +135,7 @@ class Here:
         """Return a job that ran here, or will; None for an unknown id, or a job that is forgotten."""
         return next((job for job in self.jobs if job.id == id), None)
 
-    # -- which jobs there are --------------------------------------------------------------------------------
+    # -- the known jobs --------------------------------------------------------------------------------------
 
     @property
     def jobs(self) -> Sequence[JobHere]:
@@ -253,8 +253,8 @@ class Here:
     # -- running ---------------------------------------------------------------------------------------------
 
     def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
-        """Give a job its state after an attempt that raised, and return what is to reach the caller. Where
-        the state stays `running`, the next attempt follows at once."""
+        """Give a job its state after an attempt that raised. Return the exception for the caller, if any.
+        Where the state stays `running`, the next attempt follows at once."""
         raise NotImplementedError
 
     def _run(self, what: JobHere | FlowHere) -> None:
@@ -264,8 +264,8 @@ class Here:
             self.run(what, self._run_coroutine)
 
     def run_flow(self, flow: FlowHere, run: Run | None = None) -> None:
-        """Run the steps of a flow, each when those before it have ended as it wants; what comes after one
-        that failed stays blocked. The first exception is raised at the end."""
+        """Run the steps of a flow, each when those before it have ended as it wants. Steps that wait for the
+        success of a failed one stay blocked. The first exception is raised at the end."""
         raised: BaseException | None = None
         for job in self._in_turn(flow):
             try:
@@ -378,7 +378,7 @@ class Here:
                 raise reaching
 
     def _follower(self, job: JobHere, task: Task[..., Any]) -> JobHere | None:
-        """Return the job that follows one that has ended, if one does."""
+        """Return the job that follows one that has ended; None without one."""
         if job.state is State.FAILED and job.error is not None:
             new = follow_up(claimed_here(job, task), Failed("error", describe(job.error)))
         else:
@@ -435,8 +435,8 @@ def is_on_a_loop() -> bool:
 
 
 def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on an event loop of its own. Where the caller is on a loop it runs in a thread, and
-    that loop stands still meanwhile, as in any other call."""
+    """Run a coroutine on an event loop of its own. If the caller is on a loop, it runs in a thread, and that
+    loop stands still meanwhile, as in any call."""
     if not is_on_a_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:

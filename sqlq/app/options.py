@@ -62,8 +62,8 @@ class Defaults:
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         called: str = "{}",
     ) -> None:
-        """Raises `ConfigurationError` for an option that is not known, or a value out of range, and names
-        `defaults` and `queues` as they are `called`."""
+        """Raises `ConfigurationError` for an unknown option, or a value out of range. It names `defaults` and
+        `queues` as they are `called`."""
         said = pyproject.find()
         self._app: dict[str, Any] = {}
         if said is not None:
@@ -107,8 +107,8 @@ class Defaults:
         return frozenset(name for name, order in self._orders.items() if order == "lifo")
 
     def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
-        """Return the options of a task, over those of its queue and of the App; with `queue` as if that were
-        its queue."""
+        """Return the options of a task, over those of its queue and of the App. With `queue` that takes the
+        place of its queue."""
         home = queue or said.get("queue") or self._app.get("queue") or DEFAULT_QUEUE
         layers = (self._app, self._queues.get(home, {}), said)
         found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """STAGE 2: how much to claim, and from which queues.
 
-A worker never hoards. It holds the jobs that run in its slots, and those that start within a tenth of a
-second by the measured pace. So another worker finds its share."""
+A worker never hoards. It holds the jobs in its slots, and those that start within a tenth of a second by the
+measured pace. So another worker finds its share."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Frontier:
         self.went_on(claimed)
 
     def went_on(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Note what was claimed, in the order of the queue."""
+        """Note the claimed jobs, in the order of the queue."""
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
         self._positions |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
@@ -125,7 +125,7 @@ class Frontier:
 
 
 class Turns:
-    """Gives queues turns by their weights, evenly mixed: a queue of weight 3 beside one of weight 1 comes
+    """Gives queues turns by their weights, evenly mixed. A queue of weight 3 beside one of weight 1 comes
     first in three of four claims. The others fill the rest of a claim, in the order of their next turns."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
@@ -227,7 +227,7 @@ class Claimer:
         claimed = self._claim(self._in_turn(names), limit)
         if not claimed and not looks_first:
             found = self._look()
-            if self._fixed is None:  # what is due in the others was locked, or taken meanwhile
+            if self._fixed is None:  # due jobs of the others were locked, or taken meanwhile
                 claimed = self._claim([name for name in found if name not in names], limit)
         self._short = len(claimed) < limit
         seconds = time.monotonic() - began
@@ -430,8 +430,8 @@ class Intake:
 
 
 def opened_by(seal: Seal | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
-    """Return claimed jobs with their payloads decrypted, and those that are not, with their outcomes: failed,
-    or released for a worker with the key. Their rows keep the text, and no job behind them waits."""
+    """Return claimed jobs with their payloads decrypted. Return the others with their outcomes: failed, or
+    released for a worker with the key. Their rows keep the text, and no job behind them waits."""
     done = flows.Filled([], [])
     for job in claimed:
         try:

@@ -90,11 +90,11 @@ class Gatherer(Threaded, Generic[T]):
         self._items.put(None)
 
     def _add(self, items: list[T]) -> None:
-        """Add items to what is pending."""
+        """Add items to the pending ones."""
         raise NotImplementedError
 
     def _write(self) -> None:
-        """Write what is pending, and take out what needs no other try."""
+        """Write the pending items, and take out those that need no other try."""
         raise NotImplementedError
 
     def _failed(self, error: Exception) -> float:

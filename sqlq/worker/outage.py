@@ -73,8 +73,8 @@ class Outage:
 
         After a broken connection the first other try follows at once, and nothing is logged. Pooled
         connections break now and then: a ping before each use would cost each claim and settle a round trip.
-        The same holds after an outage: a loop may still have a connection that was made in it, to a standby
-        for example."""
+        The same holds after an outage: a loop may still have a connection from that time, to a standby for
+        example."""
         with self._shared.lock:
             if self._met_number != self._shared.number:  # guard: an-outage-is-told-once
                 self._failures, self._met_number = 0, self._shared.number

@@ -86,8 +86,8 @@ class Grace:
         return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
 
     def await_running(self, executors: Executor) -> None:
-        """Wait for running jobs. After a stop it waits for the grace time, else for as long as it takes, but
-        not for handlers that cannot be stopped."""
+        """Wait for running jobs. After a stop it waits for the grace time at most. Without one it waits as
+        long as they take, but not for handlers past their timeouts, which cannot be stopped."""
         running, _ = executors.load()
         until = float("inf")
         while not self.leaving_now.is_set() and time.monotonic() < until:

@@ -2,7 +2,7 @@
 
     claim ──► Executor ──► outcomes ──► Settler ──► committed
       ▲          (slots)                    │
-      └───── room, hints, known moments ────┘          Leases renew all the while
+      └───── room, notifications, times ────┘          Leases renew all the while
 
 `sqlq work` runs it in a child process under a supervisor (see there), a program of your own in itself
 (`app.worker()`). Four threads touch the database, each on a connection of its own. They are the loop below
@@ -302,7 +302,7 @@ class Worker(Background):
         """How many attempts ended how, so far."""
         return self._settler.tally
 
-    # -- what it is told -------------------------------------------------------------------------------------
+    # -- events from its parts -------------------------------------------------------------------------------
 
     def _retire(self, why: str, *, replace: bool = True) -> None:
         """Claim no more, and end when all running jobs have ended, however long that takes."""

@@ -1,4 +1,4 @@
-"""One attempt at one job: the facts that the worker keeps of it. Handlers see a `JobContext` instead."""
+"""One attempt at one job, with the worker's own facts of it. Handlers see a `JobContext` instead."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Attempt:
             stop()
 
     def cancel(self) -> None:
-        """Request the handler to stop. A coroutine or a process can be forced to, a thread cannot."""
+        """Request a stop of the handler. A coroutine or a process can be forced to stop, a thread cannot."""
         if self.cancelled_at is None:
             self.cancelled_at = time.monotonic()
         if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile

@@ -3,7 +3,7 @@
     task known? ─► payload readable? ─► arguments fit? ─► run the handler ─► its result as JSON ─► Completed
          │               │                   │                  │
          ▼               ▼                   ▼                  ▼
-     put back,        Failed             put back,         retry.decide
+     released,        Failed             released,         retry.decide
     later Failed                        later Failed
 
 Whatever happens in here ends as an outcome: nothing a row or a handler does may stop the jobs behind it.
@@ -63,7 +63,7 @@ UNWRITTEN_GROWTH = (
 Starting = Callable[[Attempt], None]
 """Called when a handler is about to run."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Runs a coroutine to its end and returns what it returns."""
+"""Runs a coroutine to its end and returns its result."""
 
 
 def _untold(attempt: Attempt) -> None:
@@ -131,13 +131,13 @@ def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
     """Call a `def` handler and return its result. `run` awaits an awaitable result.
 
     Handlers and their middleware are called only here and in `acall_handler`. So workers and
-    `sqlq.testing.inline` allow the same results. Raises `TypeError` for a generator, and what the handler
-    raises.
+    `sqlq.testing.inline` allow the same results. Raises `TypeError` for a generator, and the handler's
+    exceptions.
     """
     task = attempt.task_found
     assert task is not None
     if task.surroundings:
-        # values that middleware sets do not reach the next job; guard: a-context-for-each-attempt
+        # context variables of middleware do not reach the next job; guard: a-context-for-each-attempt
         return contextvars.copy_context().run(_call_surrounded, attempt, task, run)
     return _call(attempt, task, run)
 

@@ -61,9 +61,10 @@ def current_job(default: T) -> JobContext | T: ...
 def current_job(default: Any = _RAISES) -> Any:
     """Return the job of the calling handler; outside a handler return the default.
 
-    Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in
-    threads a handler starts by itself. Raises `ConfigurationError` outside a handler where no default is
-    given. A function that runs as a job, and is called as a function too, calls `current_job(None)`.
+    Works in `def` and `async def` handlers and in functions that they call, also through `asyncio.to_thread`.
+    Does not work in threads that a handler starts by itself. Raises `ConfigurationError` outside a handler
+    where no default is given. A function that runs as a job, and is called as a function too, calls
+    `current_job(None)`.
 
     >>> sqlq.current_job().id  # doctest: +SKIP
     42
@@ -204,7 +205,7 @@ class JobContext:
     @cached_property
     def headers(self) -> Mapping[str, Any]:
         """The headers of the job, or else of its task, without sqlq's own; read-only. Raises `ArgumentsError`
-        for headers that SQL has inserted and that are none, so that the attempt fails before it begins."""
+        for malformed headers that SQL has inserted; the attempt then fails before it begins."""
         text, task = self._attempt.claimed.headers, self._attempt.task_found
         if text is None:
             return headings.NO_HEADERS if task is None else task.headers
@@ -232,8 +233,8 @@ class JobContext:
     def cancelled(self) -> bool:
         """Whether the handler should stop.
 
-        Its timeout has passed, its lease was lost, an operator cancelled the job, or the grace time of a
-        worker that stops is over.
+        True when its timeout has passed, its lease was lost, or an operator cancelled the job. True also when
+        the worker stops and its grace time is over.
 
         A `def` handler that runs long should check this now and then, and return when it is true. Such a
         return does not finish the job: it is released (or cancelled, or timed out). An `async def` handler is

@@ -1,4 +1,4 @@
-"""The lifespan of an App (`App.lifespan`): each process that runs handlers enters it before its first job,
+"""The lifespan of an App (`App.lifespan`). Each process that runs handlers enters it before its first job,
 and leaves it after the last."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LOOK_SECONDS = 0.1
 
 @contextmanager
 def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> Iterator[Any]:
-    """Enter a lifespan in this thread, or an asynchronous one on the loop on which `run` runs coroutines, and
-    leave it after the block.
+    """Enter a lifespan, and leave it after the block. It lives in this thread, or, if asynchronous, on the
+    loop on which `run` runs coroutines.
 
     `fell` is called when an asynchronous one ends before it is left. Raises `SqlqError` when entering fails;
     a failure to leave is logged.

@@ -59,8 +59,8 @@ D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 
 STEPS = "sqlq.steps"
-"""The one name in the cursor of a job with steps. It maps names of steps to true for one that is done, and
-for one that is under way to a list of its cursor."""
+"""The one name in the cursor of a job with steps. It maps the name of each step to its state. A done step has
+true, one under way a list of its cursor."""
 
 
 _DONE = True

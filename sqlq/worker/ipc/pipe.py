@@ -80,7 +80,7 @@ class Pipe:
             return True
 
     def flush(self) -> None:
-        """Send what earlier offers left."""
+        """Send the rest of earlier offers."""
         with self._lock:
             self._flush()
 

@@ -34,7 +34,7 @@ class Process:
         try:
             with there:
                 self.process = start(there.fileno())
-        except BaseException:  # files may be what is short
+        except BaseException:  # the process may have too many open files
             self.link.close()
             raise
 

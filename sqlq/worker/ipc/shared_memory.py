@@ -73,8 +73,8 @@ class SharedMemory:
             if cell is None:
                 cell = self._taken[right] = self._free.pop()
             _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
-        # the handler starts after this: a kill in the middle leaves a right that no worker has, of a job that
-        # has not started
+        # The handler starts after this. A kill in the middle leaves a right that no worker has; its job has
+        # not started.
         until = float("inf") if deadline is None else deadline
         _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right, until, task.encode())
 
@@ -101,8 +101,8 @@ class SharedMemory:
         _MOMENT.pack_into(self._memory, _OFFSETS[_BEAT], time.monotonic())
 
     def looked_at(self) -> float:
-        """Return when the supervisor has looked for this worker last, by the monotonic clock that all
-        processes of a machine share; 0.0 for never."""
+        """Return when the supervisor last looked for this worker, by the monotonic clock of the machine; 0.0
+        for never."""
         return float(self._header()[_LOOKED])
 
     # -- in the supervisor -----------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Control:
         except Exception as error:
             log.debug("could not say that this worker stops: %s", error)
 
-    # -- what is asked ---------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def pause(self, *, paused: bool = True) -> None:
         """Claim nothing from now on, or claim again."""
@@ -190,7 +190,7 @@ class Control:
         self._commits = commits
         self.heed(wanted)
 
-    # -- what it says ----------------------------------------------------------------------------------------
+    # -- the state in its row --------------------------------------------------------------------------------
 
     def run(self) -> float:
         self.write()
@@ -287,7 +287,7 @@ class Entry:
             self.register(conn)
 
     def register(self, conn: Connection) -> None:
-        """Write the row, unless the worker has signed off. A heartbeat may find the row gone because of that;
+        """Write the row, unless the worker has signed off. A heartbeat may find the row gone because of that.
         `sign_off` notes it before it removes the row, so it is seen here."""
         if self._signed_off:
             return  # guard: who-has-signed-off-stays-away

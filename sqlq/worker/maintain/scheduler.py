@@ -1,8 +1,8 @@
 """Ticks: enqueues the due jobs of schedules, and writes the schedules that code declares.
 
-Any number of workers tick, and none is needed more than another: the row of a schedule is locked while its
-runs are decided. On PostgreSQL the poller sees when the next schedule is due, so that a database without
-schedules gets no other query. On SQLite each worker reads one row of an index once a second.
+Any number of workers tick, and none is a leader. A worker locks the row of a schedule while it decides its
+runs. On PostgreSQL the poller sees when the next schedule is due, so that a database without schedules gets
+no other query. On SQLite each worker reads one row of an index once a second.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Ticks:
         if wait_ms is None or wait_ms > 0:
             return self._wait(wait_ms)
         self._due_at = time.monotonic()
-        # there is more, or another is ticking what is due
+        # more is due, or another worker ticks it now
         return 0.0 if done.seen else TAKEN_SECONDS
 
     def _wait(self, wait_ms: float | None) -> float:

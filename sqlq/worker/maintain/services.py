@@ -1,8 +1,8 @@
 """The maintenance services. Each is a small class whose `run` does one bounded turn and returns when the next
 is due.
 
-Any number of workers may run them at the same time. One thread takes them in turn; a turn is one statement or
-batch, so that none holds up another for long.
+Any number of workers may run them at the same time. One thread runs them in turn. A turn is one statement or
+batch, so that none delays another for long.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Service(Protocol):
 
 
 class PolledService:
-    """A service for which a poller looks: a turn comes when the poller has found work, and without a poller
-    in a rhythm."""
+    """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
+    rhythm."""
 
     def __init__(self, looked_at: Callable[[], float], every: float | None = None) -> None:
         """`looked_at` returns the time of the last look, by the monotonic clock."""
@@ -111,8 +111,7 @@ def never() -> float:
 
 def at_once(database: Database, began: float) -> float:
     """Return in how many seconds the next batch is due after a full one that began then: at once. On a
-    database with one writer it is due after about as long as this one took, so that others find the lock
-    free."""
+    database with one writer it is due after about the duration of this one. So others find the lock free."""
     if not database.dialect.one_writer:
         return 0.0
     return max(BETWEEN_SECONDS, jittered(time.monotonic() - began))  # guard: a-batch-leaves-time
@@ -124,8 +123,8 @@ def jittered(seconds: float) -> float:
 
 
 class Rescue(PolledService):
-    """Takes jobs from workers that did not renew their leases: one batch a turn, at once the next, until one
-    finds none.
+    """Takes jobs from workers that did not renew their leases. One batch a turn; the next follows at once,
+    until one finds none.
 
     It waits for half a lease after this process slept, or the database did not answer. Other workers may have
     been away for the same reason, and still run their jobs.
@@ -205,7 +204,7 @@ class Prune:
 
 
 class Expire(PolledService):
-    """Cancels jobs that were not started in time: one batch a turn, at once the next, until one finds
+    """Cancels jobs that were not started in time. One batch a turn; the next follows at once, until one finds
     none."""
 
     doing = "cancelling jobs that were not started in time"

@@ -71,8 +71,8 @@ def wants(name: str) -> bool:
 def alone() -> LinesOfJobs | None:
     """Return the handler to which alone a record of a finished job would come, if no code sees it before.
 
-    A host may have added handlers and filters of its own, or put functions in the place of logging's, as
-    error reporters do.
+    A host may have added handlers and filters of its own. Error reporters also replace functions of
+    `logging`.
     """
     handlers = _root.handlers
     if len(handlers) != 1 or not isinstance(handler := handlers[0], LinesOfJobs):
@@ -102,8 +102,8 @@ def _file_of(function: object) -> str | None:
 
 
 def hear(event: JobEvent) -> None:
-    """Write the line of an event: as an error, with the handler's exception for error reporters, when the job
-    has failed for good."""
+    """Write the line of an event. A job that has failed for good is an error, with the handler's exception
+    for error reporters."""
     fields: dict[str, object] = {
         "job_id": event.id,
         "task": event.task,

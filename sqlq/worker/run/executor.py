@@ -74,7 +74,7 @@ class Executor:
         self.ended, self.busy_seconds = 0, 0.0
         """Jobs ended so far, and how long they ran together; their growth is the pace."""
         self.unstarted = 0
-        """Jobs that could not be started so far, for want of threads, files or memory."""
+        """Jobs that could not be started so far, since threads, files or memory were short."""
         if isolates is not None:
             isolates.on_room = self.start_ready
             isolates.on_began = starting
@@ -237,8 +237,8 @@ class Executor:
         free its slot."""
         try:
             if job.is_async:
-                # not in the caller's context: in a test of Django the ORM would wait there for the thread
-                # that waits for the worker
+                # not in the caller's context: there, in a test, Django's ORM would wait for the thread that
+                # waits for the worker
                 context = contextvars.Context()  # guard: a-context-of-no-caller
                 self._event_loop().call_soon_threadsafe(self._spawn, job, context=context)
             else:
@@ -277,7 +277,8 @@ class Executor:
             self._room.set()
 
     def _next(self, ended: Attempt, on_loop: bool) -> Attempt | None:
-        """Free the slot of a job that ended and take the next one, if it runs where this one ran."""
+        """Free the slot of a job that ended. Return the next one if it runs in the same place, else start it
+        elsewhere."""
         with self._lock:
             self._running.discard(ended)
             self.ended += 1

@@ -92,7 +92,7 @@ class IsolatedProcesses:
         max_jobs: int | None = None,
     ) -> None:
         """`warm` of them are started now, before a job needs one. With `spare` there is always one more than
-        jobs need, once one did. Each ends after `max_jobs`."""
+        jobs need, after the first such job. Each ends after `max_jobs`."""
         self._max_jobs = max_jobs
         self._spawn = spawn
         self._spare = spare
@@ -334,7 +334,7 @@ class IsolatedProcesses:
             isolate.close()
 
 
-# -- in the isolate ------------------------------------------------------------------------------------------
+# -- in the subprocess ---------------------------------------------------------------------------------------
 
 
 def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn:

@@ -70,8 +70,8 @@ class Leases(Threaded):
         self._renewed_for_us_at = _UNSUPERVISED
         self._claims_begun = self._claims_ended = 0
         self._unknown: dict[Right, int] = {}
-        """Jobs that the supervisor renewed last and this worker does not know, with the number of claims
-        begun when they were first seen."""
+        """Jobs of the supervisor's last renewal that this worker does not know. The value is the number of
+        claims begun when each was first seen."""
 
     def trusted_until(self, sent_at: float) -> float:
         """Until when a lease requested at `sent_at` is certainly ours."""
@@ -231,7 +231,7 @@ class Leases(Threaded):
             self._look_at(missing, held)
 
     def cancel(self, rights: Iterable[Right]) -> None:
-        """Request the handlers of these jobs to stop, as far as they are held here: an operator cancels
+        """Request a stop of the handlers of these jobs, as far as they are held here: an operator cancels
         them."""
         with self._lock:
             held = [self._held[right] for right in rights if right in self._held]
@@ -297,7 +297,7 @@ class Deadlines(Threaded):
                 self._changed.notify()
 
     def ask_to_stop(self, job: Attempt) -> None:
-        """Request a handler to stop, and watch it until it does."""
+        """Request a stop of a handler, and watch it until it ends."""
         job.cancel()
         with self._changed:
             if not job.ended:

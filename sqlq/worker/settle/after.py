@@ -106,8 +106,8 @@ class Admissions(Threaded):
         *,
         in_use: bool,
     ) -> None:
-        """`freed` is called when jobs have been admitted, with their start times by the monotonic clock,
-        where they do not start at once. `done` is called when nothing is left. `in_use` is True where limits
+        """`freed` is called when jobs have been admitted. It gets the start times, by the monotonic clock, of
+        those that do not start at once. `done` is called when nothing is left. `in_use` is True where limits
         are known to exist."""
         super().__init__("sqlq-admit")
         self._database = database.for_claims

@@ -1,8 +1,8 @@
 """STAGE 4: a thread writes outcomes in batches, on a connection of its own.
 
-While one batch is committed the next one gathers, so settling overlaps with running and batches grow by
-themselves under load. A settle is repeated until its result is known. An outage, a lost reply to COMMIT or a
-locked row may delay it; only another owner's token ends it otherwise."""
+While one batch is committed the next one gathers. So settling overlaps with running, and batches grow under
+load. A settle is repeated until its result is known. An outage, a lost reply to COMMIT or a locked row may
+delay it; only another owner's token ends it otherwise."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Dispatcher:
         for _ in range(HELPERS):
             self._send([child], resting=True)
 
-    # -- who goes --------------------------------------------------------------------------------------------
+    # -- choosing a worker -----------------------------------------------------------------------------------
 
     def _go(self, *, again: bool) -> float:
         """Send a worker, or another one if the last does not go. Return after how many seconds to check
@@ -120,7 +120,7 @@ class Dispatcher:
 
     def _chosen(self, but: Sequence[Child], *, resting: bool = False) -> Child | None:
         """Return the worker with the fewest jobs. Among equals a worker that does not rest comes first, then
-        the one that was sent last, whose caches are warm."""
+        the one that was sent last: its caches are warm."""
         found = [
             child
             for child in self._children()
@@ -139,7 +139,7 @@ class Dispatcher:
     def _is_kept(self, child: Child) -> bool:
         return child.worker is not None and self._heartbeat.knows(child.worker)
 
-    # -- what was seen ---------------------------------------------------------------------------------------
+    # -- after a look ----------------------------------------------------------------------------------------
 
     def _looked(self, look: Look, at: float) -> None:
         self._relay(look.wanted)

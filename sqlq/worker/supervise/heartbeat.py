@@ -81,7 +81,7 @@ class Heartbeat:
     """Stands in for children in the database: renews their leases, and releases the jobs of one that died.
 
     In a thread of its own, since a database may be slow to answer. It may fail: a child without news of its
-    leases renews them itself, and jobs that are not released here are rescued later."""
+    leases renews them itself, and the rescue takes jobs not released here."""
 
     def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
         self._lease_ms = lease_ms

@@ -1,8 +1,8 @@
 """`sqlq work`: a supervisor with children that work, so that no crash of a handler goes unnoticed.
 
-    supervisor ──starts, watches, replaces──► child (a worker) ──► isolates (see there)
+    supervisor ──starts, watches, replaces──► child (a worker) ──► subprocesses (see there)
         │                                       │
-        └── Heartbeat: heartbeats for its children; gives back at once what one that died has held
+        └── Heartbeat: heartbeats for its children; releases at once the jobs of one that died
 
 It imports neither the App nor a handler, and so cannot be starved or killed by one. A child sends it the
 facts of the database. Children are started anew (`python -m sqlq …`), never forked, so that no connection is

@@ -1,8 +1,8 @@
-"""Watches for the signs of life of worker processes, and ends one that is stuck: frozen, or in a call that
-holds the interpreter's lock.
+"""Watches the signs of life of worker processes, and kills one that is stuck. A stuck process is frozen, or
+in a call that holds the interpreter's lock.
 
-Such a process keeps no timeout, and its supervisor renews its leases. The time without a sign is counted
-while the supervisor itself runs: on a machine that slept, or is busy, no process looks stuck.
+Such a process keeps no timeout, and its supervisor renews its leases. The time without a sign counts only
+while the supervisor itself runs. So no process looks stuck on a machine that slept, or is busy.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The poller looks for work for all workers of a host: one thread, on one connection that LISTENs
-(PostgreSQL).
+"""The poller finds work for all workers of a host: one thread, on one connection that LISTENs (PostgreSQL).
 
     NOTIFY ───┐
-    due next ─┼─► Lookout ──► one worker that has room ──► claims; whoever finds more than it can take says so
+    due next ─┼─► Poller ──► one worker with room ──► claims; it reports more jobs than it can take
     a second ─┘
 
-A worker in a program of its own has a poller in its process, and so has the only one of a `sqlq work`.
-Several workers share that of their supervisor. Each has one of its own besides, which stands by and takes
-over when the supervisor's looks cease. While its poller looks, an idle worker does not look itself.
+A worker in a program of its own, or alone under `sqlq work`, has a poller in its process. Several workers
+share that of their supervisor. Each has one of its own besides, which stands by and takes over when the
+supervisor's looks cease. While its poller looks, an idle worker does not look itself.
 
 A notification, and the time at which a job is due, reach every host at once, and one host would do. So hosts
 back off at random: a few claim at once, however many there are. The others look once more within the second,
@@ -265,7 +264,7 @@ class Poller:
             extra={"event": "polling"},
         )
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- looks and notifications -----------------------------------------------------------------------------
 
     def _look(self, conn: Connection) -> workers_look.Look:
         moment = time.monotonic()
