@@ -384,7 +384,7 @@ class Flow:
                 f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
                 "it waits for others; say .set(expires=None), or let the step look at its moment itself"
             )
-        job = without_expiry(job)  # a start deadline of the queue or the App is for jobs that wait for nothing
+        job = without_expiry(job)  # a start deadline of queue or App is for jobs that wait for nothing
         if len(self.steps) >= MOST_STEPS:
             raise EnqueueError(
                 f"{self!r} has {MOST_STEPS:,} steps, which is the most: let a step enqueue flows of its own"
