@@ -42,8 +42,9 @@ def upgrade(op: HasContext, revision: str = "head", schema: str | None = None) -
 
     Name the revision rather than "head", so that the host's migration does the same next year. `schema` is as
     in SQLQ_SCHEMA, which counts when it is None. The number goes into sqlq's own version table, and the
-    host's `op` is as usable afterwards as before. In the host's offline mode (`--sql`) it is not known what
-    the database holds: the SQL starts from nothing, or from the first of two revisions given as "0001:0002".
+    host's `op` is as usable afterwards as before. In the host's offline mode (`--sql`) the contents of the
+    database are unknown. The SQL starts from nothing, or from the first of two revisions given as
+    "0001:0002".
 
     Raises `SchemaVersionError` for tables newer than this sqlq, and `ConfigurationError` for an unknown
     revision or for other tables with sqlq's names.
@@ -69,7 +70,7 @@ def downgrade(op: HasContext, revision: str, schema: str | None = None) -> None:
 def include_name(
     name: str | None, type_: str, parent_names: Mapping[str, Any], schema: str | None = None
 ) -> bool:
-    """Tell the host's autogenerate to leave sqlq's tables alone; everything else is included.
+    """Keep the host's autogenerate away from sqlq's tables; everything else is included.
 
     Only in sqlq's own schema (`schema`, else SQLQ_SCHEMA, else the default one, and on SQLite always that): a
     `jobs` in another is the host's. Beside a function of the host's own:

@@ -1,26 +1,26 @@
 """The errors sqlq raises.
 
-SqlqError
-├── ConfigurationError          the App, its URL or the installation is not usable as given
-│   ├── UnsupportedDatabaseError    a database, or a version of one, that sqlq does not run on
-│   └── SchemaVersionError          the tables are missing, too old or too new for this version of sqlq
-├── EnqueueError                a job was refused before anything was written
-│   ├── UnknownTaskError            no task of that name is registered
-│   └── ArgumentsError              the arguments do not fit the handler, or are not JSON
-├── ExecutionError              an attempt ended without a verdict of its handler
-│   ├── JobTimeoutError             it ran longer than its timeout
-│   ├── LeaseLostError              the job belongs to another owner by now
-│   └── WorkerLostError             the process that ran it is gone
-├── JobNotFoundError            there is no job with that id
-├── ScheduleNotFoundError       there is no schedule of that name (a ConfigurationError, too)
-├── NoResultError               a job has not finished, or its result was not kept
-│   ├── JobFailedError              it failed for good
-│   ├── JobCancelledError           it was cancelled
-│   └── WaitTimeoutError            it has not ended in the time that it was waited for
-└── SealError                   a sealed payload or result cannot be opened with the keys that are here
+    SqlqError
+    ├── ConfigurationError          the App, its URL or the installation is not usable as given
+    │   ├── UnsupportedDatabaseError    a database, or a version of one, that sqlq does not run on
+    │   └── SchemaVersionError          the tables are missing, too old or too new for this version of sqlq
+    ├── EnqueueError                a job was refused before anything was written
+    │   ├── UnknownTaskError            no task of that name is registered
+    │   └── ArgumentsError              the arguments do not fit the handler, or are not JSON
+    ├── ExecutionError              an attempt ended without a verdict of its handler
+    │   ├── JobTimeoutError             it ran longer than its timeout
+    │   ├── LeaseLostError              the job belongs to another owner by now
+    │   └── WorkerLostError             the process that ran it is gone
+    ├── JobNotFoundError            there is no job with that id
+    ├── ScheduleNotFoundError       there is no schedule of that name (a ConfigurationError, too)
+    ├── NoResultError               a job has not finished, or its result was not kept
+    │   ├── JobFailedError              it failed for good
+    │   ├── JobCancelledError           it was cancelled
+    │   └── WaitTimeoutError            it has not ended in the time that it was waited for
+    └── SealError                   an encrypted or signed payload or result cannot be opened with these keys
 
-Each message is one sentence that says what is wrong, where, and how to mend it. Whatever is raised as an
-`EnqueueError` or `ConfigurationError` was raised before any write: the caller's transaction is still usable.
+Each message is one sentence with what is wrong, where, and how to mend it. An `EnqueueError` or
+`ConfigurationError` is raised before any write: the caller's transaction is still usable.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class NoResultError(SqlqError):
 class JobFailedError(NoResultError):
     """The job that was waited for has failed for good.
 
-    `id` and `task` name it; `reason` is why it failed (error, timeout, worker_lost, unknown_task,
-    bad_payload or bad_signature), `exception` the class of what its last attempt raised, as text,
-    `message` and `traceback` what that said; None where there is nothing to say. `attempts` were made.
+    `id` and `task` name it. `reason` is why it failed: error, timeout, worker_lost, unknown_task, bad_payload
+    or bad_signature. `exception`, `message` and `traceback` are the class, the message and the traceback of
+    its last attempt's error, as text; None where there is none. `attempts` were made.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class JobFailedError(NoResultError):
 
 
 class JobCancelledError(NoResultError):
-    """The job that was waited for was cancelled; `id` and `task` name it, `reason` says why, if anything
-    does."""
+    """The job that was waited for was cancelled. `id` and `task` name it; `reason` is why, where one is
+    known."""
 
     def __init__(self, said: str, *, id: int, task: str, reason: str | None = None) -> None:
         super().__init__(said)
@@ -122,9 +122,9 @@ class WaitTimeoutError(NoResultError, TimeoutError):
 
 
 class SealError(SqlqError):
-    """A payload or result is sealed with a key that is not here, was altered, or is of another task or queue;
-    or it is plain, where only sealed rows are taken. With `lacks_key` it is the key, or the library for it,
-    that is not here: another process may have it."""
+    """An encrypted or signed payload or result cannot be opened. Its key is not here, it was altered, or it
+    is of another task or queue. Or a row is plain where plain rows are refused. `lacks_key` is True where the
+    key, or the library for it, is not here: another process may have it."""
 
     def __init__(self, said: str, *, lacks_key: bool = False) -> None:
         super().__init__(said)

@@ -1,4 +1,4 @@
-"""What has become of jobs, told to those who listen (`App.on`): after the fact, in batches, never in the way.
+"""Publishes job events to the listeners of an App (`App.on`): after the fact, in batches, never in the way.
 
 Each listener has a thread and a bounded queue of its own, so that a slow one delays neither jobs nor other
 listeners.
@@ -57,13 +57,13 @@ LAST_WORDS_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """What has become of a job. `name` says what, and is one of those `App.on` takes; `at` is when, by this
-    machine's clock.
+    """An event in the life of a job. `name` is one of the names that `App.on` takes; `at` is its time, by
+    this machine's clock.
 
-    `seconds` is how long the attempt ran, `delay_seconds` after how long the next one is due. `reason` is
-    what `failed_jobs` has: error, timeout, worker_lost, unknown_task, bad_payload or bad_signature; of a
-    cancelled job it is the text given to `sqlq.Cancel`, of a lost or rescued one what happened. `error` is
-    the exception as text: `error.exception` its class, `error.message`, `error.traceback`. `exception` is the
+    `seconds` is how long the attempt ran, `delay_seconds` after how long the next one is due. `reason` is as
+    in `failed_jobs`: error, timeout, worker_lost, unknown_task, bad_payload or bad_signature. For a cancelled
+    job it is the text given to `sqlq.Cancel`, for a lost or rescued one what happened. `error` is the
+    exception as text: `error.exception` its class, `error.message`, `error.traceback`. `exception` is the
     exception itself where this process has met it, else one that stands for it. `worker` is the id of the
     worker that lost the job. `label` is the job's, of events of attempts in this process and of `enqueued`.
     `trace_id` and `span_id` are the attempt's where it was traced (`sqlq.otel`).
@@ -91,7 +91,7 @@ Hear = Callable[[list[JobEvent]], object]
 
 
 class Listener:
-    """A function that is told of events in a thread of its own, some at a time."""
+    """A function that gets events in a thread of its own, some at a time."""
 
     def __init__(self, names: frozenset[str], hear: Hear) -> None:
         self.names = names
@@ -110,7 +110,7 @@ class Listener:
         self._complained_at = float("-inf")
 
     def tell(self, told: JobEvent) -> None:
-        """Let the function hear of an event soon; returns at once."""
+        """Pass an event to the function soon; returns at once."""
         if self._pid != os.getpid():  # a forked child inherits the object, but no thread
             self._start_anew()
         complaint = None
@@ -136,7 +136,7 @@ class Listener:
         self._thread = thread
 
     def flush(self, seconds: float) -> bool:
-        """Let the function hear of all that waits; say whether it has, within so many seconds."""
+        """Pass all waiting events to the function. Return whether it was done within so many seconds."""
         if self._pid != os.getpid():
             return True
         with self._changed:
@@ -175,7 +175,7 @@ class Listener:
                 self._changed.notify_all()
 
     def _complaint(self) -> str | None:
-        """Return what is to be said of this listener now, at most once a minute."""
+        """Return the complaint about this listener, at most once a minute."""
         moment = time.monotonic()
         if not (self._dropped or self._failed) or moment < self._complained_at + COMPLAINT_SECONDS:
             return None
@@ -211,8 +211,8 @@ class Events:
         self._wanted: frozenset[str] = frozenset()
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
-        """Have a function told of events of these names. Raises `ConfigurationError` for what cannot be
-        told."""
+        """Subscribe a function to events of these names. Raises `ConfigurationError` for a function that
+        cannot listen."""
         wanted: frozenset[str] = frozenset(checked_names(names))
         _check_hears(hear)
         if not self._listeners:
@@ -221,17 +221,17 @@ class Events:
         self._wanted |= wanted
 
     def wants(self, name: str) -> bool:
-        """Say whether anything listens to events of this name."""
+        """Return whether anything listens to events of this name."""
         return name in self._wanted
 
     def tell(self, told: JobEvent) -> None:
-        """Tell the listeners of an event; returns at once, and raises nothing."""
+        """Publish an event to the listeners; returns at once, and raises nothing."""
         for listener in self._listeners:
             if told.name in listener.names:
                 listener.tell(told)
 
     def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
-        """Tell of jobs that were enqueued, when the transaction of `conn` commits, or now."""
+        """Publish the events of jobs that were enqueued, when the transaction of `conn` commits, or now."""
         told = [
             enqueued(job, asked.max_attempts or MAX_ATTEMPTS, asked.delay_ms, asked.label)
             for asked, job in zip(new, done, strict=True)
@@ -248,7 +248,7 @@ class Events:
             at_the_end_of(conn, committed=tell_all)
 
     def flush(self, seconds: float) -> bool:
-        """Let every listener hear of what waits for it; say whether all have, within so many seconds."""
+        """Pass all waiting events to their listeners. Return whether all was done within so many seconds."""
         until = time.monotonic() + seconds
         return all(listener.flush(max(0.0, until - time.monotonic())) for listener in self._listeners)
 

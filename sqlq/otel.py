@@ -1,10 +1,10 @@
 """Traces: `instrument(app)` joins OpenTelemetry's traces through the queue. Needs opentelemetry-api, which
-comes with `pip install 'sqlq[otel]'`; which SDK and exporter take the spans is the application's to say.
+comes with `pip install 'sqlq[otel]'`. The application chooses the SDK and exporter.
 
 Spans follow the semantic conventions for messaging: `create mail` where a job for the queue mail is enqueued,
-`process mail` around each attempt. The context travels in the job's headers (`traceparent`, `tracestate`,
-`baggage`: what the application's propagators write), also for a row that SQL has inserted with a
-`traceparent` among its headers.
+`process mail` around each attempt. The context travels in the job's headers: `traceparent`, `tracestate`,
+`baggage`, as the application's propagators write them. A row that SQL has inserted may have a `traceparent`
+among its headers, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PARENT: Final = "traceparent"
 REMEMBERED = 1_000
-"""Of so many jobs that are tried again here the span of the attempt before is known."""
+"""For at most this many jobs that are retried here the span of the attempt before is known."""
 
 _instrumented: WeakSet[App] = WeakSet()
 
@@ -44,11 +44,11 @@ _instrumented: WeakSet[App] = WeakSet()
 def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> None:
     """Make a span of each job that this App enqueues and of each attempt of its tasks.
 
-    Call it once, in the module that makes the App, before or after the tracer provider is set; without one of
-    its own the global one counts. An attempt continues the trace in which its job was enqueued, as does each
-    further attempt, and links to the span that created the job; a further attempt in the same process links
-    to the attempt before, too. Without a context in the job's headers an attempt begins a trace. An exception
-    is recorded, and makes the span one of an error; `Snooze`, `Cancel` and `Retry` do not. Log lines of the
+    Call it once, in the module that makes the App, before or after the tracer provider is set. Without
+    `tracer_provider` the global one counts. Each attempt continues the trace in which its job was enqueued,
+    and has a `Link` to the span that created the job. A further attempt in the same process has a `Link` to
+    the attempt before, too. Without a context in the job's headers an attempt begins a trace. An exception is
+    recorded, and makes the span one of an error; `Snooze`, `Cancel` and `Retry` do not. Log lines of the
     attempt carry `trace_id` and `span_id`. Raises `ConfigurationError` for a second call.
 
     >>> instrument(app)  # doctest: +SKIP
@@ -63,7 +63,7 @@ def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> No
 
 
 class _Stamp:
-    """What the headers of a job say of its trace."""
+    """Enqueue middleware that adds the trace context to a job's headers."""
 
     def __init__(self, spans: _Spans) -> None:
         self._spans = spans
@@ -99,7 +99,7 @@ class _Spans:
 
     @contextmanager
     def processing(self, running: JobContext) -> Iterator[None]:
-        """Surround an attempt with its span."""
+        """Run an attempt within its span."""
         context, links = self._context(running)
         attributes = _attributes("process", running) | {
             "messaging.message.id": str(running.id),
@@ -133,7 +133,7 @@ class _Spans:
                 raise
 
     def _context(self, running: JobContext) -> tuple[Context | None, list[Link]]:
-        """Return the context in which an attempt begins, and what it links to."""
+        """Return the context in which an attempt begins, and each `Link` of its span."""
         from sqlq.worker.attempt.context import attempt_of
 
         texts = _texts(running.headers)

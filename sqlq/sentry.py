@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlq.worker.attempt.context import JobContext
 
 REMEMBERED = 1_000
-"""Of so many attempts that failed the scope is known until what became of them is told."""
+"""For at most this many failed attempts the scope is kept until their `failed` event arrives."""
 
 _instrumented: WeakSet[App] = WeakSet()
 
@@ -36,8 +36,8 @@ def instrument(app: App) -> None:
 
     Call it once, in the module that makes the App; `sentry_sdk.init` is the application's to call, before or
     after. Each attempt has a scope of its own, whose breadcrumbs and tags go with the event, and with what
-    the handler sends itself. The error's line in the log makes no second event, and attempts that another one
-    follows make none; in a process with several Apps, instrument all. Arguments of jobs are not sent. Raises
+    the handler sends itself. The error's line in the log makes no second event. An attempt that another one
+    follows makes none. In a process with several Apps, instrument all. Arguments of jobs are not sent. Raises
     `ConfigurationError` for a second call.
 
     >>> instrument(app)  # doctest: +SKIP
@@ -103,7 +103,7 @@ class _Scopes:
 
 
 def _name(scope: Scope, id: int, task: str, queue: str, attempt: int) -> None:
-    """Say whose scope it is."""
+    """Put the job's names into its scope."""
     scope.set_transaction_name(task)
     tags = {"sqlq.job": str(id), "sqlq.task": task, "sqlq.queue": queue, "sqlq.attempt": str(attempt)}
     for tag, value in tags.items():

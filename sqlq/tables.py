@@ -3,8 +3,8 @@
     select(Order, job_states.c.state).join(job_states, job_states.c.id == Order.job_id)
 
 For reading only: sqlq's migrations make and change them. They are in a MetaData of their own, so that your
-Alembic does not see them. On PostgreSQL they are looked for on the search_path; where the tables are in a
-schema that is not on it, take copies that name it:
+Alembic does not see them. On PostgreSQL they are found by the search_path. Where the tables are in a schema
+that is not on it, take copies that name it:
 
     job_states = sqlq.tables.job_states.to_metadata(MetaData(), schema="queue")
 """

@@ -29,8 +29,8 @@ def address_of(
     gate: Gate,
     seal: Seal | None,
 ) -> Address:
-    """Return the address of a database. Options that are `kept` from another one count
-    where they can be meant for this one, too. Raises `ConfigurationError` for what cannot be an address."""
+    """Return the address of a database. Options `kept` from another address count only where they fit this
+    one. Raises `ConfigurationError` for arguments that make no address."""
     if url is None and engine is None:  # guard: a-missing-variable-is-no-default
         raise ConfigurationError(
             "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "

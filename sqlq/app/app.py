@@ -95,9 +95,9 @@ class App(Declares):
     a call warns, and with "refuse" it raises `ConfigurationError`. Both do nothing in a handler, in `sqlq
     work` and in tests. They find calls that another queue would have enqueued.
 
-    An App connects to nothing until it is used. A database in memory is for tests: jobs can be enqueued
-    through a session on it, but neither sqlq nor its workers can connect there. Raises `ConfigurationError`
-    for a URL or option that cannot be used.
+    An App connects to nothing until it is used. A database in memory is for tests: a session on it can
+    enqueue jobs, but neither sqlq nor its workers can connect there. Raises `ConfigurationError` for a URL or
+    option that cannot be used.
 
     >>> app = App("sqlite:///shop.db")
     """
@@ -353,7 +353,7 @@ class App(Declares):
         spread: Duration | None = None,
         eager: Eager | None = None,
     ) -> list[Job[R]]:
-        """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
+        """`enqueue_many` with the sessions of `aenqueue`. Without one it works in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
         return await enqueuer.aenqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
 
@@ -379,8 +379,8 @@ class App(Declares):
         return self._stand_in is None and (default if eager is None else checked_eager(eager))
 
     def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
-        """Return what a job goes through, and the session whose transaction it joins; None for a transaction
-        of its own."""
+        """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
+        its own."""
         says = self._runs_eagerly(eager)
         if says is True:
             return self._eagerly, None  # which writes nothing
@@ -489,8 +489,8 @@ class App(Declares):
     def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None) -> AsCompleted[R]:
         """Return these jobs as they end in any way, for `for` or `async for`: each once, in its final state.
 
-        Raises `WaitTimeoutError` where not all have ended when the time is over, counted from the first step
-        of the loop, and `JobNotFoundError` as `wait` does.
+        Raises `WaitTimeoutError` where not all have ended when the time is over, which begins with the first
+        step of the loop. Raises `JobNotFoundError` as `wait` does.
 
         >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
         ...     print(app.result(job))
@@ -588,7 +588,7 @@ class App(Declares):
 
 
 def _answered(new: JobOrFlow[J], done: Any) -> J:
-    """Return what `enqueue` answers for a job or flow that is enqueued by now."""
+    """Return the answer of `enqueue` for a job or flow that is enqueued by now."""
     if isinstance(new, Flow):
         new.is_enqueued = True
     answer: J = done

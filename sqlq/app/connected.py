@@ -26,7 +26,7 @@ class Connected:
     first used."""
 
     def __init__(self, address: Address, code: Code, here: Callable[[], Any]) -> None:
-        """`here` returns what jobs go through that run in this process."""
+        """`here` returns the enqueuer of the jobs that run in this process; None without one."""
         self.address = address
         self._code = code
         self._here = here
@@ -90,7 +90,7 @@ class Connected:
         return Schedules(self.database, self.enqueuer, self._code.additions.template)
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the parts that were used."""
         for name in ("results", "enqueuer", "database"):
             if name in self.__dict__:
                 getattr(self, name).close()

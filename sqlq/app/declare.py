@@ -77,20 +77,20 @@ class Declares:
         `retry_on` lists the only exceptions after which another attempt follows. After those in `fail_on`
         none follows, nor after a timeout where `JobTimeoutError` is among them.
 
-        `on_success` and `on_failure` are tasks of which a job follows the end of each job, in the same
-        transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are kept after their
-        end, None for ever. `expires` is how long after their due time they may start. `headers` are defaults
-        for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of one that `limit` has
-        declared.
+        `on_success` and `on_failure` are tasks. A job of the fitting one follows the end of each job, in the
+        same transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are kept after
+        their end, None for ever. `expires` is how long after their due time they may start. `headers` are
+        defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of one that
+        `limit` has declared.
 
         `around` lists middleware of this task, inside that of `App.around`; None leaves all middleware out.
         `schedule` is a cron expression in UTC or a `sqlq.Schedule`: it enqueues a job without arguments at
         each of its times. `def` handlers run in threads, `async def` handlers on an event loop. With
-        `isolate` they run in a subprocess, which is kept for the next such job; with "fresh" it runs this one
+        `isolate` they run in a subprocess, which is kept for the next such job. With "fresh" it runs this one
         job alone.
 
-        Raises `ConfigurationError` for a function that no worker could find by its name, a name or alias that
-        is taken, and any option out of range.
+        Raises `ConfigurationError` for a function that no worker could find by its name. Raises it also for a
+        name or alias that is taken, and any option out of range.
 
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
@@ -154,8 +154,9 @@ class Declares:
         return limit
 
     def fair(self, by: str, *, window: int) -> Limit:
-        """Have tenants take turns: at most `window` jobs of each are in the queue at a time, the others wait
-        in a waiting list of that tenant.
+        """Have tenants take turns: at most `window` jobs of each are in the queue at a time.
+
+        The others wait in a waiting list of that tenant.
 
         Counts for the tasks that are declared after this, take the arguments that `by` names, and have no
         limit of their own. With a small window the first job of a newcomer runs soon. The window should be as
@@ -174,8 +175,9 @@ class Declares:
         return limit
 
     def named(self, name: str) -> NamedTask:
-        """Return a task by its name alone, for a process that does not import its handler, such as a web
-        application whose workers run other code.
+        """Return a task by its name alone, for a process that does not import its handler.
+
+        An example is a web application whose workers run other code.
 
         `.new(…)` takes any arguments: JSON, or values with a form in JSON, such as a UUID, a datetime or a
         dataclass. The worker checks whether they fit. The worker's task also sets attempts, backoff and
@@ -197,11 +199,12 @@ class Declares:
         """Declare a schedule: it enqueues a job like this one at each of its times, once, however many
         workers there are. The options are those of `sqlq.Schedule`; `when` is one, or a cron expression.
 
-        Nothing is written here. A worker that starts writes the schedules that its code declares, and retires
-        those that it declares no more. With a `service` it retires those of that service, else those of its
-        own tasks. A worker of an earlier deploy changes nothing back. Pauses and changes by operators stay,
-        and so do schedules that `app.schedules` has added. Names are unique in a database. Raises
-        `ConfigurationError` for another schedule of the same name, and for what cannot be one.
+        Nothing is written here. A worker that starts writes the schedules of its code, and retires those that
+        the code declares no more. With a `service` it retires those of that service, else those of its own
+        tasks. A worker of an earlier deploy changes nothing back. Pauses and changes by operators stay, and
+        so do schedules that `app.schedules` has added. Names are unique in a database. Raises
+        `ConfigurationError` for another schedule of the same name, and for a job or plan that cannot make
+        one.
 
         >>> app.schedule("nightly", report.new(), cron="0 3 * * *")  # doctest: +SKIP
         """
@@ -214,16 +217,18 @@ class Declares:
     # -- hooks -----------------------------------------------------------------------------------------------
 
     def around(self, function: A) -> A:
-        """Add middleware for every attempt of every task: `@app.around` on a generator function that yields
-        once, or on anything else that makes a context manager of the `JobContext`.
+        """Add middleware for every attempt of every task: `@app.around`.
+
+        It goes on a generator function that yields once, or on anything else that makes a context manager of
+        the `JobContext`.
 
         It runs where the handler runs: in a worker's thread, event loop or subprocess, and in
         `sqlq.testing.inline`. The handler sees what it sets up, contextvars included. The first registered is
         the outermost. A `def` one counts for all handlers, an `async def` one for `async def` handlers only.
         It sees the handler's exception, and may raise another one, such as `sqlq.Retry`. An exception of its
         own is the attempt's outcome, also before or after the handler. An attempt whose exception it swallows
-        has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for what
-        cannot be middleware.
+        has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for an object
+        that cannot be middleware.
 
         >>> @app.around  # doctest: +SKIP
         ... def in_web_context(running):
@@ -234,16 +239,18 @@ class Declares:
         return function
 
     def lifespan(self, function: L) -> L:
-        """Add middleware for the life of every process that runs handlers: `@app.lifespan` on a generator
-        function, sync or async, that yields once, or on anything else that makes a context manager.
+        """Add middleware for the life of every process that runs handlers: `@app.lifespan`.
+
+        It goes on a generator function, sync or async, that yields once, or on anything else that makes a
+        context manager.
 
         For clients, pools and models that handlers share. `sqlq.current_job().lifespan` is the value that it
         yields. A worker enters it before its first job, and leaves it after its last within the grace time.
         Each subprocess of an isolated job has its own. An asynchronous one lives on the event loop of `async
         def` handlers, another one in a thread. When entering fails, the worker does not start. When a worker
         is killed, or stopped at once, nothing leaves it. In `sqlq.testing.drain` it lasts as long as the
-        call; `sqlq.testing.inline` takes a value in its place. Raises `ConfigurationError` for what cannot be
-        one, and for a second one.
+        call; `sqlq.testing.inline` takes a value in its place. Raises `ConfigurationError` for an object that
+        cannot be a lifespan, and for a second one.
 
         >>> @app.lifespan  # doctest: +SKIP
         ... async def clients():
@@ -287,8 +294,9 @@ class Declares:
         return listen
 
     def stamp(self, function: S) -> S:
-        """Add headers to every job that this App enqueues: `@app.stamp` on a function of the job, which
-        returns a mapping of names to JSON, or None.
+        """Add headers to every job that this App enqueues: `@app.stamp`.
+
+        The function takes the job, and returns a mapping of names to JSON, or None.
 
         It is called where the job is enqueued, once for each job, before anything is written; `enqueue`
         raises its exceptions. The last registered wins, and the job's own `.set(headers=…)` wins over all.

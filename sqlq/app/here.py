@@ -1,4 +1,4 @@
-"""A job, and a flow, that runs where it is enqueued: what it is, and what became of it."""
+"""Jobs and flows that run where they are enqueued, with their states and results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sqlq.worker.attempt.own_row import completion
 
 @dataclass
 class JobHere:
-    """A job that runs where it is enqueued: what it was, and what became of it. When it has `failed`, `error`
-    is the exception that reaches the caller."""
+    """A job that runs where it is enqueued, with its state and result. When it has `failed`, `error` is the
+    exception that reaches the caller."""
 
     id: int
     new: NewJob
@@ -30,16 +30,16 @@ class JobHere:
     result: Any = None
     error: BaseException | None = None
     cursor: str | None = None
-    """What its checkpoints have saved, as JSON."""
+    """The cursor of its last checkpoint, as JSON."""
     replaced = False
-    """Whether the last one that was asked for with its unique key took its place."""
+    """Whether the last job that was enqueued with its unique key took its place."""
     flow_id: int | None = None
     before: list[Before] | None = None
-    """The steps before it, where it is one of a flow."""
+    """The steps before it, where it is a step of a flow."""
     grown: Growth | None = None
-    """What its handler has added to that flow."""
+    """The steps that its handler has added to that flow."""
     unmet: str | None = None
-    """Which of their results it takes and cannot have."""
+    """The reason why it cannot have a result that it takes; None where it has all."""
     known: Task[..., Any] | None = None
     """Its task, once it has been run."""
     enqueued_at: datetime = field(default_factory=lambda: datetime.now(UTC), repr=False)
@@ -48,13 +48,13 @@ class JobHere:
     ended_at: datetime | None = field(default=None, repr=False)
 
     def answer(self, *, created: bool) -> Job:
-        """Return what `enqueue` answers."""
+        """Return the answer of `enqueue`."""
         replaced = self.replaced and not created
         what = (self.id, self.new.queue, self.new.task, self.state)
         return JobRunHere(*what, created=created, replaced=replaced, look=self.seen)
 
     def seen(self) -> Seen:
-        """Return what became of it, as its row would have it."""
+        """Return its state and result, as its row would have them."""
         what = (self.id, self.state, self.new.queue, self.new.task, self.attempts)
         if self.state is State.FAILED and self.error is not None:
             error = describe(self.error)
@@ -65,7 +65,7 @@ class JobHere:
         return Seen(*what, done.result, done.note)
 
     def details(self) -> JobDetails:
-        """Return what `app.jobs.get` answers."""
+        """Return the answer of `app.jobs.get`."""
         due = self.new.available_at or self.enqueued_at + timedelta(milliseconds=self.new.delay_ms)
         found = vars(self.new) | self.seen()._asdict()
         found |= {name: json.loads(found[name]) for name in ("payload", "result") if found[name] is not None}
@@ -86,7 +86,7 @@ class FlowHere:
     name: str | None
     jobs: list[JobHere]
     edges: list[list[tuple[JobHere, When]]]
-    """Of each job those that it waits for, in the order in which they were named."""
+    """The jobs that each job waits for, in the order in which they were named."""
     ends: tuple[int, ...] = ()
     is_list: bool = False
 
@@ -99,7 +99,7 @@ class FlowHere:
     def extend(
         self, plan: Plan, make: Callable[[NewJob], JobHere], grown_from: JobHere | None = None
     ) -> None:
-        """Add what a plan says; `grown_from` is the job whose handler has added it."""
+        """Add the jobs of a plan; `grown_from` is the job whose handler has added them."""
         new = [make(job) for job in plan.jobs]
         waits: list[list[tuple[JobHere, When]]] = [[] for _ in new]
         for edge in plan.edges:
@@ -113,7 +113,7 @@ class FlowHere:
         self.edges += waits
 
     def answer(self) -> EnqueuedFlow:
-        """Return what `enqueue` answers."""
+        """Return the answer of `enqueue`."""
         jobs = tuple(job.answer(created=True) for job in self.jobs)
         return EnqueuedFlow(self.id, self.name, jobs, self.ends, self.is_list)
 

@@ -1,8 +1,8 @@
-"""Jobs that run where they are enqueued, or when the caller's transaction commits: those of an App in eager
-mode, and of `sqlq.testing.inline`.
+"""Jobs that run where they are enqueued, or when the caller's transaction commits. They are those of an App
+in eager mode, and of `sqlq.testing.inline`.
 
-A job goes the way that it goes in a worker, by JSON, the handler's annotations and what surrounds attempts;
-but in the caller's own thread or on the caller's own event loop, and nothing of it is written.
+A job takes the same way as in a worker, by JSON, the handler's annotations and the middleware of attempts.
+But it runs in the caller's own thread, or on the caller's own event loop, and nothing is written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq")
 
 REMEMBERED = 1_000
-"""Of so many jobs that an App has run eagerly it is known what became of them."""
+"""How many jobs that an App has run eagerly it remembers, with their states and results."""
 _LARGEST_STORED_ID = 4_000_000_000_000_000_000
 
 
@@ -68,14 +68,14 @@ class _Kept(NamedTuple):
 
 
 class Here:
-    """Takes the place of what writes an App's jobs: what goes in is run, at once, or with `at_commit` when
-    the transaction that it joins has committed."""
+    """Takes the place of the part that writes an App's jobs, and runs them. Jobs run at once, or with
+    `at_commit` when the transaction that they join has committed."""
 
     kind = JobHere
     new_id: Callable[[], int]
     new_flow_id: Callable[[], int]
     otherwise: str
-    """What mends it where nobody tells of a commit."""
+    """The advice for a connection that does not report commits."""
 
     def __init__(
         self, tasks: Registry, *, at_commit: bool, lifespan: Any = None, run: Run | None = None
@@ -132,10 +132,10 @@ class Here:
         return flow.answer()
 
     def find(self, id: int) -> JobHere | None:
-        """Return a job that ran here, or is to; None for what is none, or is remembered no more."""
+        """Return a job that ran here, or will; None for an unknown id, or a job that is forgotten."""
         return next((job for job in self.jobs if job.id == id), None)
 
-    # -- which jobs there are --------------------------------------------------------------------------------
+    # -- the known jobs --------------------------------------------------------------------------------------
 
     @property
     def jobs(self) -> Sequence[JobHere]:
@@ -151,20 +151,21 @@ class Here:
         raise NotImplementedError
 
     def begun(self, job: JobHere) -> None:
-        """Hear that an attempt begins."""
+        """Called when an attempt begins."""
 
     def failed(self, job: JobHere, error: Exception) -> None:
-        """Hear of what a job has raised after a commit, which has succeeded and raises nothing."""
+        """Called with the exception of a job that ran after a commit. The commit has succeeded, and raises
+        nothing."""
         raise NotImplementedError
 
     def _check(self, new: Sequence[NewJob]) -> None:
-        """Raise `EnqueueError` for what is no job, and for a job whose handler is not here."""
+        """Raise `EnqueueError` for anything that is no job, and for a job whose handler is not here."""
         check_new(new)
         for job in new:
             self._tasks.find(job.task)
 
     def _take(self, new: NewJob) -> tuple[JobHere, bool]:
-        """Return a job for this one, and whether it is new: the one there is with the same unique key is
+        """Return a job for this one, and whether it is new: an existing one with the same unique key is
         not."""
         with self._taking:
             live = (
@@ -180,11 +181,11 @@ class Here:
             return job, True
 
     def _next(self, new: NewJob) -> JobHere:
-        """Return a job for a step of a flow, or for what follows the end of another."""
+        """Return a job for a step of a flow, or for the callback of another job."""
         return self._take(new)[0]
 
     def _completed(self, new: NewJob) -> NewJob:
-        """Return a job with what its task says where the job does not, as a claim writes it into a row."""
+        """Return a job with the options of its task where it has none, as a claim writes them into a row."""
         task = self._tasks.find(new.task)
         unsaid = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
         return replace(new, **{name: getattr(task, name) for name in unsaid}) if unsaid else new
@@ -205,7 +206,7 @@ class Here:
     def _joined(self, session: Any) -> Any:
         """Return the connection for whose commit jobs wait; None where they run at once."""
         if hasattr(session, "run_sync"):
-            connection_of(session)  # refuses it, and says what to write
+            connection_of(session)  # refuses it, with advice
         return None if session is None or self._commits is None else connection_to_write(session)
 
     def _keep(self, conn: Any, session: Any, what: Sequence[JobHere | FlowHere]) -> None:
@@ -252,8 +253,8 @@ class Here:
     # -- running ---------------------------------------------------------------------------------------------
 
     def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
-        """Give a job its state after an attempt that raised, and return what is to reach the caller. Where
-        the state stays `running`, the next attempt follows at once."""
+        """Give a job its state after an attempt that raised. Return the exception for the caller, if any.
+        Where the state stays `running`, the next attempt follows at once."""
         raise NotImplementedError
 
     def _run(self, what: JobHere | FlowHere) -> None:
@@ -263,8 +264,8 @@ class Here:
             self.run(what, self._run_coroutine)
 
     def run_flow(self, flow: FlowHere, run: Run | None = None) -> None:
-        """Run the steps of a flow, each when those before it have ended as it wants; what comes after one
-        that failed stays blocked. The first exception is raised at the end."""
+        """Run the steps of a flow, each when those before it have ended as it wants. Steps that wait for the
+        success of a failed one stay blocked. The first exception is raised at the end."""
         raised: BaseException | None = None
         for job in self._in_turn(flow):
             try:
@@ -354,8 +355,8 @@ class Here:
                 await self.arun(follower)
 
     def _run_in_thread(self, job: JobHere, run: Run) -> None:
-        """Run a job for a caller on an event loop, where no future takes a StopIteration: it reaches the
-        caller as it would from a coroutine."""
+        """Run a job for a caller on an event loop. No future takes a StopIteration there, so the caller gets
+        a RuntimeError, as from a coroutine."""
         try:
             self.run(job, run)
         except StopIteration as error:  # guard: a-stop-iteration-keeps-nobody-waiting
@@ -377,7 +378,7 @@ class Here:
                 raise reaching
 
     def _follower(self, job: JobHere, task: Task[..., Any]) -> JobHere | None:
-        """Return the job that follows one that has ended, if one does."""
+        """Return the job that follows one that has ended; None without one."""
         if job.state is State.FAILED and job.error is not None:
             new = follow_up(claimed_here(job, task), Failed("error", describe(job.error)))
         else:
@@ -417,11 +418,11 @@ class Here:
         return running
 
     def _saved(self, job: JobHere, conn: Connection, cursor: str) -> None:
-        """Let the next attempt begin at a cursor if what saved it is committed."""
+        """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
         if not isinstance(conn, Borrowed):
             at_the_end_of(conn, committed=keep)
-        elif not conn.driver.on_commit(keep):  # nobody tells of a commit there
+        elif not conn.driver.on_commit(keep):  # this driver does not report commits
             keep()
 
 
@@ -434,8 +435,8 @@ def is_on_a_loop() -> bool:
 
 
 def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on an event loop of its own: in a thread, where the caller is on a loop, which stands
-    still meanwhile, as it would in any other call."""
+    """Run a coroutine on an event loop of its own. If the caller is on a loop, it runs in a thread, and that
+    loop stands still meanwhile, as in any call."""
     if not is_on_a_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:
@@ -443,15 +444,15 @@ def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class EagerEnqueuer(Here):
-    """What jobs go through where an App, or a call, is eager: a job is run until it has finished, or has
-    failed for good. What is enqueued with a session waits for the commit of that."""
+    """Runs the jobs of an App, or of a call, that is eager. A job is run until it has finished, or has failed
+    for good. A job that is enqueued with a session waits for its commit."""
 
     otherwise = "enqueue with eager=True"
 
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
         super().__init__(tasks, at_commit=True, run=run)
         self._known: weakref.WeakValueDictionary[int, JobHere] = weakref.WeakValueDictionary()
-        """Also those that wait for the commit of a session that somebody has; what waits for none is gone."""
+        """Weak references: a job that waits for a commit is kept as long as its session, and no longer."""
         self._last: deque[JobHere] = deque(maxlen=REMEMBERED)
         self.new_id = self.new_flow_id = _new_id
 
@@ -482,7 +483,7 @@ class EagerEnqueuer(Here):
             job.state = State.CANCELLED
             return None
         if isinstance(error, Snooze):
-            # Nothing is written, so there is no later: to return would lose the job without a word.
+            # Nothing is written, so the job cannot run later. To return would lose it silently.
             error.add_note(f"{claimed.task} ran eagerly, and cannot be run again later")
         elif isinstance(error, Exception):
             outcome = decide(claimed, error, self._tasks.find(claimed.task).retry)

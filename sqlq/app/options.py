@@ -1,4 +1,4 @@
-"""Options in layers: what a call says counts, then the task, the queue, the App, and what is built in.
+"""Options in layers: first those of the call, then of the task, the queue and the App, then sqlq's own.
 
 The App's layer is its argument `defaults`, then the environment (SQLQ_TIMEOUT and the like), then
 `[tool.sqlq.defaults]` in pyproject.toml. A queue's is the argument `queues`, then `[tool.sqlq.queues.NAME]`.
@@ -39,7 +39,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
         headers.checked(value, "headers", ConfigurationError), "the headers", ConfigurationError
     ),
 }
-"""The options that have defaults, each with what refuses a wrong value."""
+"""The options that have defaults, each with a function that refuses a wrong value."""
 
 VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
     "max_attempts": lambda text: int(text) if text.strip().isdigit() else text,
@@ -50,7 +50,7 @@ VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
 
 RETENTION: Final = "7d"
 ORDER, ORDERS = "order", ("fifo", "lifo")
-"""What a queue says, and no task: how workers of this App claim from it."""
+"""An option that only queues have: the order in which workers of this App claim from them."""
 
 
 class Defaults:
@@ -62,8 +62,8 @@ class Defaults:
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         called: str = "{}",
     ) -> None:
-        """Raises `ConfigurationError` for an option that is not known, or a value out of range, and names
-        `defaults` and `queues` as they are `called`."""
+        """Raises `ConfigurationError` for an unknown option, or a value out of range. It names `defaults` and
+        `queues` as they are `called`."""
         said = pyproject.find()
         self._app: dict[str, Any] = {}
         if said is not None:
@@ -98,7 +98,7 @@ class Defaults:
 
     @property
     def queues(self) -> frozenset[str]:
-        """The queues that say something."""
+        """The queues with options."""
         return frozenset(self._queues)
 
     @property
@@ -107,8 +107,8 @@ class Defaults:
         return frozenset(name for name, order in self._orders.items() if order == "lifo")
 
     def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
-        """Return what a task says, and below it what its queue and the App say; with `queue` as if that were
-        its queue."""
+        """Return the options of a task, over those of its queue and of the App. With `queue` that takes the
+        place of its queue."""
         home = queue or said.get("queue") or self._app.get("queue") or DEFAULT_QUEUE
         layers = (self._app, self._queues.get(home, {}), said)
         found: dict[str, Any] = {}
@@ -148,8 +148,8 @@ def _checked_order(order: Any, what: str) -> str:
 
 
 def retention_ms(argument: Duration | Kept | None) -> int | None:
-    """Return how long finished jobs are kept that do not say it: the argument, else SQLQ_RETENTION, else
-    `retention` in [tool.sqlq], else 7 days. None is for ever, which a text says as "none"."""
+    """Return how long finished jobs without a retention are kept. It is the argument, else SQLQ_RETENTION,
+    else `retention` in [tool.sqlq], else 7 days. None is for ever; as text it is "none"."""
     if not isinstance(argument, Kept):
         return None if argument is None else milliseconds(argument, "retention")
     what, text = "SQLQ_RETENTION", os.environ.get("SQLQ_RETENTION") or None
@@ -160,9 +160,9 @@ def retention_ms(argument: Duration | Kept | None) -> int | None:
 
 
 def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: str = "{}") -> Seal | None:
-    """Return what an App seals with, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
+    """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
     without keys. `called` is how messages name an argument, by its name in the braces. Raises
-    `ConfigurationError` for what cannot be, and repeats nothing of a key."""
+    `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
     what = names = argument = called.format("keys")
     if keys is None and (text := os.environ.get("SQLQ_KEYS")):
         keys, what, names = text.replace(",", " ").split(), "SQLQ_KEYS", "SQLQ_KEYS"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import json_option, moment_of, naming_options, show_json
+from sqlq.cli.output import answer, json_option, moment_of, naming_options
 
 HELD = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
@@ -92,15 +92,12 @@ def enqueue(
 
     job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
     app.close()
-    if as_json:
-        show_json({name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")})
-    elif job.created:
-        click.echo(f"enqueued job {job.id}: {job.task} in queue {job.queue}, {job.state}")
-    else:
-        click.echo(
-            f"nothing enqueued: job {job.id} ({job.task} in queue {job.queue}, {job.state}) holds this "
-            "unique key"
-        )
+    about = f"{job.task} in queue {job.queue}, {job.state}"
+    line = f"enqueued job {job.id}: {about}"
+    if not job.created:
+        line = f"nothing enqueued: job {job.id} ({about}) holds this unique key"
+    value = {name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")}
+    answer(value, line, as_json=as_json)
     if not job.created:
         raise SystemExit(HELD)
 

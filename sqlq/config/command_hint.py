@@ -43,8 +43,8 @@ current: CommandLine | None = None
 
 
 def _same(known: URL | None, url: URL) -> bool:
-    """Whether a message about the database at `url` is about the command line's own, as far as is known: a
-    driver's connection does not tell all that the App was told, a password for example."""
+    """Whether a message about the database at `url` is about the command line's own, as far as is known. A
+    driver's connection does not have all that the App was given, a password for example."""
     if known is None:
         return True
     one, other = ((at.get_backend_name(), at.host, at.port, at.database) for at in (known, url))
@@ -55,8 +55,8 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     """Return `sqlq WORDS` with the options that name the App and the database.
 
     On the command line these are the ones that were typed. In other programs, and in a message about another
-    database than the command line's, `url` and `schema` say where; a password is masked there, as in all
-    messages, and the variable named that can hold it.
+    database, they are made of `url` and `schema`. A URL with a password is masked, as in all messages, and
+    stands in SQLQ_DATABASE_URL.
     """
     from sqlq.config.urls import has_secret, shown
 
@@ -87,7 +87,8 @@ def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str
 
 # Also what turns the direction of text around, ends a line, or has no UTF-8.
 STEERS = r"\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # guard: nothing-steers-a-terminal
-"""What could steer a terminal, for a class of a regular expression; without what stands below a space."""
+"""Characters that could steer a terminal, for a class of a regular expression. The control characters below a
+space are not among them."""
 _STEERING = re.compile(rf"[\x00-\x08\x0a-\x1f{STEERS}]")
 
 
@@ -107,8 +108,8 @@ def escaped_lines(text: str) -> str:
 
 
 def word(name: str) -> str:
-    """Return a name as a word of a command to paste: quoted where a shell wants that, and with escapes that
-    bash and zsh read where it could steer the terminal that shows it.
+    """Return a name as a word of a command to paste. It is quoted where a shell needs that. Characters that
+    could steer the terminal are escaped as bash and zsh read it.
 
     >>> word("mail"), word("my mail"), word("mail\\n")
     ('mail', "'my mail'", "$'mail\\\\u000a'")

@@ -12,7 +12,7 @@ DEFAULT_QUEUE: Final = "default"
 
 MAX_ATTEMPTS: Final = 5
 MAX_RELEASES: Final = 1_000
-"""How often a job may be snoozed or given back without the attempt counting; G3 bounds its claims by it."""
+"""How often a job may be snoozed or released without the attempt counting; G3 bounds its claims by it."""
 
 LEASE_MS: Final = 30_000
 HEARTBEAT_MS: Final = 10_000
@@ -24,7 +24,8 @@ LEASE_MARGIN_MS: Final = 2_000
 RESCUE_MS: Final = 7_000
 POLL_MS: Final = 1_000
 LOOKOUT_MS: Final = 1_250
-"""An idle host looks so often. With its heartbeats and chores that is one statement a second."""
+"""How often an idle host polls. Together with its heartbeats and maintenance services that is one statement a
+second."""
 CONCURRENCY: Final = 10
 CONNECT_SECONDS: Final = 10
 ANSWER_SECONDS: Final = 30.0
@@ -32,12 +33,13 @@ ANSWER_SECONDS: Final = 30.0
 operator's command."""
 LOOP_CONNECT_SECONDS: Final = 3
 LOOP_ANSWER_SECONDS: Final = 4.0
-"""The same in a worker's loops, which try again: with the waits between tries they go on within five seconds
+"""The same in a worker's loops, which try again. With the waits between tries they go on within five seconds
 after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
-"""How long a task that no worker knows is put back before it fails: a rolling deploy is over by then."""
+"""How long a job of an unknown task is returned to the queue before it fails: a rolling deploy is over by
+then."""
 
 LONGEST_NAME: Final = 255
 PAYLOAD_BYTES: Final = 1024 * 1024
@@ -48,10 +50,10 @@ NOTES_BYTES: Final = 16 * 1024
 HEADERS_BYTES: Final = 16 * 1024
 CURSOR_BYTES: Final = 64 * 1024
 NOTE_CHARACTERS: Final = 255
-"""Of the note beside a job's progress; a longer one is cut."""
+"""The longest note beside a job's progress; a longer one is cut."""
 PRIORITIES: Final = range(-100, 101)
 ASK_SECONDS = 5.0
-"""How often workers are told again for what somebody waits: some may have started since."""
+"""How often workers are notified again of the jobs that somebody waits for: some may have started since."""
 
 
 IDS = range(1, 2**63)

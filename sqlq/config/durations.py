@@ -1,7 +1,7 @@
-"""Durations and moments as people write them, and as sqlq stores them.
+"""Durations and times as people write them, and as sqlq stores them.
 
 Only the database's clock decides what is due or expired; what crosses the boundary is a duration in whole
-milliseconds. A moment given by the caller must carry its time zone, because a naive one means another instant
+milliseconds. A time given by the caller must carry its time zone, because a naive one means another instant
 on every machine.
 """
 
@@ -47,13 +47,13 @@ def milliseconds(value: Duration, what: str, error: type[Exception] = Configurat
 
 
 def aware(value: datetime, what: str, error: type[Exception] = ConfigurationError) -> datetime:
-    """Return the moment in UTC, or raise `error` if it has no time zone, or a year that not every time zone
-    can show.
+    """Return the time in UTC. Raises `error` if it has no time zone, or a year that not every time zone can
+    show.
 
-    In UTC, because between moments of one other zone Python compares and adds what their clocks show, and in
-    the hour that comes twice these tell nothing.
+    Between times of one other zone Python compares and adds wall-clock times, which are ambiguous in the hour
+    that comes twice.
 
-    A worker whose connection speaks of other zones could not read such a row, nor a command list it.
+    A worker whose connection has another zone could not read such a row, nor a command list it.
 
     >>> aware(datetime(2030, 1, 1), "available_at")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -73,7 +73,7 @@ def aware(value: datetime, what: str, error: type[Exception] = ConfigurationErro
 
 
 def readable(ms: float) -> str:
-    """Say a duration the way a person would: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d".
+    """Write a duration the way a person would: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d".
 
     >>> readable(90_000)
     '90 s'
@@ -90,12 +90,13 @@ def readable(ms: float) -> str:
 
 
 def written(moment: datetime, timespec: str = "seconds") -> str:
-    """Write a moment for a person, in this machine's time zone: "2026-11-22 03:35:07+00:00"."""
+    """Write a time for a person, in this machine's time zone: "2026-11-22 03:35:07+00:00"."""
     return moment.astimezone().isoformat(sep=" ", timespec=timespec)
 
 
 def since_boot() -> float:
-    """Return the seconds since this machine was started, with those in which it slept, as far as it tells.
+    """Return the seconds since this machine was started, with those in which it slept, where the system
+    counts them.
 
     `time.monotonic` stands still while a Linux machine sleeps.
     """

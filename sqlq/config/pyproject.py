@@ -1,4 +1,4 @@
-"""What a project says to sqlq in its pyproject.toml: its App, the database it is developed on, and defaults.
+"""The options of a project in its pyproject.toml: its App, the database it is developed on, and defaults.
 
 [tool.sqlq]
 app = "shop:app"
@@ -44,12 +44,12 @@ class Project:
 
 
 def find(start: Path | None = None) -> Project | None:
-    """Return what the nearest pyproject.toml with a table [tool.sqlq] says, from a directory (the current
-    one) upwards; None where there is none.
+    """Return the table [tool.sqlq] of the nearest pyproject.toml that has one, from a directory (the current
+    one) upwards. None where there is none.
 
-    A file of another user is passed over, and one line is logged: it would say which code runs here. Raises
-    `ConfigurationError` for a file with the table that cannot be read as TOML, and for a key or value that is
-    not known.
+    A file of another user is passed over, and one line is logged: it would choose which code runs here.
+    Raises `ConfigurationError` for a file with the table that cannot be read as TOML, and for a key or value
+    that is not known.
     """
     try:
         here = (start or Path.cwd()).absolute()
@@ -69,7 +69,7 @@ def find(start: Path | None = None) -> Project | None:
 
 
 def _is_a_strangers(file: Path) -> bool:
-    """Whether anybody but this user and root owns a file, a link to it, or the directory where it lies."""
+    """Whether anybody but this user and root owns a file, a symlink to it, or the directory where it lies."""
     user = getattr(os, "geteuid", lambda: 0)()
     mine = {"0", str(user), os.environ.get("SUDO_UID") if user == 0 else None}
     for path in (file.parent.resolve(), file, file.resolve()):
@@ -142,4 +142,4 @@ _KEYS = {
     "defaults": "",
     "queues": "",
 }
-"""What the table may hold, each as it is written."""
+"""The keys that the table may have, each with an example."""

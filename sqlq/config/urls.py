@@ -88,7 +88,8 @@ def _is_file(url: URL) -> bool:
 
 
 def supported(url: URL) -> URL:
-    """Return the URL with the driver sqlq's own connections use, or say why this database cannot serve."""
+    """Return the URL with the driver of sqlq's own connections. Raises `UnsupportedDatabaseError` for a
+    database that cannot serve."""
     if url.drivername == "postgresql+asyncpg":
         url = url.set(
             query={
@@ -134,7 +135,7 @@ IN_MEMORY: Final = (
     "an SQLite database in memory is seen by one connection only, so sqlq cannot open it, nor a worker run "
     "its jobs: name a file, as in sqlite:///sqlq.db (in a test, see sqlq.testing.create_tables)"
 )
-"""What is said when a connection of sqlq's own to one is needed."""
+"""The message where sqlq needs a connection of its own to a database in memory."""
 
 
 def listen_url(argument: str | URL | None = None) -> URL | None:
@@ -212,7 +213,7 @@ Eager = bool | Literal["commit"]
 
 def eager(argument: Eager | None = None) -> Eager:
     """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else `eager` in
-    [tool.sqlq], else not. Raises `ConfigurationError` for what says none of these."""
+    [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
     if argument is not None:
         return checked_eager(argument)
     said = os.environ.get("SQLQ_EAGER", "").strip().lower()
@@ -224,7 +225,7 @@ def eager(argument: Eager | None = None) -> Eager:
 
 
 DirectCalls = Literal["allow", "warn", "refuse"]
-"""What becomes of a call of a task as a function."""
+"""How a task takes a call as a function: in silence, with a warning, or not at all."""
 
 
 def checked_eager(value: Any, what: str = "eager") -> Eager:

@@ -1,8 +1,8 @@
 """STAGE 1: a NewJob becomes a row in the caller's transaction.
 
-The caller's connection is borrowed: it is never committed, rolled back or closed here. Everything is checked
-before the first write, and what is asked beforehand, on that same connection, cannot fail in the database, so
-that a refusal leaves the caller's transaction as it was.
+The connection is the caller's: it is never committed, rolled back or closed here. Everything is checked
+before the first write. Queries for these checks run on that same connection, and cannot fail in the database.
+So a refusal leaves the caller's transaction as it was.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ Insert: TypeAlias = Callable[[Connection, "str | None"], list[Job]]
 
 
 class Enqueues(Protocol):
-    """What an App enqueues through: the database, or what `sqlq.testing.inline` puts in its place."""
+    """The way in which an App enqueues: into the database, or into the substitute of
+    `sqlq.testing.inline`."""
 
     def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]: ...
 
@@ -155,7 +156,7 @@ class Enqueuer:
         return done
 
     def _enqueue_borrowed(self, conn: Borrowed, new: Sequence[NewJob], insert: Insert) -> list[Job]:
-        """Insert jobs on a driver's connection, whose commit nobody tells of, save one that is made here."""
+        """Insert jobs on a driver's connection. Nothing reports its commit, except one that is made here."""
         conn.driver.refuse_broken()
         try:
             done, is_committed = conn.write(lambda: self._insert(conn, insert))
@@ -186,8 +187,8 @@ class Enqueuer:
             job.enqueued_in(origin)
 
     def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
-        """Have listeners and workers told when the transaction of a driver's connection is committed: the
-        listeners only where the commit is known for certain, a worker as soon as it may be."""
+        """Have listeners and workers notified when the transaction of a driver's connection is committed.
+        Listeners are notified only where the commit is certain, a worker as soon as it may have happened."""
         _debug(done)
         hears = self._events.wants("enqueued")
         if self._hints.are_needed or hears:
@@ -235,7 +236,7 @@ class Enqueuer:
                 return inserting.inserted(new, row)
             except DBAPIError as error:
                 if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
-                    raise  # else the hint was refused, and with it the job, which does not depend on it
+                    raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
         self._hints.send()
         return inserting.inserted(new, row)
@@ -280,7 +281,7 @@ class Enqueuer:
         return inserting.foreign_statement(job, kind, style, self._database.requested_schema)
 
     def close(self) -> None:
-        """Send what hints are still to be sent."""
+        """Send the notifications that are still to be sent."""
         self._hints.close()
 
     def _own_schema(self) -> str | None:
@@ -291,8 +292,8 @@ class Enqueuer:
         return self._ready[engine]
 
     def _schema_of(self, conn: Connection) -> str | None:
-        """Return the schema for jobs on this connection, after asking, once per engine, whether the tables
-        are there."""
+        """Return the schema for jobs on this connection. Once per engine it checks that the tables are
+        there."""
         try:
             return self._ready[conn.engine]
         except KeyError:
@@ -351,7 +352,7 @@ class Enqueuer:
 
 
 def _callers_level() -> int:
-    """Return the `stacklevel` at which a warning of the function that asks names the caller of sqlq."""
+    """Return the `stacklevel` with which a warning of the calling function names the caller of sqlq."""
     level = 1
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what warnings themselves go by
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sqlq."):
@@ -386,8 +387,8 @@ def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
 
 
 def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[Any]]:
-    """Return jobs that are due one after the other, evenly over a time, each so much later than it says
-    itself. Raises `EnqueueError` for what is no duration."""
+    """Return jobs that are due one after the other, evenly over a time. Each is due that much later than its
+    own options have it. Raises `EnqueueError` where `spread` is no duration."""
     if spread is None:
         return new
     span_ms = milliseconds(spread, "spread", EnqueueError)
@@ -403,8 +404,8 @@ def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[
 
 
 def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
-    """Raise `EnqueueError` where there is more to say of a refused write than the database does; to one that
-    lacks a right, add how to get it."""
+    """Raise `EnqueueError` where sqlq has advice on a refused write that the database's message lacks. To the
+    error of a role that lacks a right, add how to get it."""
     why = dialect.trouble(error).advice  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error

@@ -1,17 +1,17 @@
-"""Telling idle workers that there may be work: a hint, never a promise.
+"""Notifies idle workers that there may be work. A notification is never a promise.
 
-Polling alone is enough for everything but latency, so a hint may be lost, late or early. What it may not do
-is cost the producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids
-two-phase commit. So the hint is sent by a thread of its own, on a connection of its own, when a transaction
-that enqueued is committing, and one hint stands for all commits of the last few milliseconds. It may overtake
-a COMMIT that takes long; a worker that finds nothing after a hint looks again soon.
+Polling alone is enough for everything but latency, so a notification may be lost, late or early. But it must
+not cost the producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids
+two-phase commit. So a thread of its own sends it, on a connection of its own, when a transaction that
+enqueued is committing. One notification stands for all commits of the last few milliseconds. It may overtake
+a COMMIT that takes long; a worker that finds nothing after a notification looks again soon.
 
-Of a transaction on a driver's own connection nobody tells when it commits. The same thread looks at the
-connection, without a word to the server, until the transaction is over, or for so long that an idle worker
-has looked for itself.
+Nothing reports the commit of a transaction on a driver's own connection. The same thread looks at the
+connection's state, without a round trip to the server, until the transaction is over. It gives up once an
+idle worker has polled by itself.
 
-Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its
-hint along: then there are no others whose commits would wait.
+One kind of job takes its notification along: it is enqueued in a transaction of sqlq's own, a while after the
+last notification. Then there are no other commits that would wait.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from sqlq.store.workers import notify
 log = logging.getLogger("sqlq")
 
 DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
-"""How long at least lies between two hints, and how long in a stream: workers that find jobs look again by
+"""The shortest time between two notifications, alone and in a stream: workers that find jobs look again by
 themselves."""
 STREAM_JOBS, STREAM_PER_SECOND = 5, 250
-"""A stream begins with so many jobs between two hints, and ends when there are fewer in a second."""
+"""A stream begins with STREAM_JOBS jobs between two notifications, and ends with fewer than
+STREAM_PER_SECOND."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
-"""After so long without a job enqueued alone, the next takes its hint along."""
+"""After so long without a job enqueued alone, the next takes its notification along."""
 COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
-"""How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was
-told too early looks again."""
+"""How long the thread waits for the COMMIT before it notifies, and after how long it first looks. A worker
+that was notified too early looks again."""
 WATCH_SECONDS, FIRST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 1.0, 0.001, 0.02
 """For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
 After that the workers' own looks have to do, which are as far apart."""
 MOST_WATCHED = 100
 LAST_WORDS_SECONDS = 0.5
-"""How long a process that ends waits for its last hint to leave."""
+"""How long a process that ends waits for its last notification to leave."""
 CLOSE_SECONDS = 5.0
 
 
 class Hints:
-    """Sends hints to the workers of a database; does nothing where workers see commits by themselves
-    (SQLite)."""
+    """Notifies the workers of a database; does nothing where workers see commits by themselves (SQLite)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
@@ -69,9 +69,9 @@ class Hints:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._wanted = 0
-        """For how many transactions a hint is still to be sent."""
+        """For how many transactions a notification is still to be sent."""
         self._resting = False
-        """Whether the thread waits a moment, and will see by itself that a hint is wanted."""
+        """Whether the thread pauses, and will see by itself that a notification is wanted."""
         self._committing: list[Any] = []
         """The connections whose COMMIT is under way."""
         self._watched: dict[int, tuple[Any, float]] = {}
@@ -87,7 +87,7 @@ class Hints:
         return not self._silent
 
     def on_commit_of(self, conn: Connection) -> None:
-        """Send a hint when the caller's transaction commits; nothing is sent when it never does."""
+        """Notify when the caller's transaction commits; nothing is sent when it never does."""
         if self._silent:
             return
         self._enqueued.add(conn)
@@ -106,8 +106,8 @@ class Hints:
             self.send()
 
     def at_the_end_of(self, driver: Any) -> None:
-        """Send a hint when the transaction that is open on a driver's connection is over, whether it was
-        committed or not."""
+        """Notify when the transaction that is open on a driver's connection is over, whether it was committed
+        or not."""
         if self._silent:
             return
         with self._lock():
@@ -120,22 +120,23 @@ class Hints:
                 self._changed.notify_all()
 
     def takes_along(self) -> bool:
-        """Whether the transaction about to begin should send the hint itself, since there was none for a
-        while."""
+        """Whether the transaction about to begin should notify by itself, since there was no notification for
+        a while."""
         moment = time.monotonic()
         quiet = not self._silent and moment - self._last_at > QUIET_SECONDS
         self._last_at = moment
         return quiet
 
     def send(self) -> None:
-        """Send a hint soon, from the notifier's thread; returns at once."""
+        """Notify soon, from the notifier's thread; returns at once."""
         if self._silent:
             return
         with self._lock():
             known = self._wanted or self._resting
             self._wanted += 1
             self._begin()
-            # to wake the thread for each of many commits would cost the producers more than their hints
+            # to wake the thread for each of many commits would cost the producers more than their
+            # notifications
             if not known:
                 self._changed.notify_all()
 
@@ -157,7 +158,7 @@ class Hints:
     def _run(self) -> None:
         rest = DEBOUNCE_SECONDS
         with suppress(Exception), self._database.read():
-            pass  # but connect, which takes ten times as long as a hint
+            pass  # but connect, which takes ten times as long as a NOTIFY
         while True:
             with self._changed:
                 while not self._wanted and not self._closing:
@@ -185,7 +186,7 @@ class Hints:
                 rest = STREAM_DEBOUNCE_SECONDS if streams else DEBOUNCE_SECONDS
 
     def _look(self) -> None:
-        """Want a hint for each watched connection whose transaction is over."""
+        """Request a notification for each watched connection whose transaction is over."""
         moment = time.monotonic()
         for key, (driver, until) in list(self._watched.items()):
             over = not is_in_transaction(driver)
@@ -195,8 +196,8 @@ class Hints:
         self._pause = min(self._pause * 1.5, LONGEST_WATCH_SECONDS)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts
-        another one."""
+        """Let the last notification leave and end the thread, waiting at most so long. A notification after
+        this starts another one."""
         if self._silent or self._pid != os.getpid():
             return
         with self._changed:

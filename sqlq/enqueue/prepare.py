@@ -1,7 +1,7 @@
-"""What an App adds to its jobs when they are enqueued: headers, and the context variables that it carries.
+"""Adds to an App's jobs when they are enqueued: headers, and the context variables that the App carries.
 
-Of a header that several say, the job's own counts (`.set(headers=…)`), then what the functions registered by
-`App.stamp` say, the last of them first, then the task's.
+Where several set a header, the job's own counts (`.set(headers=…)`). Next come the functions registered by
+`App.stamp`, the last of them first, then the task's headers.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ class Stamps:
         return bool(self._functions or self._carry)
 
     def add(self, function: Any) -> None:
-        """Have a function stamp each job. Raises `ConfigurationError` for what cannot."""
+        """Register a function that returns headers for each job. Raises `ConfigurationError` for one that
+        cannot."""
         _check_stamps(function)
         if function in self._functions:
             raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
         self._functions.append(function)
 
     def of_replays(self) -> dict[str, str]:
-        """Return what stamps say of the caller of a replay, those that do (`of_replays`): which goes into the
-        copies' own place among the headers, since all others stay as they were."""
+        """Return the headers that enqueue middleware has for the caller of a replay (`of_replays`). They go
+        into the copies' own place among the headers, since all others stay as they were."""
         said: dict[str, str] = {}
         for function in self._functions:
             if (of_replays := getattr(function, "of_replays", None)) is not None:
@@ -78,7 +79,7 @@ class Stamps:
         return job if text == job.headers_text else replace(job, headers_text=text)
 
     def scope(self) -> Scope | None:
-        """Return what surrounds the attempts of jobs with carried values; None where none are carried."""
+        """Return the middleware of jobs with carried values; None where none are carried."""
         if not self._carry:
             return None
         return Scope("sqlq.carry", self._carrying, self._carrying, is_async=False)
@@ -158,7 +159,7 @@ class Additions:
         return done
 
     def _limited(self, job: NewJob[Any]) -> NewJob[Any]:
-        """Return a job with what its limit says, where it names one."""
+        """Return a job with the rule of its limit, where it names one."""
         key: str | None = getattr(job, "limit_key", None)
         if key is None:
             return job
@@ -171,8 +172,9 @@ class Additions:
         return plan._replace(jobs=[without_expiry(job) for job in self.to(plan.jobs)])
 
     def template(self, job: NewJob[Any]) -> NewJob[Any]:
-        """Return the job of a schedule with what its task and queue say of jobs. No stamps: what they say
-        belongs to the moment of an enqueue, and would make another schedule of it at each deploy."""
+        """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
+        middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
+        each deploy."""
         job = self._limited(job)  # guard: a-schedule-knows-its-limit
         task = self._tasks.get(job.task)
         if task is None:
@@ -184,6 +186,7 @@ class Additions:
 
 
 def _as_in_queue(job: NewJob[Any], task: Task[..., Any]) -> dict[str, Any]:
-    """Return what a task says of its jobs in a queue other than its own, but for what the job says itself."""
+    """Return a task's options for its jobs in a queue other than its own, without those that the job sets
+    itself."""
     fields = {option.field for option in JOB_OPTIONS.values()} - {"queue"} - job.given
     return {name: getattr(task, name) for name in fields}

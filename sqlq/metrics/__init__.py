@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: what workers count (`sqlq work --metrics-port`), and what only the database knows
+"""Metrics for Prometheus: the counts of workers (`sqlq work --metrics-port`), and the state of the database
 (`sqlq metrics`). Needs prometheus_client, which comes with `pip install 'sqlq[metrics]'`.
 
-`DatabaseCollector` lets an endpoint of your own show what the database knows.
+`DatabaseCollector` shows the state of the database on an endpoint of your own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics from the database: how much waits, since when, who serves it, and why the tables are large."""
+"""Metrics from the database: waiting jobs and their age, workers, and the size of the tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqlq.metrics.families import number, numbers, version
 log = logging.getLogger("sqlq.metrics")
 
 KEPT_SECONDS: Final = 1.0
-"""For so long an answer is shown again: several scrapers at once must not become a load."""
+"""For so long a collector repeats its answer: several scrapers at once must not become a load."""
 COMPLAINT_SECONDS: Final = 60.0
 STATES: Final = ("available", "scheduled", "blocked", "running", "failed")
 
@@ -37,7 +37,7 @@ class Watched(Protocol):
 
 
 class DatabaseCollector(Collector):
-    """Shows on an endpoint of your own what `sqlq metrics` shows: register it with prometheus_client.
+    """Shows the metrics of `sqlq metrics` on an endpoint of your own: register it with prometheus_client.
 
     Each scrape makes some short queries, none of which counts further than 10,000. Within a second it makes
     none. While the database does not answer, `sqlq_database_up` is 0 and the rest is missing.
@@ -65,7 +65,7 @@ class DatabaseCollector(Collector):
             yield from self._last
 
     def look(self) -> None:
-        """Query the database once, and keep the result. Raises what it raises."""
+        """Query the database once, and keep the result. Raises the errors of the database."""
         with self._lock:
             self._last = self._ask()
             self._until = time.monotonic() + KEPT_SECONDS

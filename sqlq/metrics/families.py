@@ -1,4 +1,4 @@
-"""From what was counted to what prometheus_client shows."""
+"""Turns counts and times into metric families of prometheus_client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def version(metric: Described) -> Any:
 
 
 def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[float], float]]) -> Any:
-    """Return a histogram of times: labels, how many fell into each bucket, and their sum."""
+    """Return a histogram of times: labels, the number in each bucket, and their sum."""
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     bounds = [*map(str, BOUNDS), "+Inf"]
     for labels, buckets, seconds in values:
@@ -45,5 +45,5 @@ def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[
 
 
 def shown(label: str) -> str:
-    """Return a name as UTF-8 can carry it, and as steers no terminal: a row may hold anything."""
+    """Return a name that UTF-8 can carry and that steers no terminal: a row may hold anything."""
     return escaped(label)  # guard: labels-steer-no-terminal

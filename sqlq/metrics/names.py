@@ -1,4 +1,4 @@
-"""The names of all metrics, with their labels: what dashboards and alerts rest on. A name stays; another one
+"""The names of all metrics, with their labels. Dashboards and alerts depend on them: a name stays, and others
 may be added."""
 
 from __future__ import annotations

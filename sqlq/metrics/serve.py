@@ -70,8 +70,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 def serve(collector: Collector, port: int, host: str, option: str) -> str:
     """Show a collector over HTTP, in threads of its own, until this process ends; return the URL.
 
-    With port 0 the system chooses one. Raises `ConfigurationError` for a port or host that cannot be had,
-    naming the `option` that gave it.
+    With port 0 the system chooses one. Raises `ConfigurationError` for a port or host that cannot be used,
+    and names the `option` that set it.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
@@ -85,7 +85,7 @@ def serve(collector: Collector, port: int, host: str, option: str) -> str:
 
 
 def text(collector: Collector) -> str:
-    """Return what a scrape would get."""
+    """Return the text of a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry).decode()

@@ -16,7 +16,7 @@ from sqlq.config.durations import LONGEST_MS, Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
 
 Backoff: TypeAlias = Callable[[int], Duration]
-"""Given the number of attempts made (1 after the first), says how long to wait before the next."""
+"""Takes the number of attempts made (1 after the first), and returns how long to wait before the next."""
 
 BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
 
@@ -90,8 +90,9 @@ def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) 
 
 
 def backoff_from(option: BackoffOption | None, error: type[Exception] = ConfigurationError) -> Backoff:
-    """Return the backoff an option stands for: None the default, a duration a fixed wait, a list one wait per
-    attempt (the last one repeats), a callable itself. Raises `error` for anything else."""
+    """Return the backoff that an option stands for. None is the default, a duration a fixed wait. A list has
+    one wait per attempt (the last one repeats), and a callable is taken as it is. Raises `error` for anything
+    else."""
     if option is None:
         return exponential()
     if callable(option):

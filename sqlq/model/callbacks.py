@@ -1,4 +1,4 @@
-"""What follows the end of a job: the job that is enqueued in the transaction that ends it.
+"""Callbacks: the job that follows the end of another, enqueued in the transaction that ends that one.
 
 The row of a job names its follow-ups itself, as JSON in `on_success` and `on_failure`. Whoever ends the job
 need know neither its task nor the code: a supervisor, or another worker that finds its owner gone.
@@ -63,7 +63,8 @@ class Follower(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str, column: str) -> Follower | None:
-        """Return the task that a row names in a column, None where the row says that nothing follows.
+        """Return the task that a row names in a column; None where the row has `null`, after which none
+        follows.
 
         Keys that are not known here are another release's, and left alone. Raises `ArgumentsError` for what
         names no task, in a queue, with a priority.
@@ -89,9 +90,9 @@ _DEFAULTS = Follower._field_defaults
 
 
 def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob | None:
-    """Return the job that follows one that ends with this outcome, sealed where there is a seal; None where
-    none does, as after an attempt that did not end its job, after a cancel, and after a bad seal. It has the
-    headers of the job it follows."""
+    """Return the job that follows one that ends with this outcome, signed or encrypted where there is a seal.
+    None where none follows, as after an attempt that did not end its job, after a cancel, and after a bad
+    seal. It has the headers of the job it follows."""
     about = {"job_id": job.id, "task": job.task}
     try:
         return _following(job, outcome, seal)
@@ -105,7 +106,7 @@ def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob
 
 
 def _following(job: Ending, outcome: Outcome, seal: Seal | None) -> NewJob | None:
-    # SQLite lets in bytes, which JSON could not say
+    # SQLite lets in bytes, which JSON does not have
     names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
     label = None if job.label is None else str(job.label)
     match outcome:
@@ -147,8 +148,8 @@ def _passed_on(headers: str | None) -> str | None:
 
 
 def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
-    """Return a job as its row has it, unopened, without what would follow it where its seal is bad: what
-    anybody wrote would be told to that, under a good seal."""
+    """Return a job as its row has it, unopened. Where its seal is bad, it has no follow-up: that would get,
+    under a good seal, text that anybody may have written."""
     if job.on_failure is None or seal is None or seal.opens(job.task, job.queue, job.payload):
         return job
     return job._replace(on_failure=None)  # guard: the-unstarted-are-trusted-by-their-seals
@@ -157,8 +158,8 @@ def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
 def settlement(
     job: ClaimedJob, outcome: Outcome, course: AttemptTimes | None = None, *, seal: Seal | None = None
 ) -> Settlement:
-    """Return what there is to write of an attempt that ended with this outcome, with what follows its job if
-    that ends with it; its result, and what follows, sealed where there is a seal."""
+    """Return the settlement of an attempt that ended with this outcome, with the follow-up of its job if that
+    ends with it. Its result and the follow-up are signed or encrypted where there is a seal."""
     if seal is not None and type(outcome) is Completed:
         outcome = outcome.sealed_by(seal, job.task, job.queue)  # guard: results-are-sealed
     key = job.limit_key
@@ -169,7 +170,7 @@ def settlement(
 
 
 def check_follow_ups(job: Ending) -> None:
-    """Raise `ArgumentsError` where the row of a job does not say what is to follow its end."""
+    """Raise `ArgumentsError` where a job's row has a follow-up that cannot be read."""
     for text, column in ((job.on_success, "on_success"), (job.on_failure, "on_failure")):
         if text is not None:
             Follower.from_text(text, column)

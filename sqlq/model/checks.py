@@ -12,7 +12,7 @@ from sqlq.errors import EnqueueError
 UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
 OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
 NO_TIMEOUT_MS = 0
-"""In a job's row: it has no timeout, whatever its task says."""
+"""In a job's row: it has no timeout, whatever its task has."""
 NOT_IN_TIME = "expired: it was not started in time"
 """Why a job was cancelled that had a time to be started in."""
 FOR_EVER_MS = LONGEST_MS
@@ -20,8 +20,9 @@ FOR_EVER_MS = LONGEST_MS
 
 
 class Rule(NamedTuple):
-    """What a limit says of a key, as its row has it: at most so many running, so many starts in a period, or
-    one job after the other in the order of their ids, which with `holds` ends at one that has failed."""
+    """The rule of a limit for a key, as its row has it. It allows at most so many running jobs, at most so
+    many starts in a period, or both. Or it lets jobs run one after the other in the order of their ids, which
+    with `holds` ends at one that has failed."""
 
     max_running: int | None = None
     rate: int | None = None
@@ -80,8 +81,8 @@ def checked_max_attempts(value: int, error: type[Exception] = EnqueueError) -> i
 
 
 def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueError) -> str:
-    """Return what a job's row says of the task that follows its end; `null` for None, after which none
-    does."""
+    """Return the JSON for a job's row that names its follow-up task; `null` for None, after which none
+    follows."""
     if task is None:
         return "null"
     if not hasattr(type(task), "as_follow_up"):
@@ -100,7 +101,7 @@ def checked_expires(value: Duration, error: type[Exception] = EnqueueError) -> i
 
 
 class Limits(Protocol):
-    """What jobs wait for their turn at: a `sqlq.Limit` or `sqlq.Serial`."""
+    """A limit at which jobs wait for their turn: a `sqlq.Limit` or `sqlq.Serial`."""
 
     def on_one_job(self) -> tuple[str, Rule]: ...
 

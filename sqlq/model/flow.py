@@ -1,5 +1,4 @@
-"""Flows: jobs that wait for others, as they are asked for. What becomes of them is in `store.flows` and
-`store.unblock`.
+"""Flows as a caller writes them: jobs that wait for others. Their life in the database is in `store.flows`.
 
 A flow is laid step by step, and a step can only wait for steps that were added before it. So there is no
 cycle, and what cannot be is refused where it is written, before anything is sent to a database.
@@ -90,7 +89,7 @@ class MakesJobs(Protocol):
 
 
 Part: TypeAlias = "NewJob[Any] | MakesJobs | Chain[Any] | Group[Any]"
-"""What a chain or a group is made of."""
+"""A part of a chain or a group."""
 
 
 class Step(Generic[R_co]):
@@ -103,7 +102,7 @@ class Step(Generic[R_co]):
 
     @property
     def result(self) -> R_co:
-        """What this step returns, as an argument of a later one, whose handler gets the value.
+        """The result of this step, as an argument of a later one, whose handler gets the value.
 
         It is no value yet: give it to `task.new` as an argument of its own, and to nothing else.
 
@@ -134,7 +133,7 @@ class Steps(Sequence[Step[R_co]]):
 
     @property
     def results(self) -> list[R_co]:
-        """What these steps return, in their order, as one argument of a later step."""
+        """The results of these steps, in their order, as one argument of a later step."""
         return cast("list[R_co]", Result(self, is_list=True))
 
     @overload
@@ -151,7 +150,8 @@ class Steps(Sequence[Step[R_co]]):
 
 
 class _Laid(NamedTuple):
-    """What a part has become in a flow: the steps at its end, and what waits for the part waits for."""
+    """A part that was added to a flow. `ends` are the steps at its end; a step after the part waits for those
+    in `gate`."""
 
     ends: list[Step[Any]]
     gate: dict[int, When]
@@ -197,7 +197,7 @@ class Group(_Composed[R_co]):
 
     @property
     def results(self) -> list[R_co]:
-        """What the jobs of this group return, in their order, as one argument of a job that comes after it.
+        """The results of this group's jobs, in their order, as one argument of a job that comes after it.
 
         >>> prices = sqlq.group(ask.new("a"), ask.new("b"))  # doctest: +SKIP
         >>> prices.then(choose.new(7, prices.results))  # doctest: +SKIP
@@ -213,8 +213,8 @@ class Group(_Composed[R_co]):
 def chain(*parts: Any) -> Chain[Any]:
     """Return jobs that run one after the other, each when the one before it has finished.
 
-    A part is a job, a chain, a group, or a task: that is called with the result of the part before it, or the
-    list of results of a group. When one fails, those after it stay blocked until it is retried. Give the
+    A part is a job, a chain, a group, or a task. A task is called with the result of the part before it, or
+    the list of results of a group. When one fails, those after it stay blocked until it is retried. Give the
     chain to `app.enqueue` or `flow.add`. Raises `EnqueueError` for what is no part.
 
     >>> app.enqueue(sqlq.chain(fetch.new(url), parse, store))  # doctest: +SKIP
@@ -235,11 +235,11 @@ def group(*parts: Any) -> Group[Any]: ...
 
 
 def group(*parts: Any) -> Group[Any]:
-    """Return jobs that run side by side; `.then(…)` says what comes when all have finished.
+    """Return jobs that run side by side; `.then(…)` adds the part that comes when all have finished.
 
-    A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order; of a chain in
-    it that of its last, and of a group in it those of its jobs. A group of nothing has finished at once, and
-    its results are an empty list. Raises `EnqueueError` for what is no part.
+    A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order. A chain in it
+    has the result of its last job, a group in it those of its jobs. A group of nothing has finished at once,
+    and its results are an empty list. Raises `EnqueueError` for what is no part.
 
     >>> app.enqueue(sqlq.group(ask.new("a"), ask.new("b")).then(choose))  # doctest: +SKIP
     """
@@ -300,11 +300,12 @@ class Flow:
     def add(self, job: Any, *, after: Any = (), when: When = "success") -> Any:
         """Add a job, a chain or a group, and return its step, or the steps at its end.
 
-        It runs when the steps `after` which it comes have ended as `when` says: with `success` (finished),
-        `failure` (failed for good), or `ended`, in whatever way, cancelled too. A mapping of steps says it
-        for each by itself. What can no longer run, since a step before it ended otherwise, is cancelled. A
-        delay counts from the enqueue. A step whose result is an argument of the job is waited for, whether or
-        not it is named. Raises `EnqueueError` for steps of another flow, and for a job that cannot be a step.
+        It runs when the steps `after` which it comes have ended. `when` is how they have to end: with
+        `success` (finished), `failure` (failed for good), or `ended`, in whatever way, cancelled too. Pass a
+        mapping `{step: when}` to set `when` for each step. A step that can no longer run, since a step before
+        it ended otherwise, is cancelled. A delay counts from the enqueue. A step whose result is an argument
+        of the job is waited for, whether or not it is named. Raises `EnqueueError` for steps of another flow,
+        and for a job that cannot be a step.
 
         >>> flow.add(alarm.new(7), after=[paid], when="failure")  # doctest: +SKIP
         """
@@ -343,8 +344,8 @@ class Flow:
     def _ends(self) -> tuple[tuple[int, ...], bool]:
         """Return the steps whose results are the flow's, and whether they are a list whatever their number.
 
-        They are those at the end of its chain or group, else those for which no other waits; without what
-        comes only where a step has failed.
+        They are those at the end of its chain or group. In another flow they are those for which no other
+        waits, without steps that run only where one has failed.
         """
         if self._of is not None:
             return tuple(step.number for step in self._of.ends), self._of.is_list
@@ -383,7 +384,7 @@ class Flow:
                 f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
                 "it waits for others; say .set(expires=None), or let the step look at its moment itself"
             )
-        job = without_expiry(job)  # what the queue or the App says is for jobs that wait for nothing
+        job = without_expiry(job)  # a start deadline of queue or App is for jobs that wait for nothing
         if len(self.steps) >= MOST_STEPS:
             raise EnqueueError(
                 f"{self!r} has {MOST_STEPS:,} steps, which is the most: let a step enqueue flows of its own"
@@ -476,7 +477,7 @@ _SAID = {"failure": "failed", "ended": "ended in any way"}
 
 
 class Growth(Flow):
-    """The flow of which a running job is a step: steps added to it are written with the completion of that
+    """The flow of which a running job is a step. Steps added to it are written with the completion of that
     job, and wait for it."""
 
     _grows = True
@@ -504,9 +505,9 @@ FLOWS = (Flow, Chain, Group)
 
 
 class EnqueuedFlow(NamedTuple):
-    """What `enqueue` answers for a flow: its `id`, and its jobs in the order in which their steps were added.
-    `ends` has the places among them of those whose results are the flow's, which with `is_list` are a list
-    whatever their number."""
+    """The answer of `enqueue` for a flow: its `id`, and its jobs in the order in which their steps were
+    added. `ends` has the places among them of the jobs whose results are the flow's. With `is_list` these are
+    a list whatever their number."""
 
     id: int
     name: str | None
@@ -547,13 +548,13 @@ def refuse_results(jobs: Iterable[NewJob[Any]]) -> None:
 
 
 def without_expiry(job: NewJob[R]) -> NewJob[R]:
-    """Return a step without a time in which it has to start, which its queue may say of jobs."""
+    """Return a step without a time by which it has to start, which its queue may have for jobs."""
     return job if job.expires_ms is None else replace(job, expires_ms=None)
 
 
 def _with_results(job: NewJob[R], places: list[tuple[int | str, int | list[int]]]) -> NewJob[R]:
-    """Return a job whose payload says which of its arguments are results of the steps before it: each by its
-    place or name, and by the places of the steps among those that it waits for."""
+    """Return a job whose payload names the arguments that are results of the steps before it. Each is named
+    by its place or name, and by the places of the steps among those that it waits for."""
     between = ", " if len(job.payload) > len("{}") else ""
     payload = f'{job.payload[:-1]}{between}"results": {json.dumps(places, ensure_ascii=False)}}}'
     if (size := len(payload.encode())) > PAYLOAD_BYTES:

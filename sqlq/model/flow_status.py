@@ -1,4 +1,4 @@
-"""How far flows are, as the rows of their steps say it."""
+"""The progress of flows, from the rows of their steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sqlq.model.job import Progress, State
 
 @dataclass(frozen=True, slots=True)
 class StepDetails:
-    """A step of a flow, as its row says it. `after` has the steps that it waits or waited for, by their ids,
-    each with how it has to end. `result` is decoded JSON; `error` is what a failed step failed of, and why
-    one was cancelled or skipped."""
+    """A step of a flow, as its row has it. `after` has the steps that it waits or waited for, by their ids,
+    each with how it has to end. `result` is decoded JSON; `error` is the error of a failed step, or why one
+    was cancelled or skipped."""
 
     id: int
     task: str
@@ -41,9 +41,9 @@ class FlowStatus:
 
     @property
     def state(self) -> State:
-        """What the flow as a whole is: `running` as long as a step runs or will by itself, else `failed`
-        where one has failed, `blocked` where one waits, `cancelled` where all that ended were cancelled, and
-        `finished`."""
+        """The state of the flow as a whole. It is `running` as long as a step runs or will by itself. Else it
+        is `failed` where one has failed, `blocked` where one waits, `cancelled` where all that ended were
+        cancelled, and otherwise `finished`."""
         if any(self.counts.get(state) for state in (State.RUNNING, State.AVAILABLE, State.SCHEDULED)):
             return State.RUNNING
         found = (State.FAILED, State.BLOCKED, State.FINISHED, State.CANCELLED)
@@ -64,7 +64,7 @@ class FlowDetails(FlowStatus):
 
     @property
     def results(self) -> dict[int, Any]:
-        """What the steps that have finished returned, as decoded JSON, by their ids."""
+        """The results of the steps that have finished, as decoded JSON, by their ids."""
         return {step.id: step.result for step in self.steps if step.state is State.FINISHED}
 
     def step(self, id: int) -> StepDetails:

@@ -10,7 +10,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NameOfAnotherQueue:
-    """An attribute that other job queues have and this class has not. Its error says what to write instead.
+    """An attribute that other job queues have and this class has not. Its error names the attribute to write
+    instead.
 
     A `__getattr__` would serve as well, but type checkers would then take every name for an attribute.
     """

@@ -1,4 +1,4 @@
-"""What a `Job` knows of the transaction in which it was enqueued, beside what it shows.
+"""The part of a `Job` that knows the transaction in which it was enqueued.
 
 On SQLite a transaction that is rolled back gives its ids back: the next job, a stranger's, has one of them.
 So the handle has to know that its own is gone.
@@ -17,7 +17,8 @@ class Origin:
     enqueued."""
 
     def __init__(self, created: Mapping[int, int] | None = None) -> None:
-        """`created` says when each job was, as SQLite has it, where nobody tells how the transaction ends."""
+        """`created` has the creation time of each job, as SQLite has it, where nothing reports how the
+        transaction ends."""
         self.created = created or {}
         self.is_undone = False
 
@@ -26,7 +27,7 @@ class Origin:
 
 
 class Handle:
-    """What `enqueue` answers for a job. This very object knows its origin, and no copy of it."""
+    """The answer of `enqueue` for a job. This very object knows its origin, and no copy of it."""
 
     __slots__ = ("_origin",)
     id: int
@@ -35,8 +36,8 @@ class Handle:
         object.__setattr__(self, "_origin", origin)
 
     def require_own(self, created: int | None = None) -> None:
-        """Raise `JobNotFoundError` where the row of its id is another job's: one that was `created` at
-        another moment, or whatever came after a rollback."""
+        """Raise `JobNotFoundError` where the row of its id is another job's: one `created` at another time,
+        or any row after a rollback."""
         origin: Origin = getattr(self, "_origin", _CERTAIN)
         is_another = created is not None and origin.created.get(self.id, created) != created
         if origin.is_undone or is_another:  # guard: a-handle-knows-of-its-rollback

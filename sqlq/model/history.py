@@ -1,9 +1,9 @@
-"""The history of a job: a line for each attempt that is over, and for what else has put the job back.
+"""The history of a job: a line for each attempt that is over, and for each retry by an operator.
 
-An attempt that failed, was lost or was given back leaves its line in the job's row, as JSON in the column
-`errors`: it is written by the statement that puts the job back, which writes that row anyway. The line of
-the last attempt is not stored. The row of the ended job says it: a job that finishes in its first attempt
-costs nothing.
+An attempt that failed, was lost or was released leaves its line in the job's row, as JSON in the column
+`errors`. The statement that returns the job to the queue writes the line, too: it writes that row anyway. The
+line of the last attempt is not stored. The row of the ended job has its data: a job that finishes in its
+first attempt costs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AttemptOutcome: TypeAlias = Literal[
     "claimed",
 ]
 Note: TypeAlias = Literal["released", "snoozed", "put_back"]
-"""What a line says that is no error."""
+"""The kinds of lines that are no error."""
 NOTES: Final[tuple[str, ...]] = get_args(Note)
 
 
@@ -54,18 +54,18 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One line of a job's history: an attempt, or a word of an operator's.
+    """One line of a job's history: an attempt, or a retry by an operator.
 
-    `outcome` is what came of the attempt: `finished`, `cancelled`, `failed` (also where another attempt
-    followed), `lost` (its worker died, or did not renew its lease), `released` (given back by its worker,
-    uncounted) or `snoozed`; of the attempt that goes on it is `running`, or `claimed` while its worker holds
-    the job and has not started it. `put_back` is no attempt: an operator has retried the failed job.
-    `attempt` is its number, as the job counted them then.
+    `outcome` is how the attempt ended: `finished`, `cancelled`, `failed` (also where another attempt
+    followed), `lost`, `released` or `snoozed`. The worker of a `lost` one died, or did not renew its lease. A
+    `released` one was returned to the queue by its worker, uncounted. The attempt that goes on is `running`,
+    or `claimed` while its worker holds the job and has not started it. `put_back` is no attempt: an operator
+    has retried the failed job. `attempt` is its number, as the job counted them then.
 
-    Moments carry their time zone. They are by the clock of who wrote the line, and decide nothing; what is
-    not known is None, as `started_at` is of a lost attempt. `worker` is the id of the worker, `host` its
-    host and process. `reason`, `exception` and `message` say what it failed of. The line of an ended job's
-    last attempt is by the database's clock; `started_at` is not kept where a job's first claim finished it.
+    Times carry their time zone. They are by the clock of the line's writer, and decide nothing. An unknown
+    value is None, as is `started_at` of a lost attempt. `worker` is the id of the worker, `host` its host and
+    process. `reason`, `exception` and `message` are of its error. The line of an ended job's last attempt is
+    by the database's clock; `started_at` is not kept where a job's first claim finished it.
 
     >>> [line.outcome for line in app.jobs.get(42).history]  # doctest: +SKIP
     ['failed', 'lost', 'snoozed', 'finished']
@@ -107,8 +107,8 @@ def note(attempts: int | None, note: Note, course: AttemptTimes = UNKNOWN, reaso
 
 
 def is_error(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of an attempt that failed, and not a note. What another program has written is an
-    error."""
+    """Whether a record is of an attempt that failed, and not a note. A record that another program has
+    written is an error."""
     return record.get("note") not in NOTES
 
 
@@ -134,7 +134,7 @@ def read(record: Mapping[str, Any]) -> AttemptRecord:
 
 
 def lines(records: Sequence[Mapping[str, Any]], last: AttemptRecord | None) -> tuple[AttemptRecord, ...]:
-    """Return the history of a job whose row has these records, and says this of its last attempt."""
+    """Return the history of a job: these records of its row, and its last attempt."""
     found = map(read, records)
     return (*found,) if last is None else (*found, last)
 

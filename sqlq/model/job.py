@@ -1,4 +1,4 @@
-"""A job: as it is asked for, as it is stored, and as a worker holds it.
+"""A job: as a caller makes it, as it is stored, and as a worker holds it.
 
     enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
        │                ▲     ▲                   │
@@ -53,7 +53,7 @@ else:
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
-"""What the handler of a job returns; known to type checkers alone."""
+"""The return type of a job's handler; known to type checkers alone."""
 
 
 class Kept(Enum):
@@ -66,7 +66,7 @@ KEPT = Kept.KEPT
 
 
 class State(StrEnum):
-    """Where a job is, as the view `job_states` says it."""
+    """Where a job is, as the view `job_states` shows it."""
 
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
@@ -81,7 +81,8 @@ J_co = PlainTypeVar("J_co", covariant=True)
 
 
 class JobOrFlow(Protocol[J_co]):
-    """What `enqueue` takes: a job, of which it makes a `Job`, or a flow. Known to type checkers alone."""
+    """The argument of `enqueue`: a job, of which it makes a `Job`, or a flow. Known to type checkers
+    alone."""
 
     if TYPE_CHECKING:
 
@@ -123,7 +124,7 @@ class NewJob(HasArguments, Generic[R_co]):
     payload: str
     queue: str
     max_attempts: int | None
-    """None: what the task says, when a worker that knows it claims the job."""
+    """None: its task's number, which a worker that knows the task takes when it claims the job."""
     priority: int = 0
     timeout_ms: int | None = None
     delay_ms: int = 0
@@ -134,26 +135,26 @@ class NewJob(HasArguments, Generic[R_co]):
     at_most_ms: int | None = None
     """How long after it was first enqueued a job may at most be due that is postponed."""
     expires_ms: int | None = None
-    """How long after it is due the job may be started; None where the row says no such time."""
+    """How long after it is due the job may be started; None where the row has no such time."""
     start_by: datetime | None = None
     """Until when it may be started."""
     on_success: str | None = None
-    """The task that follows, as the job's row names it; see `endings.Follower`."""
+    """The task that follows, as the job's row names it; see `callbacks.Follower`."""
     on_failure: str | None = None
     label: str | None = None
     headers_text: str | None = None
     """Its own headers, as JSON; what the App adds comes to them when the job is enqueued."""
     backoff: str | None = None
-    """As the job's row has it; None where the task says it."""
+    """As the job's row has it; None where the task defines it."""
     retention_ms: int | None = None
     schedule: str | None = None
     """The schedule that it is of; None for a job that was enqueued otherwise."""
     scheduled_for: datetime | None = None
-    """The moment of the schedule for which it is enqueued."""
+    """The schedule's run time for which it is enqueued."""
     limit_key: str | None = None
     """The key of the limit that it waits for; None where there is none."""
     rule: Rule | None = None
-    """What that limit says; None where it is named alone, and the App says it."""
+    """The rule of that limit; None where only its key is given, and the App defines it."""
     results: tuple[tuple[int | str, Any], ...] = field(default=(), repr=False)
     """The arguments that are results of steps before it, by place or name, each a `flow.Result`."""
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -178,7 +179,7 @@ class NewJob(HasArguments, Generic[R_co]):
         return new
 
     def sealed_by(self, seal: Seal) -> NewJob[R_co]:
-        """Return this job with its payload sealed, for the task and queue that it has."""
+        """Return this job with its payload signed or encrypted, for the task and queue that it has."""
         return self.with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
 
     def is_sealed_by(self, seal: Seal, text: Any) -> bool:
@@ -198,23 +199,23 @@ class NewJob(HasArguments, Generic[R_co]):
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
         """Return this job with other options; what is not given stays as it is.
 
-        `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
-        give one of the two. A larger `priority` (−100 to 100) runs first. `expires` is how long after it is
+        `delay` counts from the enqueue by the database's clock. `available_at` is a time with a time zone.
+        Give one of the two. A larger `priority` (−100 to 100) runs first. `expires` is how long after it is
         due the job may be started, or until when; one that was not started is cancelled. A `timeout` of None
         takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes but a
-        function of your own. `retention` says how long the job is kept after it has finished or failed, None
-        for ever. `label` is a short text for people, `headers` a mapping of names to JSON that travels with
-        the job; those set before stay where they are not set anew. `on_success` and `on_failure` are tasks of
-        which a job follows when this one has finished, or has failed for good; with None none does, whatever
-        the task says. `limit` is a `sqlq.Limit` or `sqlq.Serial` whose key is plain text, or the name of one
-        that `app.limit` has declared; None takes the task's away.
+        function of your own. `retention` is how long the job is kept after it has finished or failed, None
+        for ever. `label` is a short text for people. `headers` is a mapping of names to JSON that travels
+        with the job; headers set before stay where they are not set anew. `on_success` and `on_failure` are
+        tasks. A job of that task follows when this one has finished, or has failed for good. With None none
+        does, whatever the task defines. `limit` is a `sqlq.Limit` or `sqlq.Serial` whose key is plain text,
+        or the name of one that `app.limit` has declared; None takes the task's away.
 
-        With a `unique_key`, at most one job of that key is live in its queue: until it finishes, or with
-        `unique_until="start"` until it is first claimed. With "pruned" the key names the job until its row is
-        gone: one that has ended is what `enqueue` answers, too. With `on_conflict="replace"` this job takes
-        the place of the one with its key while that waits, and is due when that is. With "postpone" it is due
-        when this one is, if that is later, but not later than `at_most` after the first was enqueued. Raises
-        `EnqueueError` for a value out of range, naming it.
+        With a `unique_key`, at most one job of that key is live in its queue. It is live until it finishes,
+        or with `unique_until="start"` until it is first claimed. With "pruned" the key names the job until
+        its row is gone: one that has ended is what `enqueue` answers, too. With `on_conflict="replace"` this
+        job takes the place of the one with its key while that waits, and is due when that is. With "postpone"
+        it is due when this one is, if that is later, but not later than `at_most` after the first was
+        enqueued. Raises `EnqueueError` for a value out of range, naming it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
@@ -247,7 +248,7 @@ class NewJob(HasArguments, Generic[R_co]):
 
 
 def _check_conflict(job: NewJob) -> None:
-    """Raise `EnqueueError` for a job that says by halves what becomes of the one with its unique key."""
+    """Raise `EnqueueError` where `on_conflict` or `at_most` lacks the option that it needs."""
     if job.unique_key is None:
         what = "at_most" if job.on_conflict == "keep" else f'on_conflict="{job.on_conflict}"'
         raise EnqueueError(f"{what} is about a unique key: set unique_key together with it")
@@ -300,13 +301,12 @@ _WITH_NONE: Final = frozenset({"timeout", "retention", "expires", "on_success", 
 
 @dataclass(frozen=True, slots=True)
 class Job(Handle, Generic[R_co]):
-    """What `enqueue` answers: the job's id, and whether this call created it.
+    """The answer of `enqueue`: the job's id, and whether this call created it.
 
     `created` is False when a live job with the same unique key was there, or with `unique_until="pruned"` one
-    that has ended; then `id` and `state` are that job's.
-    `replaced` is True when that one was waiting, and this call has put its own job in its place. After a
-    rollback of its transaction whatever it is given to raises `JobNotFoundError`, also where SQLite has given
-    its id to another job.
+    that has ended. Then `id` and `state` are that job's. `replaced` is True when that one was waiting, and
+    this call has put its own job in its place. After a rollback of its transaction whatever it is given to
+    raises `JobNotFoundError`, also where SQLite has given its id to another job.
     """
 
     id: int
@@ -331,8 +331,8 @@ NameOfAnotherQueue.answer(
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job has come, as its handler said: so much `done`, `of` so much in all where that is known,
-    and a `note` for people."""
+    """The progress of a job, as its handler has set it. `done` is how much is done, `of` is the total where
+    that is known, and `note` is for people."""
 
     done: float
     of: float | None = None
@@ -353,12 +353,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails(HasArguments):
-    """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those
-    of earlier attempts, oldest first; `history` has a line for each attempt, and for each time an operator
-    has put the job back; `result`, `payload` and `headers` are decoded JSON, or the stored text
-    where it cannot be decoded. A sealed one is opened; what these keys do not open is an object whose one
-    text, `sealed`, says why. `error` says in one text what a failed job failed of, and why one was
-    cancelled."""
+    """Everything about one job, in whichever table it is. Times carry their time zone. `errors` are those of
+    earlier attempts, oldest first. `history` has a line for each attempt, and for each retry by an operator.
+    `result`, `payload` and `headers` are decoded JSON, or the stored text where it cannot be decoded. An
+    encrypted or signed one is opened. Where these keys do not open it, it is an object with one text,
+    `sealed`, which is the reason. `error` is the error of a failed job in one text, or the reason of a
+    cancelled one."""
 
     id: int
     queue: str
@@ -368,7 +368,7 @@ class JobDetails(HasArguments):
     priority: int
     attempts: int
     max_attempts: int | None
-    """None where the row does not say it, and this App does not know the task."""
+    """None where the row does not have it, and this App does not know the task."""
     releases: int
     unique_key: str | None
     created_at: datetime
@@ -391,15 +391,16 @@ class JobDetails(HasArguments):
     label: str | None = None
     headers: Any = field(default_factory=dict)
     progress: Progress | None = None
-    """What its handler said last; that of an earlier attempt until the next one says something."""
+    """The last progress that its handler has set. The progress of an earlier attempt stays until the next one
+    sets some."""
     cursor: Any = None
     """How far it has come: what its last checkpoint has saved, of a job with steps what they have."""
     start_by: datetime | None = None
     """Until when it has to be started; cancelled if it is not."""
     retention_ms: int | None = None
-    """How long it is kept after its end, where it says so itself."""
+    """How long it is kept after its end, where it has a retention of its own."""
     expires_at: datetime | None = None
-    """When it may be deleted, of an ended job that says itself how long it is kept."""
+    """When it may be deleted, of an ended job with a retention of its own."""
     backoff: str | None = None
     on_success: Any = None
     """The task that follows when it has finished, as in `{"task": "shop.thank", "queue": "mail"}`."""
@@ -408,16 +409,16 @@ class JobDetails(HasArguments):
     schedule: str | None = None
     """The schedule that enqueued it."""
     scheduled_for: datetime | None = None
-    """The moment of its schedule for which it was enqueued; None for a job of no schedule."""
+    """The schedule's run time for which it was enqueued; None for a job of no schedule."""
     flow_id: int | None = None
     limit_key: str | None = None
     blocked_by: str | None = None
-    """What it waits for while it is blocked: `flow`, for steps before it, or `limit`, for its turn."""
+    """Why it is blocked, while it is: `flow`, for steps before it, or `limit`, for its turn."""
     due_at: datetime | None = None
-    """When a blocked job wants to start at the earliest, where it says so."""
+    """When a blocked job wants to start at the earliest, where it has such a time."""
     started: bool | None = None
-    """Of a running job, whether its handler has begun: False while its worker holds it and has not started
-    it, which is known a few seconds after the claim. None for others."""
+    """Whether the handler of a running job has begun; None for other jobs. It is False while its worker holds
+    the job and has not started it, which is known a few seconds after the claim."""
     replay_of: int | None = None
     """The job of which it is a replay."""
     replayed_as: int | None = None
@@ -425,21 +426,20 @@ class JobDetails(HasArguments):
     history: tuple[AttemptRecord, ...] = ()
     """Its attempts from the first to the last, with what came of each; the one that goes on included."""
     sealed: str | None = None
-    """How its payload is sealed, as in `encrypted with key 3f9a2c41`; None for a plain one."""
+    """How its payload is signed or encrypted, as in `encrypted with key 3f9a2c41`; None for a plain one."""
 
     @property
     def error(self) -> str | None:
         """The exception and message of a failed job, or the reason where there is no exception; the reason of
-        a cancelled one. The same text as `error` in the view `job_states`; None where there is nothing to
-        say."""
+        a cancelled one. The same text as `error` in the view `job_states`; None where there is neither."""
         if self.state is State.FAILED and self.exception is not None:
             return f"{self.exception}: {self.message or ''}"
         return self.reason
 
 
 def error_line(reason: str | None, exception: str | None, message: str | None) -> str:
-    """Say in one line what a job failed of: the exception and the first line of its message, after a reason
-    other than an error of the handler."""
+    """Return the error of a failed job in one line: the exception and the first line of its message. A reason
+    other than an error of the handler comes before it."""
     lines = (message or "").strip().splitlines()
     text = ": ".join(part for part in (exception, lines[0] if lines else None) if part) or reason or "?"
     return text if reason == "error" else f"{reason}: {text}"
@@ -461,9 +461,10 @@ class ClaimedJob(NamedTuple):
     releases: int = 0
     timeout_ms: int | None = None
     unknown_ms: int | None = None
-    """How long ago by the database's clock a worker first could not run it; None where none has said so."""
+    """How long ago by the database's clock a worker first could not run it; None where none has reported
+    that."""
     cancel_requested_at: datetime | None = None
-    """When an operator asked for its end, while an earlier attempt ran."""
+    """When an operator requested its end, while an earlier attempt ran."""
     losses: int = 0
     """How often a worker was lost that had started it. After the first, the next attempt runs in a process of
     its own."""
@@ -479,12 +480,12 @@ class ClaimedJob(NamedTuple):
     retention_ms: int | None = None
     schedule: str | None = None
     scheduled_ms: float | None = None
-    """The moment for which its schedule enqueued it, in milliseconds since 1970."""
+    """The schedule's run time for which it was enqueued, in milliseconds since 1970."""
     cursor: str | None = None
     """How far it has come, as JSON: what the last checkpoint has saved."""
     late_ms: int | None = None
-    """How long ago, when it was claimed, the time was over in which it had to be started; negative where that
-    is to come, None where it may start at any time."""
+    """How long before its claim the time was over by which it had to be started. Negative where that time is
+    still to come, None where it may start at any time."""
     flow_id: int | None = None
     """The flow of which it is a step, so that others may wait for it."""
     limit_key: str | None = None

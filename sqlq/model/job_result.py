@@ -1,4 +1,4 @@
-"""How a job ended, as the task that follows it is told."""
+"""How a job ended: the argument of the task that follows it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FailureReason: TypeAlias = Literal[
 class JobResult:
     """How a job ended: the one argument of the task that follows it.
 
-    `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
-    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
-    signature), `exception` the class and `message` the text of its last error. `label` is the one that the
+    `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. For a failed job `reason`
+    is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
+    signature. `exception` is the class and `message` the text of its last error. `label` is the one that the
     job has. More is to be had by the id: `app.jobs.get(ended.id)` has the traceback and the errors of earlier
     attempts, `app.result(ended.id)` what it returned.
 

@@ -1,8 +1,8 @@
-"""Limits: how many jobs of a key may run at a time, how many may start in a period, and in which order. What
-becomes of them is in `store.limits`.
+"""Limits: how many jobs of a key may run at a time, how many may start in a period, and in which order. Their
+enforcement is in `store.limits`.
 
-A limit is on a key. The key is text, the same for all jobs of a task, or made from the arguments of each: so
-that each customer has a line of its own. Limits of one key are one limit, whatever tasks say it.
+A limit is on a key. The key is text: the same for all jobs of a task, or made from the arguments of each. So
+each customer can have a waiting list of its own. Limits of one key are one limit, whichever tasks have it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Filling(Formatter):
 
 @dataclass(frozen=True)
 class _Keyed:
-    """What a limit of either kind has: its key, and what it says."""
+    """The base of both kinds of limits: the key and its rule."""
 
     key: Key
 
@@ -121,9 +121,9 @@ class Limit(_Keyed):
 
     The `key` is text, a template of the arguments ("customer:{customer_id}"), or a function that is called
     with the arguments and returns text. Each text has its own limit. `rate` is a number of starts in a
-    period, as in "100/1m": they are spread evenly, here one each 0.6 s, so that no period of that length,
-    wherever it begins, has more. A job over the limit is blocked, and holds no slot of a worker; nor does one
-    that waits for its next attempt count as running. Raises `ConfigurationError` for a value out of range.
+    period, as in "100/1m". They are spread evenly, here one each 0.6 s. So no period of that length, wherever
+    it begins, has more. A job over the limit is blocked, and holds no slot of a worker. A job that waits for
+    its next attempt does not count as running. Raises `ConfigurationError` for a value out of range.
 
     >>> Limit("stripe", running=5)
     Limit(key='stripe', running=5, rate=None)
@@ -150,7 +150,7 @@ class Limit(_Keyed):
 
 @dataclass(frozen=True)
 class Serial(_Keyed):
-    """One job of a key at a time, in the order in which they were enqueued, retries included: while one waits
+    """One job of a key at a time, in the order in which they were enqueued, retries included. While one waits
     for its next attempt, those after it wait, too.
 
     The `key` is as in `sqlq.Limit`. The order is that of ids, among what is committed. After a failure for
@@ -185,8 +185,8 @@ class DeclaredLimits:
         return bool(self._limits)
 
     def add(self, limit: AnyLimit) -> AnyLimit:
-        """Note a limit, and return it. Raises `ConfigurationError` where one of the same key says another
-        thing: which one counted would be a matter of luck."""
+        """Register a limit, and return it. Raises `ConfigurationError` where one of the same key differs:
+        which one counted would be a matter of luck."""
         if isinstance(limit.key, str):
             known = self._limits.setdefault(limit.key, limit)
             if known != limit:
@@ -219,7 +219,7 @@ class DeclaredLimits:
             )
 
     def declared(self, key: str) -> Rule | None:
-        """Return what the limit of a key says, where that can be told by the key alone."""
+        """Return the rule of a key's limit, where the key alone determines it."""
         limit = self._limits.get(key)
         return limit.rule if limit is not None and limit.is_plain else None
 
@@ -228,7 +228,7 @@ class DeclaredLimits:
         return any(re.fullmatch(_pattern(template), key) for template in self._limits)
 
     def rule_of(self, key: str, rule: Rule | None) -> Rule:
-        """Return what the limit of a job says. Raises `EnqueueError` where nobody has said it, or two
+        """Return the rule of a job's limit. Raises `EnqueueError` where nobody has declared it, or two
         differ."""
         limit = self._limits.get(key)
         if rule is None and (limit is None or not limit.is_plain):
@@ -270,7 +270,7 @@ def checked_rate(value: Any) -> tuple[int, int]:
 
 
 def said(rule: Rule) -> str:
-    """Say what a limit says: "5 running, 100/1m"."""
+    """Return a rule in words: "5 running, 100/1m"."""
     parts = []
     if rule.in_order:
         parts.append("in order, held by failures" if rule.holds else "in order")
@@ -306,7 +306,7 @@ def _pattern(template: str) -> str:
 
 
 def _fields(template: str) -> Iterator[str]:
-    """Yield the names of the arguments that a template takes, without what it asks of them."""
+    """Yield the names of the arguments that a template takes, without their attributes and items."""
     for _, field, form, _ in Formatter().parse(template):
         if field is not None:
             yield re.split(r"[.\[]", field, maxsplit=1)[0]
@@ -315,10 +315,10 @@ def _fields(template: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """A key of a limit: what it allows, how many jobs hold a slot (`running`), how many wait in its line and
-    since when the oldest could run; with a rate, in how many seconds the next may start. `set_at`: since then
-    an operator's word counts. There may be more in line where it `is_capped`. Its rule `is_known` once a
-    worker has looked at the key."""
+    """A key of a limit, and its rule. `running` jobs hold a slot. `waiting` jobs are in its line, and the
+    oldest of them could run since `oldest_due_at`. With a rate, the next one may start in
+    `next_start_seconds`. `set_at` is when an operator overrode the limit. There may be more in line where it
+    `is_capped`. Its rule `is_known` once a worker has looked at the key."""
 
     key: str
     max_running: int | None
@@ -336,7 +336,7 @@ class LimitStatus:
 
     @property
     def says(self) -> str:
-        """What the key allows, in words: "5 running, 100/1m"."""
+        """The rule of the key in words: "5 running, 100/1m"."""
         if not self.is_known:
             return "as its jobs say, once a worker looks"
         return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))

@@ -1,4 +1,4 @@
-"""What surrounds an attempt (`App.around`) or the life of a worker process (`App.lifespan`).
+"""Middleware of an attempt (`App.around`) or of the life of a worker process (`App.lifespan`).
 
 Each is a function of the user's, checked when it is registered, that makes a context manager each time it is
 called.
@@ -64,7 +64,7 @@ def task_arounds(given: Any, task: str, is_async: bool) -> tuple[Scope, ...] | N
 
 
 def surrounding(scopes: Iterable[Scope], is_async: bool) -> tuple[Scope, ...]:
-    """Return those that surround an `async def` handler, which is all, or a `def` handler."""
+    """Return the middleware that an `async def` handler can have, which is all, or a `def` handler."""
     return tuple(scope for scope in scopes if is_async or not scope.is_async)
 
 
@@ -101,7 +101,7 @@ def _check_takes(scope: Scope, rule: str, *args: object) -> None:
 
 
 def takes(function: Any, *args: object) -> bool:
-    """Whether a function can be called with these arguments, as far as that can be told."""
+    """Whether a function can be called with these arguments, as far as its signature is known."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C, perhaps

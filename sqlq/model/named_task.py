@@ -24,8 +24,8 @@ class NamedTask:
     def new(self, /, *args: Any, **kwargs: Any) -> NewJob[Any]:
         """Return a job of this task with these arguments, for `app.enqueue`.
 
-        Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path; of a task
-        that is registered here, as its own `new` does.
+        Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path. For a task
+        that is registered here it raises as the task's own `new` does.
         """
         if self._known is not None:
             return self._known.new(*args, **kwargs)

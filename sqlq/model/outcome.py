@@ -1,6 +1,6 @@
 """How an attempt of a job may end, and what is written of it.
 
-T4 to T7 are the ways out of `running`: finished, tried again, given back, failed for good.
+T4 to T7 are the ways out of `running`: finished, tried again, released, failed for good.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ErrorText:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """T4: the handler returned; `result` is JSON text, None for no result. `note` says, in the row, what
-    became of a result that could not be stored."""
+    """T4: the handler returned; `result` is JSON text, None for no result. `note` is the remark in the row
+    about a result that could not be stored."""
 
     result: str | None = None
     note: str | None = None
 
     def sealed_by(self, seal: Seal, task: str, queue: str) -> Completed:
-        """Return this with its result sealed, if it has one."""
+        """Return this with its result signed or encrypted, if it has one."""
         if self.result is None:
             return self
         return Completed(seal.sealed("result", task, queue, self.result), self.note)
@@ -57,13 +57,13 @@ class Retried:
     priority: int | None = None
     queue: str | None = None
     at: datetime | None = None
-    """The moment at which the next one is due, in place of `delay_ms`."""
+    """The time at which the next one is due, in place of `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """T6: the attempt is given back; the job is due again after `delay_ms`, or with None at once, in its old
-    place in the queue. `snoozed`: the handler asked for that."""
+    """T6: the attempt is released. The job is due again after `delay_ms`, or with None at once, in its old
+    place in the queue. `snoozed`: the handler requested that."""
 
     delay_ms: int | None = None
     unknown_task: bool = False
@@ -73,7 +73,7 @@ class Released:
     reason: str | None = None
     """Why no worker could run it here, where that is why."""
     at: datetime | None = None
-    """The moment at which it is due again, in place of `delay_ms`."""
+    """The time at which it is due again, in place of `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SelfCompleted:
-    """The handler called `complete()`: whether its transaction committed is for the database to say. If it
-    did not, `otherwise` is how the attempt ended."""
+    """The handler called `complete()`: only the database shows whether its transaction committed. If it did
+    not, `otherwise` is how the attempt ended."""
 
     otherwise: Outcome
 
@@ -104,11 +104,11 @@ class Settlement:
     attempts: int
     outcome: Outcome
     follow_up: NewJob | None = None
-    """What follows the job that ends so, to be enqueued with it."""
+    """The follow-up of the job that ends so, to be enqueued with it."""
     limit_key: str | None = None
-    """The limit whose slot it gives back, and in whose line it waits where it is put back."""
+    """The limit whose slot it frees, and in whose line it waits where it returns to the queue."""
     course: AttemptTimes | None = None
-    """What its line in the job's history says; None for a first attempt that finished, which has none."""
+    """The times in its line of the job's history; None for a first attempt that finished, which has none."""
 
     @property
     def is_one(self) -> bool:

@@ -1,4 +1,4 @@
-"""What becomes of a job after an attempt: the signals a handler may raise, and the decision.
+"""Decides how a job goes on after an attempt, and has the signals that a handler may raise.
 
 Nothing here touches a database; given the same attempt and the same exception the decision is the same but
 for jitter.
@@ -27,7 +27,7 @@ log = logging.getLogger("sqlq.worker")
 
 
 class Signal(Exception):  # noqa: N818  # raised to say something, not because something went wrong
-    """What a handler raises to say how its attempt ends, other than by returning or failing."""
+    """Raised by a handler to end its attempt otherwise than by returning or failing."""
 
 
 class Retry(Signal):
@@ -37,8 +37,8 @@ class Retry(Signal):
     The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
     error`, and it is what the job's errors show.
 
-    `delay` may be a moment, a datetime with a time zone; one that is past means at once. The next attempts
-    have this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
+    `delay` may also be a datetime with a time zone; one that is past means at once. The next attempts have
+    this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
     `ConfigurationError` for options that are none.
 
     >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
@@ -63,11 +63,11 @@ class Retry(Signal):
 
 
 class Snooze(Signal):
-    """Raise in a handler to run the job again after `delay`, or at a moment as with `Retry`, without counting
+    """Raise in a handler to run the job again after `delay`, or at a time as with `Retry`, without counting
     the attempt.
 
-    A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job
-    circles for ever.
+    A job may be released 1,000 times. After that a snooze counts as a failed attempt, so that no job circles
+    for ever.
     """
 
     priority = queue = None
@@ -78,8 +78,8 @@ class Snooze(Signal):
 
 
 def _wait(delay: Duration | datetime, what: str) -> tuple[int, datetime | None]:
-    """Return how long to wait, and until when where that is a moment: the database's clock decides about it,
-    and the wait until then is for the log and for when to look."""
+    """Return how long to wait, and until when where `delay` is a datetime. The database's clock decides when
+    that time has come. The wait until then is for the log and for when to look."""
     if not isinstance(delay, datetime):
         return milliseconds(delay, what), None
     at = aware(delay, what)
@@ -123,7 +123,7 @@ DEFAULT_POLICY: Final = RetryPolicy()
 
 
 def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
-    """Say how an attempt that raised `error` ends."""
+    """Return how an attempt that raised `error` ends."""
     match error:
         case Cancel():
             return Cancelled(error.reason)
@@ -145,7 +145,7 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
 
 
 def follows(attempts: int, max_attempts: int) -> bool:
-    """Say whether another attempt follows so many that failed: the one place where that is decided."""
+    """Return whether another attempt follows so many that failed: the one place where that is decided."""
     return attempts < max_attempts  # guard: attempts-are-bounded
 
 
@@ -166,11 +166,11 @@ def failed(
 
 
 def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = False) -> Outcome:
-    """Return the outcome of an attempt that its worker breaks off, or cannot start: it does not count, until
-    the job was given back too often (G3).
+    """Return the outcome of an attempt that its worker breaks off, or cannot start. It does not count, until
+    the job was released too often (G3).
 
-    It keeps its place in the queue, unless its worker puts it off: for `delay_ms`, or where the processes it
-    needs are `crowded` for a second, and longer each time.
+    It keeps its place in the queue, unless its worker delays it by `delay_ms`. Where the processes it needs
+    are `crowded`, the delay is a second, and longer each time.
     """
     if job.releases < MAX_RELEASES:
         return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else delay_ms)
@@ -179,8 +179,8 @@ def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = 
 
 
 def broken_off(job: ClaimedJob) -> Outcome:
-    """Return the outcome of an attempt that had started when its worker had to leave: it does not count, but
-    for a job that may start only once. That one has failed, as if its worker had been lost."""
+    """Return the outcome of an attempt that had started when its worker had to leave. It does not count, but
+    for a job that may start only once. Such a job has failed, as if its worker had been lost."""
     if follows(1, job.max_attempts):  # guard: what-starts-once-is-not-given-back
         return given_back(job)
     why = "its worker had to leave before the handler ended, and with max_attempts=1 it starts only once"
@@ -194,8 +194,8 @@ def put_off(
     error: Exception,
     others: str = "another worker's code is newer or older",
 ) -> Outcome:
-    """Return the outcome of a job that this worker cannot run, but another may, and say so in the log: put
-    back with a growing delay, and failed when none could run it for a day."""
+    """Return the outcome of a job that this worker cannot run, but another may, and log it. The job is
+    returned to the queue with a growing delay, and fails when none could run it for a day."""
     if (job.unknown_ms or 0) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
         return Failed(reason, describe(error))
     delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
@@ -214,7 +214,7 @@ def put_off(
 
 
 def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
-    """Return the outcome of a job whose payload, or what it takes, is sealed with a key that is not here."""
+    """Return the outcome of a job whose payload, or what it takes, has a key that is not here."""
     # guard: without-a-key-it-is-put-back
     return put_off(job, "bad_signature", str(error), error, "another worker has that")
 
@@ -224,8 +224,8 @@ _crowded: Final = exponential("1s", cap="1m")
 
 
 def wait_after_loss_ms(losses: int) -> int:
-    """Return how long a job waits that has lost a worker so often before: not at all after the first loss,
-    which is usually the machine's fault; with backoff when it happens again."""
+    """Return how long a job waits that has lost a worker so often before. It does not wait after the first
+    loss, which is usually the machine's fault. It waits with backoff when it happens again."""
     return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
 
 
@@ -275,7 +275,7 @@ def scrubbed(value: str, limit: int) -> str:
     """Return text without what databases refuse (NUL, lone surrogates), cut to `limit` bytes of UTF-8 in the
     middle.
 
-    Head and tail are kept: the one says what was tried, the other what went wrong.
+    Head and tail are kept: the head shows the attempted operation, the tail the error.
     """
     cut = len(value) > limit
     if cut:  # a text of 50 MB is not encoded whole to keep 64 KiB of it
@@ -294,8 +294,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # guard: texts-are-scrubbed
 def error_record(attempts: int, reason: str, error: ErrorText, course: AttemptTimes | None = None) -> str:
     """Return the JSON object that stays with a job for an attempt that failed.
 
-    Its `at` is by this machine's clock unless its course says when it ended: it is read by people and decides
-    nothing.
+    Its `at` is by this machine's clock unless its course has the end: people read it, and it decides nothing.
     """
     said = {"reason": reason, "exception": error.exception, "message": error.message[:500]}
     return written(attempts, said, course or UNKNOWN)

@@ -1,7 +1,7 @@
-"""When a schedule is due, and for which of its moments a job is enqueued.
+"""When a schedule is due, and for which of its runs a job is enqueued.
 
-Nothing here looks at a clock or a database: what is due follows from the plan, from the moment up to which it
-was decided, and from the moment that the database says it is.
+Nothing here looks at a clock or a database. The due runs follow from the plan, from the time up to which runs
+were decided, and from the time of the database.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
 SHORTEST_MS = 1_000
 MOST_CAUGHT_UP = 1_000
-"""So many jobs at most follow an outage with `catch_up="all"`: those of the newest moments."""
+"""The most jobs that follow an outage with `catch_up="all"`: those of the newest runs."""
 LATE = timedelta(seconds=60)
-"""With `catch_up="skip"` a moment that is further past has been missed."""
+"""With `catch_up="skip"` a run that is further past has been missed."""
 QUEUE_LOOK = timedelta(seconds=1)
-"""How often a moment that waits for the job before looks whether that has ended."""
+"""How often a run that waits for the job before looks whether that has ended."""
 MENDED_LOOK = timedelta(seconds=60)
 """How often a schedule that could not be ticked is tried again."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INSTANT = timedelta(microseconds=1)
 _WINDOW = timedelta(hours=1)
 _EXAMPLES = 64
-"""Of so many moments the shortest distance is taken for the period, which jitter must not reach."""
+"""The shortest distance between this many runs is taken for the period, which jitter must not reach."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When jobs are enqueued: by a cron expression, every so often, or once at a moment.
+    """When jobs are enqueued: by a cron expression, every so often, or once at a given time.
 
     `cron` has five fields, minute hour day month weekday, or six with the second first; `@hourly`, `@daily`,
     `@weekly`, `@monthly` and `@yearly` are taken, too. It is read in `timezone`, an IANA name, UTC unless
-    given. Where clocks are put forward, a job at a fixed time that is left out comes at once after the gap;
-    where they are put back, it comes once, at the first of the two. What has `*` for its hour, or begins its
-    minutes with `*`, goes by elapsed time. `every` is a duration of 1 s or more: its moments are counted from
-    `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is one moment.
+    given. Where clocks go forward, a job at a fixed time that is left out comes at once after the gap. Where
+    they go back, it comes once, at the first of the two. An expression with `*` for its hour, or with minutes
+    that begin with `*`, goes by elapsed time. `every` is a duration of 1 s or more. Its runs are counted from
+    `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is the time of a single run.
 
-    There are no moments before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
-    job is available up to so long after its moment. `catch_up` says what follows an outage: one job for the
-    "latest" moment missed, jobs for "all" of them (at most the newest 1,000), or with "skip" none for moments
-    more than 60 s past. `overlap` says what becomes of a moment at which the last job has not ended: "allow"
+    There are no runs before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
+    job is available up to so long after its run time. `catch_up` decides what follows an outage: one job for
+    the "latest" run missed, or jobs for "all" of them (at most the newest 1,000). With "skip" none follows
+    for runs more than 60 s past. `overlap` decides about a run at which the last job has not ended: "allow"
     enqueues another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for what
     cannot be.
 
@@ -131,7 +131,7 @@ class Schedule:
             )
 
     def _period(self) -> timedelta | None:
-        """Return the shortest time between two of the next moments; None where there is one alone."""
+        """Return the shortest time between two of the next runs; None where there is one alone."""
         if isinstance(self.every, timedelta):
             return self.every
         moments = islice(self._moments(datetime(2024, 1, 1, tzinfo=UTC)), _EXAMPLES)
@@ -140,11 +140,12 @@ class Schedule:
     # -- moments ---------------------------------------------------------------------------------------------
 
     def next(self, after: datetime) -> datetime | None:
-        """Return the first moment after another one, in UTC; None where there is none."""
+        """Return the time of the first run after another time, in UTC; None where there is none."""
         return next(self.moments(after), None)
 
     def moments(self, after: datetime) -> Iterator[datetime]:
-        """Yield the moments after another one, in UTC and ascending; `repeats` does not count here."""
+        """Yield the times of the runs after another time, in UTC and ascending; `repeats` does not count
+        here."""
         if self.starts is not None:
             after = max(after, self.starts - INSTANT)
         for moment in self._moments(after):
@@ -171,15 +172,15 @@ class Schedule:
         last = after
         for found in CronSim(self.cron or "", after.astimezone(_zone(self.timezone))):
             moment = found.astimezone(UTC)
-            # After a gap two times of day may fall together, and within the hour that comes twice the first
-            # of the two lies behind: each moment comes once, and none before the one before it.
+            # After a gap two times of day may fall together. Within the hour that comes twice the first of
+            # the two lies behind. This check lets each run come once, and none before the one before it.
             if moment > last:  # guard: a-moment-comes-once
                 last = moment
                 yield moment
 
     def due(self, since: datetime, until: datetime, most: int = MOST_CAUGHT_UP + 1) -> Due:
-        """Return the moments after `since`, up to and with `until`, and the first one after that; of more
-        than `most` only the newest, found without going through all of them."""
+        """Return the runs after `since`, up to and with `until`, and the first one after that. Where they are
+        more than `most`, it returns only the newest, found without going through all of them."""
         window = _WINDOW
         while True:
             begin = max(since, until - window)
@@ -214,15 +215,15 @@ class Schedule:
 
 
 class Due(NamedTuple):
-    """The moments that are due, ascending, and the next one, if there is one."""
+    """The times of the runs that are due, ascending, and of the next one, if there is one."""
 
     moments: list[datetime]
     later: datetime | None
 
 
 class Turn(NamedTuple):
-    """What becomes of a schedule that is due: for which moments jobs are enqueued, how many get none, up to
-    where that is decided, and when to look next."""
+    """The decision about a schedule that is due. It has the runs for which jobs are enqueued, how many get
+    none, up to where that is decided, and when to look next."""
 
     moments: list[datetime]
     skipped: int
@@ -231,8 +232,8 @@ class Turn(NamedTuple):
 
 
 def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive: bool) -> Turn:
-    """Decide what becomes of the moments after `last_at` that are due `now`; `ticks` jobs were enqueued so
-    far, and `alive` says whether the last of them has not ended."""
+    """Decide about the runs after `last_at` that are due `now`. `ticks` jobs were enqueued so far, and
+    `alive` is whether the last of them has not ended."""
     moments, later = plan.due(last_at, now)
     if not moments:
         return Turn([], 0, last_at, None if _is_spent(plan, ticks) else later)
@@ -371,7 +372,7 @@ class Declared:
 
 
 class Declarations:
-    """The schedules that the code of an App declares, and the service that it says to be."""
+    """The schedules that the code of an App declares, and the name of the service that it is."""
 
     def __init__(self, service: str | None = None) -> None:
         self.service = service
@@ -392,7 +393,7 @@ _NOT_KEPT = frozenset({"available_at", "given", "schedule", "scheduled_for"})
 
 
 def options_text(job: NewJob[Any]) -> str:
-    """Return what a job says beside its task, queue and payload, as a schedule's row has it."""
+    """Return the options of a job beside its task, queue and payload, as a schedule's row has them."""
     plain = NewJob("", "", "", None)
     found = {
         each.name: value

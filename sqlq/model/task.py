@@ -70,23 +70,24 @@ class Task(Generic[P, R]):
     """The task that follows its jobs that have finished, as rows name it; None where none does."""
     on_failure: str | None = None
     limit: AnyLimit | None = None
-    """What its jobs wait for their turn at."""
+    """The limit at which its jobs wait for their turn."""
     aliases: tuple[str, ...] = ()
     """Names it had before, under which its jobs may still wait."""
     around: tuple[Scope, ...] | None = ()
-    """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
+    """Its own middleware, beside that of all tasks; None where neither is to run."""
     retention_ms: int | None = None
-    """How long its jobs are kept after their end; None where the App says it."""
+    """How long its jobs are kept after their end; None where the App defines it."""
     expires_ms: int | None = None
     """How long after they are due its jobs may be started; None for no limit."""
     says_expires: bool = False
-    """Whether it is the task that says so, and not its queue or the App."""
+    """Whether the task itself defines that, and not its queue or the App."""
     headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
-    """What its jobs have where they do not say otherwise."""
+    """The headers of its jobs, where they do not set others."""
     elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
-    """The task as it is in other queues than its own, by their names, where they say something themselves."""
+    """The task as it is in other queues than its own, by their names, where they have options of their
+    own."""
     surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
-    """All that surrounds its attempts, the outermost first; chosen by the registry."""
+    """All middleware of its attempts, the outermost first; chosen by the registry."""
     app: Any = field(default=None, init=False, repr=False, compare=False)
     """The App that it is registered with."""
     _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
@@ -100,11 +101,11 @@ class Task(Generic[P, R]):
         """Return a job of this task with these arguments, for `app.enqueue`.
 
         The arguments are bound to the handler's signature and turned into JSON now: later changes to a list
-        that was passed do not matter. A value goes as its annotation says (a UUID as its text), else as it is
-        if it is JSON; tuples that no annotation names arrive as lists. Raises `ArgumentsError` when they do
-        not fit the signature, when None is given for a parameter annotated as something that cannot be None,
-        when a value has no form in JSON or would not arrive as it was sent (the message names its path), or
-        when all of it exceeds 1 MiB.
+        that was passed do not matter. A value goes as its annotation has it (a UUID as its text), else as it
+        is if it is JSON. Tuples that no annotation names arrive as lists. Raises `ArgumentsError` when the
+        arguments do not fit the signature, or exceed 1 MiB in all. It does so, too, when None is given for a
+        parameter annotated as something that cannot be None. And it does so when a value has no form in JSON
+        or would not arrive as it was sent: the message names its path.
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
@@ -237,8 +238,8 @@ class Task(Generic[P, R]):
         return self._conversions is None
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
-        """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
-        a UUID or a moment, an object for a dataclass. Otherwise as `new`."""
+        """Return a job from arguments as JSON has them, as a command line or a web page knows them. A UUID or
+        a time is text, a dataclass an object. Otherwise as `new`."""
         args, kwargs = self.from_json([*args], {**(kwargs or {})})
         make: Callable[..., NewJob] = self.new
         return make(*args, **kwargs)
@@ -251,8 +252,8 @@ class Task(Generic[P, R]):
     def from_json(self, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
         """Return the arguments that this JSON stands for, by the handler's annotations.
 
-        Raises `MisfitError` where the handler here does not take them, but that of another release may, and
-        `ArgumentsError` for a value that is not what its annotation says.
+        Raises `MisfitError` where the handler here does not take them, but the handler of another release
+        may. Raises `ArgumentsError` for a value that does not fit its annotation.
         """
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise MisfitError(misfit)
@@ -273,7 +274,7 @@ class Task(Generic[P, R]):
         return self.elsewhere.get(queue, self)
 
     def surround(self, common: Sequence[Scope], always: Sequence[Scope] = ()) -> None:
-        """Choose what surrounds the attempts: what always does, inside it what is common to all tasks, and
+        """Choose the middleware of the attempts: `always` outermost, inside it `common` to all tasks, and
         inside that the task's own."""
         scopes = () if self.around is None else (*common, *self.around)  # guard: arounds-nest-in-order
         object.__setattr__(self, "surroundings", surrounding((*always, *scopes), self.is_async))
@@ -281,7 +282,7 @@ class Task(Generic[P, R]):
             other.surround(common, always)
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """Say why the handler does not take these arguments; None when it does."""
+        """Return why the handler does not take these arguments; None when it does."""
         least, most = self._positional
         if not kwargs and least <= len(args) <= most:
             return None
@@ -294,7 +295,7 @@ class Task(Generic[P, R]):
     @cached_property
     def _positional(self) -> tuple[int, int]:
         """The least and the largest number of positional arguments that fit, with no others, without binding
-        them one by one; none does where the least is larger."""
+        them one by one. None does where the least is larger."""
         parameters = self._signature.parameters
         if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
             return (1, 0)
@@ -313,7 +314,8 @@ class Task(Generic[P, R]):
 
     @cached_property
     def _conversions(self) -> Conversions | None:
-        """What the annotations make of arguments; None where they are plain JSON. Read late, too."""
+        """The conversions of arguments by their annotations; None where they are plain JSON. Read late,
+        too."""
         return Conversions.of(self._signature, self._hints)
 
     @cached_property
@@ -323,7 +325,7 @@ class Task(Generic[P, R]):
 
     @cached_property
     def result_conversion(self) -> Conversion | None:
-        """What the return annotation makes of results; None where they are plain JSON."""
+        """The conversion of results by the return annotation; None where they are plain JSON."""
         return conversion_of(self.returns)
 
 
@@ -451,19 +453,19 @@ class Registry(Mapping[str, Task[..., Any]]):
     """The tasks of an App by name. An alias finds its task too, but is not listed."""
 
     def __init__(self, app: Any = None, always: Sequence[Scope] = ()) -> None:
-        """`always` surrounds the attempts of all tasks, whatever they say."""
+        """`always` is the middleware of all tasks' attempts, whatever options they have."""
         self._app = app
         self._always = always
         self.adds_to_jobs = False
-        """Whether a task or a queue says more of its jobs than a task alone can when it makes one."""
+        """Whether a task or a queue adds more to its jobs than a task alone can when it makes one."""
         self._tasks: dict[str, Task[..., Any]] = {}
         self._found: dict[str, Task[..., Any]] = {}
         """By name and by alias."""
         self._arounds: list[Scope] = []
 
     def surround(self, scope: Scope) -> None:
-        """Surround the attempts of all tasks, of those, too, that are added later, inside what surrounds them
-        so far. Raises `ConfigurationError` for what surrounds them already."""
+        """Add middleware to the attempts of all tasks, also of those added later, inside the middleware so
+        far. Raises `ConfigurationError` for middleware that is there already."""
         if any(scope.function is other.function for other in self._arounds):
             raise ConfigurationError(f"around is {scope.name} a second time: register it once")
         self._arounds.append(scope)

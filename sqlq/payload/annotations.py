@@ -1,9 +1,9 @@
-"""What a handler's annotations say of its parameters and its result.
+"""Reads the annotations of a handler's parameters and of its result.
 
-An annotation that holds nothing but JSON's own types asks for nothing: such values go as they are, unchanged
-and unchecked but for being JSON. Others name a conversion (`sqlq.conversion`), which is imported by the first
-annotation that needs one. An annotation that cannot be read, or that nothing can be made of, refuses nothing
-that is JSON: handlers have annotations for other reasons, too.
+An annotation with nothing but JSON's own types needs no conversion: such values go as they are, unchanged and
+unchecked but for being JSON. Others name a conversion (`sqlq.payload.conversion`), which is imported by the
+first annotation that needs one. An annotation that cannot be read, or that nothing can be made of, refuses
+nothing that is JSON: handlers have annotations for other reasons, too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def hints_of(handler: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _function_of(handler: Any) -> Any:
-    """What of a handler carries the annotations."""
+    """Return the function that carries a handler's annotations."""
     while isinstance(handler, functools.partial) or hasattr(handler, "__wrapped__"):
         handler = handler.func if isinstance(handler, functools.partial) else handler.__wrapped__
     if isinstance(handler, type):
@@ -139,7 +139,7 @@ def _admits(hint: Any, value: dict[str, Any] | None = None) -> bool:
 
 
 class Conversion(Protocol):
-    """What one annotation makes of a value on its way into JSON and out of it."""
+    """Converts the values of one annotation into JSON and back."""
 
     def encode(self, value: Any, path: str) -> Any:
         """Return a value as JSON has it. Raises `ArgumentsError` for what does not fit, or would not arrive
@@ -205,7 +205,7 @@ def awaited(hint: Any) -> Any:
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether an annotation holds nothing but JSON's own types, or says nothing."""
+    """Whether an annotation holds nothing but JSON's own types, or allows any value."""
     if any(hint is plain for plain in (*_PLAIN, *_PLAIN_OBJECTS)) or isinstance(hint, TypeVar):
         return True
     if isinstance(hint, typing.NewType):
@@ -222,8 +222,8 @@ def is_plain(hint: Any) -> bool:
 
 def may_become(returned: Any, wanted: Any) -> bool:
     """Whether a value annotated as the one may be given where the other is wanted. False only where it is
-    certain that it may not: both are types of JSON, and others, or the one is None and the other never
-    is."""
+    certain that it may not. Either both are types of JSON, and different ones, or the one is None and the
+    other never is."""
     if returned is None or returned is type(None):
         return _admits(wanted)
     if (
@@ -250,7 +250,7 @@ class Conversions:
         self._names = positional_names(signature)
         self._named: dict[str, Conversion | None] = {}
         self._more: Conversion | None = None
-        """Of what goes into `*args`, and of what goes into `**kwargs`:"""
+        """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
         self._others: Conversion | None = None
         for parameter in signature.parameters.values():
             conversion = found.get(parameter.name)

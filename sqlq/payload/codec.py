@@ -1,8 +1,8 @@
 """The payload of a job: arguments as JSON text, and back.
 
-What goes in is checked when the job is made, because that is the last moment at which the mistake and its
-author are in one place: what JSON would lose or change is refused by its path. What annotations say of values
-that JSON does not have is in `sqlq.conversion`.
+Arguments are checked when the job is made, where the mistake and its author are still in one place. The error
+names the path of a value that JSON would lose or change. Conversions of values that JSON does not have are in
+`sqlq.payload.conversion`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def argument_name(place: int, names: Sequence[str]) -> str:
 
 
 TEXTS: list[type] = []
-"""Beside str, types whose values go as their text: a framework's lazy translations, say, which it adds."""
+"""Beside str, types whose values go as their text. A framework adds its own, such as lazy translations."""
 
 
 def as_text(value: Any) -> str:
@@ -96,8 +96,8 @@ _in_quotes = json.encoder.encode_basestring
 
 
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it, and
-    `SealError` for one that is sealed still, or was."""
+    """Return the arguments in a payload. Raises `ArgumentsError` with what is wrong with it, and `SealError`
+    for one that has a seal."""
     try:
         value = _readers[0](payload)
     except Exception:
@@ -122,7 +122,7 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
 
 
 class HasArguments:
-    """What has a payload: as JSON text, or decoded."""
+    """Base of classes with a payload, which is JSON text or decoded."""
 
     __slots__ = ()
     payload: Any
@@ -145,15 +145,15 @@ class HasArguments:
 
 
 def read_quickly() -> None:
-    """Read payloads from now on with a reader several times as fast as Python's own, which takes less, and
-    reads what it takes as that does. For workers: its import is a cost that others need not bear."""
+    """Read payloads from now on with a reader several times as fast as Python's own. It accepts fewer texts,
+    and reads those as Python's own does. For workers: its import is a cost that others need not bear."""
     import msgspec
 
     _readers[:] = [msgspec.json.Decoder().decode, json.loads]
 
 
 _readers: list[Callable[[str | bytes], Any]] = [json.loads]
-"""What the first refuses, the last may take, or names better."""
+"""The last one gets each text that the first refuses: it may accept it, or has a better error."""
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _LARGEST_INT = 10**4000
@@ -163,7 +163,7 @@ _LARGEST_INT = 10**4000
 def check_json(value: Any, path: str, mend: str | None = None) -> None:
     """Raise `ArgumentsError` naming the path of the first thing in `value` that JSON would lose or change.
 
-    `mend` is what to say of a type that JSON does not have, if not how to annotate it.
+    `mend` is the advice for a type that JSON does not have, in place of how to annotate it.
     """
     # A list that holds itself twice, sixty times over, is small in memory and endless as JSON; each item
     # takes a byte.
@@ -230,7 +230,7 @@ def _mend(kind: type, *, is_nested: bool) -> str:
 
 
 def may_be_annotated(kind: type) -> bool:
-    """Whether an annotation lets values of this type through; see `sqlq.conversion`."""
+    """Whether an annotation lets values of this type through; see `sqlq.payload.conversion`."""
     return (
         issubclass(kind, _ANNOTATED)
         or dataclasses.is_dataclass(kind)

@@ -1,8 +1,9 @@
-"""Values of annotated types as JSON, and back: UUIDs, moments, decimals, enums, dataclasses and so on.
+"""Values of annotated types as JSON, and back: UUIDs, times, decimals, enums, dataclasses and so on.
 
-msgspec does it: what a type looks like as JSON is its choice, and stable. Two promises are sqlq's own. What
-is enqueued arrives equal, or is refused by its path: each value is read back before it is let through. And a
-worker never drops what it does not know: JSON with a field that its class lacks is not for this release.
+msgspec does it: what a type looks like as JSON is its choice, and stable. Two promises are sqlq's own. A
+value that is enqueued arrives equal, or is refused by its path: each value is read back before it is let
+through. And a worker never drops what it does not know: JSON with a field that its class lacks is not for
+this release.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from sqlq.payload.codec import MisfitError, as_text, may_be_annotated, not_json
 
 
 class Converted:
-    """The conversion of an annotation that msgspec understands. Raises `TypeError` saying why for another."""
+    """The conversion of an annotation that msgspec understands. Raises `TypeError` with the reason for
+    another."""
 
     def __init__(self, hint: Any) -> None:
         try:
@@ -84,8 +86,8 @@ class Converted:
 
 
 def by_value(value: Any, path: str) -> Any:
-    """Return a value in the form that JSON has for its type, where no annotation says what is wanted; inside
-    lists and dicts, too. What has no form is returned as it is.
+    """Return a value in the form that JSON has for its type, where no annotation decides; inside lists and
+    dicts, too. A value without a form is returned as it is.
 
     Raises `ArgumentsError` for a value that holds something without a form, and for one without end.
     """
@@ -116,7 +118,7 @@ _WITH_FIELDS = (msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType, ms
 
 
 def _nodes(node: Any, seen: set[int]) -> Iterator[Any]:
-    """What an annotation holds, whatever is inside its classes included."""
+    """Yield the nodes of an annotation, those inside its classes included."""
     if isinstance(node, tuple):
         for part in node:
             yield from _nodes(part, seen)
@@ -141,7 +143,7 @@ def _require_convertible(node: Any) -> None:
 
 
 class _UnfitError(ValueError):
-    """What pydantic says of a value; msgspec adds where the value is."""
+    """Pydantic's reason against a value; msgspec adds where the value is."""
 
     def __init__(self, why: str, where: str, *, elsewhere: bool) -> None:
         super().__init__(why)
@@ -173,7 +175,7 @@ def _read(kind: Any, form: Any) -> Any:
     import pydantic
 
     try:
-        # as JSON, so that a strict model takes the text of a moment, too
+        # as JSON, so that a strict model takes the text of a datetime, too
         return kind.model_validate_json(msgspec.json.encode(form))
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -192,7 +194,7 @@ def _is_pydantic(kind: type) -> bool:
 _ELSEWHERE = re.compile(
     "Object missing required field|Object contains unknown field|Expected `array` of|Invalid (enum )?value"
 )
-"""What msgspec says of values that another release may take: it has other fields, or other members of an
+"""Errors of msgspec for values that another release may take: it has other fields, or other members of an
 enum."""
 _PYDANTIC_ELSEWHERE = {
     *("missing", "extra_forbidden", "enum", "literal_error", "union_tag_invalid", "union_tag_not_found")
@@ -238,7 +240,8 @@ def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
 
 
 def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str | None:
-    """Say what of a value, or of the JSON of one, is not in what arrives for it; None if all of it is.
+    """Return a message about the part of a value, or of its JSON, that does not arrive; None if all of it
+    does.
 
     A value may be given as the JSON it would become: text for a UUID, a dict for a dataclass.
     """
@@ -267,7 +270,7 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
         if isinstance(arrived, bytes) and not is_json:
             return f"{path} is text, and is annotated as bytes: pass bytes"
         return None
-    # a NaN equals nothing, and a moment in an hour that comes twice equals none of another zone
+    # a NaN equals nothing, and a time in an hour that comes twice equals none of another zone
     if isinstance(value, type(arrived)) and _leaf(value) == _leaf(arrived):
         return None
     return f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: annotate it as what it is"
@@ -304,8 +307,8 @@ def _leaf(value: Any) -> Any:
 
 
 def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
-    """What a value holds, under the key that each part has in JSON, with the end of its path; None for what
-    holds nothing."""
+    """Return the parts of a value, each under its key in JSON, with the end of its path. None for a value
+    without parts."""
     if isinstance(value, dict):
         return {_key(key): (f"[{key!r}]", part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -322,7 +325,7 @@ def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
         names = [field.name for field in dataclasses.fields(value)]
     elif hasattr(value, "__attrs_attrs__"):
         names = [field.name for field in value.__attrs_attrs__]
-    else:  # a pydantic model as well: what it does with a field it does not know is its own to say
+    else:  # a pydantic model as well: it decides itself about unknown fields
         return None
     return {name: (f".{name}", getattr(value, name, None)) for name in names}
 

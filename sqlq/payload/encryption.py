@@ -3,9 +3,9 @@
     {"seal": "s1.3f9a2c41.<signature>", "args": [7]}    signed: all can read it, who has the key can write it
     {"seal": "e1.3f9a2c41.<nonce and ciphertext>"}      encrypted: who has the key can do either
 
-A seal is bound to what is sealed (a payload or a result), the task and the queue, so that a row cannot be
-passed off as another task's. It is not bound to the id of a job: a row that was sealed once can be written
-again. What that means, and what else is not covered, is in docs/guide/sealed.md.
+A seal is bound to the kind (a payload or a result), the task and the queue. So a row cannot be passed off as
+another task's. It is not bound to the id of a job: a row that was signed or encrypted once can be written
+again. The consequences, and what else is not covered, are in `docs/guide/sealed.md`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from sqlq.errors import ConfigurationError, SealError
 
 Kind: TypeAlias = Literal["payload", "result"]
 How: TypeAlias = Literal["sign", "encrypt", "read"]
-"""`read` opens what is sealed, and seals nothing: the first step on the way to sealed rows."""
+"""`read` opens signed and encrypted rows, and writes plain ones: the first step on the way to signed or
+encrypted rows."""
 Unsealed: TypeAlias = "Literal['take', 'refuse'] | Sequence[str]"
-"""What becomes of plain rows; or the queues whose plain rows are taken."""
+"""Whether plain rows are taken or refused; or the queues whose plain rows are taken."""
 
 
 # -- what an App says ----------------------------------------------------------------------------------------
 
 HEAD: Final = '{"seal": "'
-"""How the text of a sealed payload or result begins, and no other that sqlq writes."""
+"""The beginning of each signed or encrypted payload or result, and of no other text that sqlq writes."""
 MARK: Final = len("e1.01234567")
-"""Characters of how and with which key something is sealed; they follow the head."""
+"""Characters after the head: whether the text is signed or encrypted, and the id of the key."""
 KEY_BYTES: Final = 32
 MOST_KEYS: Final = 100
 NONCE_BYTES: Final = 12
 _LEAST_DIFFERENT_BYTES = 8
-"""Of 32 random bytes fewer differ once in 10^38."""
+"""32 random bytes have fewer different values once in 10^38."""
 _SIGNED, _ENCRYPTED = "s1", "e1"
 _ID = re.compile("[0-9a-f]{8}")
 _SIGNATURE = 43
@@ -48,7 +49,7 @@ _OBJECT = re.compile(r'\{\s*".*\}', re.DOTALL)
 
 
 class Unopened(dict[str, str]):
-    """Stands for a payload or result that is not shown, and says why, also as JSON."""
+    """Stands for a payload or result that is not shown. Has the reason, also as JSON."""
 
     @classmethod
     def of(cls, why: str) -> Unopened:
@@ -60,7 +61,8 @@ class Unopened(dict[str, str]):
 
 
 class Key:
-    """One key, of which only the id is ever shown. What it signs and encrypts with is derived from it."""
+    """One key, of which only the id is ever shown. Its keys for signing and for encrypting are derived from
+    it."""
 
     __slots__ = ("_cipher", "_encrypting", "_signing", "id", "text")
 
@@ -94,7 +96,7 @@ class Key:
         try:
             raw = base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))
             if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != data:
-                return None  # the last character has bits to spare: one text for what it says
+                return None  # the last character has bits to spare: only one spelling of each text is taken
             text: bytes = cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], context)
             return text.decode()
         except (InvalidTag, ValueError):
@@ -114,7 +116,7 @@ class Key:
 
 
 class Seal:
-    """What an App seals and opens with: its keys, the first of which seals."""
+    """The keys of an App: the first one signs or encrypts, and each of them opens."""
 
     def __init__(self, keys: Sequence[Key], how: How, unsealed: Unsealed) -> None:
         """Raises `ConfigurationError` where `how` needs a library that is not there."""
@@ -149,7 +151,8 @@ class Seal:
 
     @property
     def begins(self) -> str | None:
-        """How texts begin that are sealed as this would seal them now; None where it seals nothing."""
+        """The beginning of texts that are signed or encrypted as this would do it now; None where it does
+        neither."""
         if self._seal is None:
             return None
         return f"{HEAD}{_SIGNED if self.how == 'sign' else _ENCRYPTED}.{self._first.id}."
@@ -176,8 +179,8 @@ class Seal:
     # -- opening ---------------------------------------------------------------------------------------------
 
     def opened(self, kind: Kind, task: str, queue: str, text: str) -> str:
-        """Return what was sealed. Raises `SealError` for what these keys have not sealed for this task and
-        queue, and for a plain text where those are refused."""
+        """Return the text that was signed or encrypted. Raises `SealError` where these keys have not signed
+        or encrypted it for this task and queue, and for a plain text where those are refused."""
         if not isinstance(text, str) or not text.startswith(HEAD):
             if self.refuses_plain(queue):  # guard: plain-rows-are-refused
                 raise SealError(
@@ -220,8 +223,9 @@ class Seal:
         return True
 
     def result_for(self, taker: str, task: str, queue: str, text: str) -> str:
-        """Return a result, opened, for a step in the queue `taker`. Raises as `opened`, and where anybody may
-        have had it made who writes plain rows, while the taker's queue has sealed ones only."""
+        """Return a result, opened, for a step in the queue `taker`. Raises as `opened`. Raises also where the
+        job's queue takes plain rows and the taker's queue refuses them: whoever writes plain rows may have
+        had the result made."""
         if self.refuses_plain(taker) and not self.refuses_plain(queue):  # guard: plain-queues-feed-no-sealed
             raise SealError(
                 f"its queue {queue} takes plain rows, and so nothing it returns goes into sealed ones as in "
@@ -237,7 +241,7 @@ class Seal:
 
 
 def opened_without_keys(kind: Kind, text: str) -> str:
-    """Return a text that is not sealed. Raises `SealError` for one that is."""
+    """Return a text that is plain. Raises `SealError` for one that is signed or encrypted."""
     if isinstance(text, str) and text.startswith(HEAD):
         id = text[len(HEAD) : len(HEAD) + MARK].partition(".")[2]
         raise SealError(unknown_key(kind, id, ()), lacks_key=True)  # guard: sealed-without-a-key
@@ -245,13 +249,13 @@ def opened_without_keys(kind: Kind, text: str) -> str:
 
 
 def unknown_key(kind: Kind, id: str, known: Sequence[str]) -> str:
-    """Return the sentence about a row that is sealed with a key that is not here."""
+    """Return the sentence about a row whose key is not here."""
     has = f"it has {', '.join(known)}" if known else "it has none"
     return f"its {kind} is sealed with key {id}, which this App does not have ({has}): add it to keys="
 
 
 class Looked(NamedTuple):
-    """A text as it may be shown, or `Unopened`; and how it is sealed, None where it is not."""
+    """A text as it may be shown, or `Unopened`; and how it is signed or encrypted, None where it is plain."""
 
     text: str | Unopened
     sealed: str | None
@@ -300,7 +304,7 @@ def _raw(text: Any, what: str) -> bytes:
 
 
 def _derived(raw: bytes, purpose: str) -> bytes:
-    """Return a key of its own for a purpose: none of them tells anything of another, or of the key."""
+    """Return a key of its own for a purpose: none of them reveals another one, or the key."""
     return hmac.digest(raw, f"sqlq seal 1: {purpose}".encode(), "sha256")
 
 
@@ -317,12 +321,12 @@ class _Parts(NamedTuple):
     given: str
     """The signature, or nonce and ciphertext."""
     rest: str | None
-    """What follows a signature; None where nothing does."""
+    """The text after a signature; None where there is none."""
 
 
 def _parts(text: str) -> _Parts | None:
-    """Return what a text with the head of a seal says; None where it was cut off, say. By places and not by a
-    pattern, which would look at each character of what may be a million."""
+    """Return the parts of a text with the head of a seal; None where they are incomplete, as after a cut. It
+    goes by positions and not by a pattern, which would look at each character of what may be a million."""
     start = len(HEAD)
     how, id, data = text[start : start + 2], text[start + 3 : start + MARK], start + MARK + 1
     if (
@@ -342,7 +346,7 @@ def _parts(text: str) -> _Parts | None:
 
 
 def _equal(one: str, other: str) -> bool:
-    """Whether two texts are the same, in a time that tells nothing of where they differ."""
+    """Whether two texts are the same, in a time that does not depend on where they differ."""
     return hmac.compare_digest(one.encode(), other.encode(errors="replace"))
 
 

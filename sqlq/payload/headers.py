@@ -19,8 +19,8 @@ OWN: Final = "sqlq."
 """How names begin that are sqlq's own."""
 CARRY: Final = f"{OWN}carry"
 REPLAY: Final = f"{OWN}replay"
-"""In the headers of a replay: `of`, the id of the job that it is a replay of, and where the caller of the
-replay was traced its context, in text."""
+"""In the headers of a replay: `of`, the id of the job that it is a replay of. Where the caller of the replay
+was traced, also its context, in text."""
 
 
 def checked(given: Any, what: str, error: type[Exception] = EnqueueError) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def shown(text: str | None) -> Mapping[str, Any]:
 
 
 def replay(text: str | None) -> Mapping[str, Any] | None:
-    """Return what the headers in a row say of a replay; None for those of another job."""
+    """Return the entry about the replay in a row's headers; None for those of another job."""
     if text is None:
         return None
     found = decode(text).get(REPLAY)

@@ -76,7 +76,7 @@ class Ends(Generic[R]):
     """
 
     def __init__(self, results: Results, jobs: Mapping[int, AnyJob], ms: int | None, *, whole: bool) -> None:
-        """`whole` says whether more than their states is wanted."""
+        """`whole` is whether more than their states is wanted."""
         self._results = results
         self._jobs = jobs
         self._ms = ms

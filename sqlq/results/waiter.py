@@ -4,9 +4,9 @@
        ▲                │ ▲
        └──what is seen──┘ └── "these have ended" (PostgreSQL: a notification, SQLite: data_version)
 
-That a job has ended is seen in the tables and nowhere else. A notification, which a worker sends once it has
-written the end of a job that it was told somebody waits for, makes the next look come sooner; without any the
-thread looks at short, growing intervals, and at least once a second.
+Only the tables show that a job has ended. A worker knows which jobs somebody waits for, and sends a
+notification once it has written the end of one. The notification makes the next look come sooner. Without any
+the thread looks at short, growing intervals, and at least once a second.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 
 class Gone(NamedTuple):
-    """Told of a job that is in no table."""
+    """The message about a job that is in no table."""
 
     id: int
 
 
 Told: TypeAlias = "Seen | Gone | Exception"
-"""What a waiter is told: how a job has ended, or why it is waited for no more."""
+"""A message to a waiter: how a job has ended, or why the wait for it is over."""
 
 
 class Watch:
-    """What one waiter waits for, and the state in which each of it was seen last."""
+    """The jobs of one waiter, and the state in which each of them was seen last."""
 
     def __init__(self, ids: Iterable[int], tell: Callable[[Told], None], *, whole: bool) -> None:
-        """`tell` is called in another thread, once for each job that has ended; `whole` says whether the
-        waiter wants more than their states."""
+        """`tell` is called in another thread, once for each job that has ended. `whole` is whether the waiter
+        wants more than their states."""
         self.waits_for = set(ids)
         self.whole = whole
         self.tell = tell
@@ -90,14 +90,14 @@ class Waiting:
         self._called = threading.Event()
         self._closing = False
         self.is_away = False
-        """Whether the database did not answer the last time that it was asked."""
+        """Whether the database did not answer the last query."""
 
     def watch(self, watch: Watch) -> None:
         """Begin to look for what a watch waits for; returns at once."""
         if self._pid != os.getpid():  # a forked child inherits the object, but no thread
             self._start_anew()
         with self._lock:
-            if self._thread is None:  # the lock keeps it from looking before it is told for what
+            if self._thread is None:  # the lock keeps it from looking before the ids are there
                 self._begin()
             else:
                 self._call()
@@ -112,7 +112,7 @@ class Waiting:
                 self._drop(id, watch)
 
     def close(self) -> None:
-        """End the thread; who still waits is told so."""
+        """End the thread; the waiters that are left get a `SqlqError`."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -188,7 +188,7 @@ class Waiting:
         ring.close()
 
     def _may_mend(self, error: Exception) -> bool:
-        """Whether waiting is the remedy. What reads notifications raises the driver's own errors."""
+        """Whether waiting is the remedy. The reader of notifications raises the driver's own errors."""
         dialect = self._database.dialect
         if isinstance(error, DBAPIError):
             return (trouble := dialect.trouble(error)).passes or trouble.is_useless
@@ -285,8 +285,8 @@ class _Source:
         raise NotImplementedError
 
     def wait(self, until: float) -> Iterable[int] | None:
-        """Wait until something may have happened, the bell rings, or the moment has come; return the jobs
-        that have ended, as far as is known, or None for any."""
+        """Wait until something may have happened, the bell rings, or the time `until` has come. Return the
+        jobs that have ended, as far as is known, or None for any."""
         raise NotImplementedError
 
 
@@ -358,7 +358,7 @@ class _Listens(_Source):
 
 
 class _Glances(_Source):
-    """At SQLite's data_version, which tells, without reading a page, that something was committed."""
+    """Polls SQLite's data_version, which shows, without reading a page, that something was committed."""
 
     def __init__(
         self, database: Database, bell: socket.socket, called: threading.Event, open_: ExitStack

@@ -55,8 +55,8 @@ class Background:
     def wait_until_ready(self, timeout: Duration = "30s") -> None:
         """Wait until the worker is entered in the database, has entered the App's lifespan, and claims.
 
-        Raises what kept it from that, `TimeoutError` when it takes longer, and `ConfigurationError` for a
-        worker that was not started.
+        Raises the error that prevented it, `TimeoutError` when it takes longer, and `ConfigurationError` for
+        a worker that was not started.
         """
         if self._thread is None:
             raise ConfigurationError("this worker was not started: call start() before wait_until_ready()")
@@ -67,8 +67,8 @@ class Background:
             raise self._failure
 
     def join(self, timeout: Duration | None = None) -> bool:
-        """Wait until the worker has ended, after `stop` or by itself; return whether it has. Raises what it
-        ended by, if it did not end in good order."""
+        """Wait until the worker has ended, after `stop` or by itself; return whether it has. Raises the
+        exception that ended it, if any."""
         if self._thread is not None:
             self._thread.join(None if timeout is None else milliseconds(timeout, "timeout") / 1000)
             if self._thread.is_alive():
@@ -101,7 +101,7 @@ class Background:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop, and wait until what runs has ended, or the grace time is over."""
+        """Stop, and wait until all jobs have ended, or the grace time is over."""
         self.stop()
         if error is None:
             self.join()

@@ -1,7 +1,7 @@
 """STAGE 2: how much to claim, and from which queues.
 
-A worker never hoards. It holds the jobs that run in its slots, and those that start within a tenth of a
-second by the measured pace. So another worker finds its share."""
+A worker never hoards. It holds the jobs in its slots, and those that start within a tenth of a second by the
+measured pace. So another worker finds its share."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ LARGEST_BATCH = 1_000
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
 RECENT_JOBS = 50
-"""How long a job takes, about so many of the last ones say."""
+"""The duration of a job is measured over about so many of the last ones."""
 QUEUES_KNOWN_SECONDS = 1.0
 QUEUES_KEPT_SECONDS = 600.0
 """A queue in which nothing waits any more is claimed from for so long without looking for it."""
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
-"""A claim takes some milliseconds, most of them to flush it to disk; one that takes longer has read much that
-is of no use."""
+"""A claim takes some milliseconds, most of them to flush it to disk. A longer one has read many rows in
+vain."""
 SLOW_SECONDS = 1.0
-"""After a longer claim, as of rows of many megabytes, the next ones are smaller: leases run meanwhile, and on
-a database with one writer all others wait."""
+"""After a longer claim, as of rows of many megabytes, the next ones are smaller. Leases run meanwhile, and on
+a database with one writer all other writers wait."""
 ANEW_ONCE_IN = 20
 POSITIONS_KEPT = 10_000
 
@@ -49,8 +49,8 @@ POSITIONS_KEPT = 10_000
 class Pace:
     """How many jobs a worker ends in a second, measured over the last few tenths of one.
 
-    The pace is bounded by the slots and the duration of the last jobs: two long jobs that end together are no
-    burst of short ones.
+    The slots and the duration of the last jobs bound the pace. So two long jobs that end together do not
+    count as a burst of short ones.
     """
 
     def __init__(self, slots: int) -> None:
@@ -62,14 +62,14 @@ class Pace:
         self._at = time.monotonic()
 
     def measure(self, ended: int, busy_seconds: float) -> float:
-        """Take the number of jobs ended so far, and how long they ran together; return the pace. It at most
-        doubles, or halves, with each measurement, so that neither a pause in the claims nor a burst of short
-        jobs is taken for the rule."""
+        """Take the number of jobs ended so far, and how long they ran together; return the pace. Each
+        measurement at most doubles or halves it. So neither a pause in the claims nor a burst of short jobs
+        sets the pace."""
         moment = time.monotonic()
         elapsed = moment - self._at
         if elapsed >= MEASURE_SECONDS:
             seen = (ended - self._ended) / elapsed
-            # after a rest the old pace says nothing, and a claim by it would hold what others have
+            # after a rest the old pace is obsolete, and a claim by it would hold jobs that other workers have
             # slots for
             least = self._per_second / 2 if elapsed < REST_SECONDS else 0.0
             self._per_second = min(max(seen, least), 2 * self._per_second + 1 / MEASURE_SECONDS)
@@ -112,7 +112,7 @@ class Frontier:
         self.went_on(claimed)
 
     def went_on(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Note what was claimed, in the order of the queue."""
+        """Note the claimed jobs, in the order of the queue."""
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
         self._positions |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
@@ -125,7 +125,7 @@ class Frontier:
 
 
 class Turns:
-    """Gives queues turns by their weights, evenly mixed: a queue of weight 3 beside one of weight 1 comes
+    """Gives queues turns by their weights, evenly mixed. A queue of weight 3 beside one of weight 1 comes
     first in three of four claims. The others fill the rest of a claim, in the order of their next turns."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
@@ -194,12 +194,11 @@ class Claimer:
     def demand(
         self, running: int, waiting: int, ended: int, busy_seconds: float, *, blocked: bool = False
     ) -> int:
-        """Return how many jobs to claim now: none while more than half of what is held ahead is still
-        there.
+        """Return how many jobs to claim now: none while more than half of the jobs held ahead still wait.
 
-        Where all of it is `blocked`, since it waits for processes of its own, a job behind it might start in
-        a free slot at once. A claim past it may be in vain, and what it brings is then given back, so that it
-        is tried once in a while; never by a drain, which would leave behind what it gave back.
+        If all jobs held ahead are `blocked`, waiting for subprocesses, a job behind them might start in a
+        free slot at once. A claim past them may be in vain, and its jobs are then released. So the worker
+        tries it once in a while. A drain never does: it would leave the released jobs behind.
         """
         ahead = int(self._pace.measure(ended, busy_seconds) * AHEAD_SECONDS)
         free = self._concurrency - running
@@ -213,10 +212,10 @@ class Claimer:
     def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
         """Claim at most `limit` jobs, in a transaction that is committed when this returns.
 
-        A look at what is due costs as much as a claim, so a claim from the queues known of old comes before
-        it, for the jobs that a worker is waited for; but not on SQLite, where a claim takes the write lock
-        and a look does not, and not when it is `quiet`, so that nothing is likely to be found. A look that
-        finds nothing due says when something will be: `next_due`.
+        A look for due jobs costs as much as a claim, and would delay jobs that wait for a worker. So a claim
+        from the known queues comes before it. The look comes first on SQLite, where a claim takes the write
+        lock and a look does not. It also comes first when the database is `quiet`, since nothing is likely to
+        be due. A look sets `next_due`, the time of the next job that is due later.
         """
         began, self.next_due = time.monotonic(), float("inf")
         looks_first = (
@@ -228,7 +227,7 @@ class Claimer:
         claimed = self._claim(self._in_turn(names), limit)
         if not claimed and not looks_first:
             found = self._look()
-            if self._fixed is None:  # what is due in the others was locked, or taken meanwhile
+            if self._fixed is None:  # due jobs of the others were locked, or taken meanwhile
                 claimed = self._claim([name for name in found if name not in names], limit)
         self._short = len(claimed) < limit
         seconds = time.monotonic() - began
@@ -251,7 +250,7 @@ class Claimer:
         return claimed
 
     def _claim_newest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        """Claim what is due last first; always from the head, which is where new jobs come in."""
+        """Claim the newest jobs first. It always begins at the head, where new jobs come in."""
 
         def work(ask: Ask) -> list[ClaimedJob]:
             dialect, schema = self._database.dialect, self._database.schema
@@ -344,7 +343,7 @@ class Claimer:
         return ordered[first:] + ordered[:first]
 
     def _look(self) -> list[str]:
-        """Return the queues, of those served, in which something is due, and note when something will be."""
+        """Return those of the served queues that have due jobs, and note when the next job will be due."""
         self._looked_at = time.monotonic()
         found = look.due_in(self._database, self._fixed)
         kept = {name: at for name, at in self._seen.items() if at > self._looked_at - QUEUES_KEPT_SECONDS}
@@ -362,7 +361,7 @@ class Intake:
     """Makes attempts of the jobs that one worker has claimed."""
 
     target: Target
-    """Where a handler completes its job; known when the worker is entered into the database."""
+    """The place where a handler completes its job; known once the worker has its row in the database."""
 
     def __init__(
         self,
@@ -383,10 +382,11 @@ class Intake:
         self._has_isolates = has_isolates
         self._all_isolated = all_isolated
         self.on_start: Callable[[Attempt], None] | None = None
-        """Called with each job that starts, where anybody listens."""
+        """Called with each job that starts; None without listeners."""
 
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
-        """Return claimed jobs with payloads that can be read, the results of other steps in their places."""
+        """Return claimed jobs with decrypted payloads, and with the results of other steps in their
+        arguments."""
         seal = self._database.seal
         if seal is None and not any(str(job.payload).startswith(HEAD) for job in claimed):
             return self._with_results(claimed)
@@ -430,8 +430,8 @@ class Intake:
 
 
 def opened_by(seal: Seal | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
-    """Return claimed jobs with their payloads decrypted, and those that are not, with their outcomes: failed,
-    or released for a worker with the key. Their rows keep the text, and no job behind them waits."""
+    """Return claimed jobs with their payloads decrypted. Return the others with their outcomes: failed, or
+    released for a worker with the key. Their rows keep the text, and no job behind them waits."""
     done = flows.Filled([], [])
     for job in claimed:
         try:

@@ -29,13 +29,13 @@ class Threaded:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin the thread now. Raises `RuntimeError` where none is to be had."""
+        """Begin the thread now. Raises `RuntimeError` where it cannot start."""
         with self._changed:
             if not self._begin():
                 raise RuntimeError(f"the thread {self._name} cannot be started")
 
     def finish(self, patience: Callable[[], float]) -> bool:
-        """Let the thread do what there is to do, and end; say whether it has, while there was `patience`, in
+        """Let the thread finish its work and end. Return whether it has, before `patience` returned 0
         seconds."""
         thread = self._thread
         if thread is None:
@@ -53,8 +53,8 @@ class Threaded:
             self._thread.join(seconds)
 
     def _begin(self) -> bool:
-        """Begin the thread; return False where none is to be had now, and the next call tries again. Call
-        this with the lock."""
+        """Begin the thread. Return False where it cannot start now; the next call tries again. Call this with
+        the lock."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             if not begins(thread):
@@ -63,7 +63,7 @@ class Threaded:
         return True
 
     def _close(self) -> None:
-        """Tell the thread that no more will come, or that it is abandoned."""
+        """Notify the thread that no more will come, or that it is abandoned."""
         with self._changed:
             self._changed.notify_all()
 
@@ -90,11 +90,11 @@ class Gatherer(Threaded, Generic[T]):
         self._items.put(None)
 
     def _add(self, items: list[T]) -> None:
-        """Add items to what is pending."""
+        """Add items to the pending ones."""
         raise NotImplementedError
 
     def _write(self) -> None:
-        """Write what is pending, and take out what needs no other try."""
+        """Write the pending items, and take out those that need no other try."""
         raise NotImplementedError
 
     def _failed(self, error: Exception) -> float:

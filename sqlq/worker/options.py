@@ -56,7 +56,7 @@ class WorkerOptions:
     weights: dict[str, int] | None = None
     """How many turns each queue has of those of all; None where queues come in the order given."""
     isolate: bool = False
-    """Whether every job runs in a process of its own, whatever its task says."""
+    """Whether every job runs in a subprocess, whatever option its task has."""
 
     @classmethod
     def of(
@@ -129,7 +129,8 @@ def _less(limit: int | None) -> int | None:
 
 
 def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
-    """Return the weights of queues. Raises `ConfigurationError` for what is no whole number in range."""
+    """Return the weights of queues. Raises `ConfigurationError` for a weight that is no whole number in
+    range."""
     for name, weight in weights.items():
         whole = isinstance(weight, int) and not isinstance(weight, bool)
         if not whole or not 1 <= weight <= LARGEST_WEIGHT:

@@ -1,4 +1,4 @@
-"""Patience with a database that is away: wait with jitter, and say so now and then instead of each time."""
+"""The database is away: loops wait with jitter, and log it now and then instead of each time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Trouble:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.said_at: dict[str, float] = {}
-        """When each kind of trouble was last spoken of."""
+        """When each kind of trouble was last logged."""
         self.since: float | None = None
         self.number = 0
         """How many outages are over."""
@@ -43,8 +43,8 @@ _troubles: dict[Any, _Trouble] = {}
 
 
 def begins(thread: threading.Thread) -> bool:
-    """Start a thread and say whether it has begun. None may be to be had now: what needs it makes another one
-    the next time."""
+    """Start a thread and return whether it has begun. The system may have none left; the caller makes another
+    one the next time."""
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:  # guard: without-a-thread-the-rest-goes-on
@@ -54,12 +54,12 @@ def begins(thread: threading.Thread) -> bool:
 
 
 class Outage:
-    """The trouble one loop of a worker has with its database. All loops meet the same outage at the same
-    time, so what is said about it is said once for all of them."""
+    """The trouble that one loop of a worker has with its database. All loops meet the same outage at the same
+    time, so they log it once together."""
 
     def __init__(self, doing: str, database: Database | None = None, *, quiet: bool = False) -> None:
-        """`quiet` where others, who meet the same, speak of it; what the database refuses is met by this
-        loop alone, and told."""
+        """With `quiet` this loop does not log an outage, since other loops meet and log the same one. It logs
+        refusals of the database, which it meets alone."""
         url = None if database is None else database.engine.url
         place = None if url is None else (url.host, url.port, url.database, str(url.query))
         self._shared = _troubles.setdefault(place, _Trouble())  # guard: each-database-has-its-own-outages
@@ -71,9 +71,10 @@ class Outage:
     def met(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
 
-        After a broken connection the first other try follows at once, and the log has nothing of it: to ping
-        pooled connections before their use would cost each claim and settle a round trip. The same holds
-        after an outage: a loop may still have a connection that was made in it, to a standby for example."""
+        After a broken connection the first other try follows at once, and nothing is logged. Pooled
+        connections break now and then: a ping before each use would cost each claim and settle a round trip.
+        The same holds after an outage: a loop may still have a connection from that time, to a standby for
+        example."""
         with self._shared.lock:
             if self._met_number != self._shared.number:  # guard: an-outage-is-told-once
                 self._failures, self._met_number = 0, self._shared.number
@@ -113,7 +114,7 @@ class Outage:
                 )
 
     def _is_to_be_said(self, trouble: str) -> bool:
-        """Whether it was last said long ago; notes that it is said now."""
+        """Whether it was last logged long ago. Notes that it is logged now."""
         moment = time.monotonic()
         if moment - self._shared.said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
             return False
@@ -121,8 +122,8 @@ class Outage:
         return True
 
     def forget(self) -> None:
-        """Count this loop's failures anew, after a turn that asked the database nothing: it may still be
-        away, so nothing is said."""
+        """Count this loop's failures anew, after a turn without a query. The database may still be away, so
+        nothing is logged."""
         self._failures = 0
 
     def over(self, *, wrote: bool = True) -> None:

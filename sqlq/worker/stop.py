@@ -1,4 +1,4 @@
-"""How long a worker that was told to stop may go on: what runs, what it has written of it, and user code."""
+"""How long a worker may go on after a request to stop: its running jobs, their outcomes, and user code."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LAST_MOMENT_SECONDS = 2.0
 
 
 class Grace:
-    """The grace time of one worker. It begins when the worker is told to stop; told once more, it leaves at
-    once. A worker that retires by itself has no such time, and no deadline."""
+    """The grace time of one worker. It begins with the first request to stop; at the second the worker leaves
+    at once. A worker that retires by itself has no such time, and no deadline."""
 
     def __init__(self, ms: int, pulse: Callable[[], None]) -> None:
-        """`pulse` is called while something is waited for, to say that the process is alive."""
+        """The worker calls `pulse` while it waits, to show that the process is alive."""
         self._ms = ms
         self._until = float("inf")
         self.pulse = pulse
@@ -58,12 +58,12 @@ class Grace:
         self.stopping.set()
 
     def lasts(self) -> bool:
-        """Say whether the worker may still wait for what it needs to begin."""
+        """Return whether the worker may still wait for its start."""
         return not self.leaving_now.is_set() and time.monotonic() < self._until
 
     def last_wait(self) -> Callable[[], bool]:
-        """Return what says how long user code may still take at the end: what is left of the grace time, and
-        a moment at least."""
+        """Return a function that returns whether user code may still take time at the end. It may for the
+        rest of the grace time, and for `LAST_MOMENT_SECONDS` at least."""
         began = time.monotonic()
 
         def may_wait() -> bool:
@@ -75,20 +75,19 @@ class Grace:
         return may_wait
 
     def patience(self) -> float:
-        """Return for how many more seconds outcomes may wait to be written: until soon after the grace time,
-        and without end in a process that retires by itself."""
+        """Return for how many more seconds outcomes may wait to be written. They may until soon after the
+        grace time, and without end in a process that retires by itself."""
         until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
         return max(0.0, until - time.monotonic())  # guard: a-stop-has-an-end
 
     def last_statement(self) -> float:
-        """Return for how many seconds a thread may be waited for that comes back from the database, and asks
-        it nothing more."""
+        """Return how many seconds to wait for a thread that executes its last statement."""
         until = self._until + LAST_SETTLES_SECONDS + LAST_STATEMENTS_SECONDS
         return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
 
     def await_running(self, executors: Executor) -> None:
-        """Wait for running jobs: after a stop for the grace time, else for as long as it takes, but not for
-        handlers that cannot be stopped."""
+        """Wait for running jobs. After a stop it waits for the grace time at most. Without one it waits as
+        long as they take, but not for handlers past their timeouts, which cannot be stopped."""
         running, _ = executors.load()
         until = float("inf")
         while not self.leaving_now.is_set() and time.monotonic() < until:
@@ -113,7 +112,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has; where the system does not tell, the most it ever had."""
+    """Return how much memory this process has; where the system does not report it, the most it ever had."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux
@@ -122,7 +121,7 @@ def resident_bytes() -> int:
 
 
 def readable_bytes(number: int) -> str:
-    """Say a size: "412 MB", "1.5 GB"."""
+    """Format a size: "412 MB", "1.5 GB"."""
     return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{max(1, round(number / 1e6)):,} MB"
 
 
@@ -134,8 +133,7 @@ class Bounds:
         self._max_idle_ms = max_idle_ms
         self._measured_at = float("-inf")
         self._worked_at: float | None = None  # guard: idleness-begins-with-a-look
-        """When there was work last, or the first look that found none; None while it is not known whether
-        there is some."""
+        """When there was work last, or the first look found none; None while that is unknown."""
 
     def begin(self) -> None:
         """Begin to count. Raises `ConfigurationError` where the process is too large before its first job: it
@@ -156,7 +154,7 @@ class Bounds:
             self._worked_at = time.monotonic()
 
     def cannot_look(self) -> None:
-        """Note that the database does not answer: what waits in it is not known, so that no time counts."""
+        """Note that the database does not answer. Jobs may wait in it, so no time counts as idle."""
         self._worked_at = None
 
     def idle_ms(self) -> float:
@@ -164,7 +162,7 @@ class Bounds:
         return 0.0 if self._worked_at is None else (time.monotonic() - self._worked_at) * 1000
 
     def is_idle_for_long(self) -> bool:
-        """Whether a worker that is not to wait for work for ever has waited long enough."""
+        """Whether a worker with `max_idle` has waited for work for that long."""
         return self._max_idle_ms is not None and self.idle_ms() >= self._max_idle_ms
 
     def is_too_large(self) -> str | None:
@@ -202,7 +200,7 @@ class Lifespans:
                 self._isolates.await_left(self._grace.last_wait())
 
     def is_open(self) -> bool:
-        """Say whether that of this process has not ended."""
+        """Return whether the lifespan of this process has not ended."""
         return self._lifespan is not None and self._lifespan.is_open()
 
     def _leave(self, lifespan: Lifespan) -> None:

@@ -1,13 +1,13 @@
-"""A worker: claims, executes and settles jobs until it is told to stop.
+"""A worker: claims, executes and settles jobs until it is stopped.
 
     claim ──► Executor ──► outcomes ──► Settler ──► committed
       ▲          (slots)                    │
-      └───── room, hints, known moments ────┘          Leases renew all the while
+      └───── room, notifications, times ────┘          Leases renew all the while
 
 `sqlq work` runs it in a child process under a supervisor (see there), a program of your own in itself
-(`app.worker()`). Four threads touch the database, each on a connection of its own: the loop below (claim),
-the settler, the heartbeat, and the chores (rescue, prune). None of these connections is ever seen by a
-handler.
+(`app.worker()`). Four threads touch the database, each on a connection of its own. They are the loop below
+(claim), the settler, the heartbeat, and the maintenance (rescue, prune). No handler ever sees these
+connections.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Worker(Background):
     """A worker in this process. `run()` blocks; `start()`, or a `with` block, runs it in a thread; `stop()`
     may be called from any thread.
 
-    Without processes for single jobs, as in a program of your own, tasks marked `isolate=True` and jobs that
-    lost a worker run in its threads like all others. A crash takes every job of the process along. A `def`
+    A worker in a program of your own has no subprocesses. There tasks marked `isolate=True`, and jobs that
+    lost a worker, run in its threads like all others. A crash takes every job of the process along. A `def`
     handler past its timeout keeps its slot until it ends."""
 
     def __init__(
@@ -200,16 +200,16 @@ class Worker(Background):
         """Stop: the first call lets running jobs finish within the grace time, the second leaves at once.
 
         With `grace_ms` the grace time is no longer than that. Returns at once, and may be called from any
-        thread; not from a signal handler, which may have interrupted the very thread whose lock it would wait
-        for. See `sqlq.cli.work` for one way to come from signals to here.
+        thread. Do not call it from a signal handler, which may have interrupted the thread whose lock it
+        would wait for. See `sqlq.cli.work` for one way to come from signals to here.
         """
         self._grace.stop(grace_ms)
         self._wake.call()
         self._executors.start_no_more()
 
     def pause(self) -> None:
-        """Claim nothing until `resume`; what runs goes on, what has not started is given back. Returns at
-        once, and may be called from any thread."""
+        """Claim nothing until `resume`. Running jobs go on; jobs that have not started are released. Returns
+        at once, and may be called from any thread."""
         self._control.pause()
 
     def resume(self) -> None:
@@ -220,10 +220,11 @@ class Worker(Background):
         """Work until stopped (or drained, or `max_jobs` or `max_lifetime` is reached), and return how many
         attempts ended how.
 
-        Raises `SqlqError` when the App's lifespan fails, and `SchemaVersionError` when this sqlq cannot use
-        the tables, at once or, when a migration has made them so meanwhile, after having stopped in good
-        order. With `patient` a database that is away at the start is waited for; after the start all trouble
-        with the database is waited out. Raises `ConfigurationError` for a worker that has been run before.
+        Raises `SqlqError` when the App's lifespan fails. Raises `SchemaVersionError` at once when this sqlq
+        cannot use the tables. When a migration makes them so meanwhile, it raises that after it has stopped
+        in good order. With `patient` it waits for a database that is away at the start. After the start it
+        waits out all trouble with the database. Raises `ConfigurationError` for a worker that has been run
+        before.
         """
         self._run_once()
         self._supervision.listen(
@@ -301,18 +302,18 @@ class Worker(Background):
         """How many attempts ended how, so far."""
         return self._settler.tally
 
-    # -- what it is told -------------------------------------------------------------------------------------
+    # -- events from its parts -------------------------------------------------------------------------------
 
     def _retire(self, why: str, *, replace: bool = True) -> None:
-        """Claim no more, and end when what runs has ended, however long that takes."""
+        """Claim no more, and end when all running jobs have ended, however long that takes."""
         if self._retiring is None:
             self._retiring = why
             self._supervision.leaving(why, replace=replace)
             self._wake.call()
 
     def _stuck(self, job: Attempt) -> None:
-        """A thread cannot be killed, only its process: this one takes no new jobs and ends when the others
-        are done."""
+        """Retire this process under a supervisor: a thread cannot be killed, only its process. It ends when
+        its other jobs have."""
         log.error(
             "job %d: %s goes on past its timeout, and a thread cannot be stopped; %s",
             *(job.id, job.task),
@@ -357,7 +358,7 @@ class Worker(Background):
     def _stop_behind(self, error: SchemaVersionError) -> None:
         """Stop in good order: a migration has left this sqlq behind."""
         if self._left_behind is not None:
-            return  # the chore that tells it may have another turn before its thread ends
+            return  # the service that found it may have another turn before its thread ends
         self._left_behind = error
         log.error("stopping: %s", error, extra={"event": "schema_changed"})
         if not self._grace.stopping.is_set():
@@ -383,7 +384,7 @@ class Worker(Background):
             if self._is_held_up():
                 continue
             limit = self._room()
-            # what is due later, a drain would leave behind; guard: drains-keep-what-waits-for-processes
+            # a drain would leave behind jobs due later; guard: drains-keep-what-waits-for-processes
             if not self._options.drain:
                 self._executors.release_crowded()
             self._executors.release_unstarted()  # guard: give-back-unstarted
@@ -392,7 +393,7 @@ class Worker(Background):
                     self._retire("it has had its number of jobs")
                     return
                 continue
-            # Looked at before the claim: what was settled by then, and is due again, the claim sees.
+            # Read before the claim: the claim sees jobs that were settled by then and are due again.
             # A job is handed to the unblocker before it is dropped from the leases.
             held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
             held_nothing = held_nothing and self._admissions.is_idle  # guard: drain-awaits-a-look-under-way
@@ -417,7 +418,7 @@ class Worker(Background):
                 if is_last:
                     self._retire("nothing is available", replace=False)
                     return
-                # What a chore, or the thread that admits, has freed since the claim, the next claim sees.
+                # The next claim sees jobs that a service, or the admitting thread, has freed since this one.
                 self._maintenance.await_turn()  # guard: drain-awaits-chores
                 is_last = not self._admissions.look_now()  # guard: drain-claims-once-more
                 if is_last:
@@ -433,8 +434,8 @@ class Worker(Background):
                 quiet = quiet and not self._rested_until_called(ends_at)
 
     def _is_held_up(self) -> bool:
-        """Whether an operator wants nothing to be claimed; then after having waited for something to
-        happen."""
+        """Whether an operator has paused this worker, or it retires. A paused worker first waits for
+        something to happen."""
         self._control.look()
         if not self._control.is_paused:  # guard: paused-workers-claim-nothing
             return self._retiring is not None
@@ -443,9 +444,9 @@ class Worker(Background):
         return True
 
     def _rested_until_called(self, ends_at: float) -> bool:
-        """Rest as long as another looks for this worker; return whether something happened. A short rest
-        while jobs wait for slots: nobody else would know when they have waited for too long."""
-        # what is due before the lookout may have seen it is known here alone
+        """Rest as long as a poller looks for this worker. Return whether something happened. The rest is
+        short while jobs wait for slots: no other thread sees when they have waited for too long."""
+        # only this worker knows jobs that are due before the poller can see them
         due = self._claimer.next_due if self._claimer.next_due < time.monotonic() + LOOKOUT_SECONDS else NEVER
         began = rested_since = time.monotonic()
         while self._wake.rests and not (self._grace.stopping.is_set() or self._retiring):
@@ -463,7 +464,7 @@ class Worker(Background):
         return False
 
     def _close_idle_connections(self) -> None:
-        """Close what a busy time has left open: of all workers of a fleet together it would be many."""
+        """Close connections that a busy time has left open: all workers together would have many."""
         try:
             self._app.database.close_idle()
             self._database.close_idle(more_than=1)
@@ -471,7 +472,7 @@ class Worker(Background):
             log.exception("idle connections could not be closed")
 
     def _room(self) -> int:
-        """Return how many jobs to claim; 0 after having waited a moment for room."""
+        """Return how many jobs to claim; 0 after having waited shortly for room."""
         if self._settler.unwritten() > self._most_unwritten:
             self._grace.stopping.wait(BACKLOG_SECONDS)
             return 0
@@ -520,8 +521,8 @@ class Worker(Background):
             self._wake.call()
 
     def _settle(self, job: Attempt, outcome: Outcome) -> None:
-        """Take the outcome of a job that has ended, or will not start. The first counts: its handler may end
-        just as it is given back."""
+        """Take the outcome of a job that has ended, or will not start. The first outcome counts: a handler
+        may end just as its job is released."""
         with self._ending:
             if job.ended:  # guard: an-attempt-ends-once
                 return
@@ -552,7 +553,7 @@ class Worker(Background):
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)
             self._entry.sign_off()
-        self._left.set()  # what a handler still ends with comes too late
+        self._left.set()  # outcomes from here on come too late
         for part in (self._settler, self._unblocker, self._admissions, self._answers, self._progress):
             part.abandon(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
@@ -562,7 +563,7 @@ class Worker(Background):
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:
-        """Wait until listeners have heard of all events."""
+        """Wait until listeners have received all events."""
         may_wait = self._grace.last_wait()
         # guard: events-are-flushed
         while not self._app.events.flush(LOOK_SECONDS) and may_wait():

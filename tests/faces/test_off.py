@@ -66,8 +66,14 @@ otel.instrument(traced)
 print(json.dumps([off, imported, called_by(traced)]))
 """
 NOT_ASKED_FOR = (
-    *("otel.py", "sentry.py", "seal.py", "worker/claim.py:opened_by", "metrics/", "worker/report/meter.py"),
-    *("waiting.py", "results.py", "replay.py", "rotation.py", "store/jobs/results.py", "store/keys.py"),
+    *("otel.py", "sentry.py", "metrics/", "payload/encryption.py", "admin/replay.py", "admin/keys.py"),
+    *(
+        "worker/claim.py:opened_by",
+        "worker/report/meter.py",
+        "results/",
+        "store/jobs/results.py",
+        "store/keys.py",
+    ),
 )
 EXTRAS = ("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle")
 OF_A_WORKER = ("__init__", "abandon", "are_wanted")
@@ -87,11 +93,13 @@ def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:
     off, imported, on = json.loads(done.stdout)
     assert Counter(off)["worker/attempt/call.py:execute"] == 4, "attempts of def handlers"
     assert {name: n for name, n in off.items() if name.startswith(NOT_ASKED_FOR)} == {}
-    answering = {name.rpartition(".")[2] for name in off if name.startswith("worker/settle/after.py:")}
+    answering = {
+        name.rpartition(".")[2] for name in off if name.startswith("worker/settle/after.py:Answers.")
+    }
     assert answering <= set(OF_A_WORKER)
     assert [
         name for name in imported if name.startswith((*EXTRAS, "sqlq.otel", "sqlq.sentry", "sqlq.metrics"))
     ] == []
     # it would have been seen
     assert Counter(on)["otel.py:_Spans.processing"] >= 5
-    assert Counter(on)["seal.py:Seal.opened"] >= 4
+    assert Counter(on)["payload/encryption.py:Seal.opened"] >= 4

@@ -1,4 +1,4 @@
-"""One attempt at one job: the facts that the worker keeps of it. Handlers see a `JobContext` instead."""
+"""One attempt at one job, with the worker's own facts of it. Handlers see a `JobContext` instead."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Attempt:
 
     @property
     def label(self) -> str | None:
-        # SQLite lets in bytes, which the log could not say
+        # SQLite lets in bytes, which the log could not write
         return None if self.claimed.label is None else str(self.claimed.label)  # guard: labels-are-text
 
     # -- its row ---------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Attempt:
 
     def is_kept(self, finished: bool) -> bool:
         """Whether the row is kept when it has finished: as `finished` jobs are, unless the row or the task
-        has a retention. A step's row is always kept, since others may still ask how it ended."""
+        has a retention. A step's row is always kept, since other steps may still read how it ended."""
         own_ms = self.claimed.retention_ms
         if own_ms is None and self.task_found is not None:
             own_ms = self.task_found.retention_ms
@@ -202,7 +202,7 @@ class Attempt:
             stop()
 
     def cancel(self) -> None:
-        """Ask the handler to stop. A coroutine or a process can be made to, a thread cannot."""
+        """Request a stop of the handler. A coroutine or a process can be forced to stop, a thread cannot."""
         if self.cancelled_at is None:
             self.cancelled_at = time.monotonic()
         if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile

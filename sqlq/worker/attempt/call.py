@@ -3,7 +3,7 @@
     task known? ─► payload readable? ─► arguments fit? ─► run the handler ─► its result as JSON ─► Completed
          │               │                   │                  │
          ▼               ▼                   ▼                  ▼
-     put back,        Failed             put back,         retry.decide
+     released,        Failed             released,         retry.decide
     later Failed                        later Failed
 
 Whatever happens in here ends as an outcome: nothing a row or a handler does may stop the jobs behind it.
@@ -61,9 +61,9 @@ UNWRITTEN_GROWTH = (
     "`with current_job().completing(…)`"
 )
 Starting = Callable[[Attempt], None]
-"""Told that a handler is about to run."""
+"""Called when a handler is about to run."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Runs a coroutine to its end and returns what it returns."""
+"""Runs a coroutine to its end and returns its result."""
 
 
 def _untold(attempt: Attempt) -> None:
@@ -73,8 +73,8 @@ def _untold(attempt: Attempt) -> None:
 def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.run) -> Outcome:
     """Run the handler of a job in this thread and return how the attempt ended. Raises nothing.
 
-    `starting` is told at the last moment before the handler. `run` runs a coroutine, for a `def` handler that
-    returns one.
+    `starting` is called directly before the handler. `run` runs a coroutine, for a `def` handler that returns
+    one.
     """
     try:
         if (ended := _prepared(attempt)) is not None:
@@ -128,16 +128,16 @@ def _prepared(attempt: Attempt) -> Outcome | None:
 
 
 def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
-    """Call a `def` handler and return its result; what it returns to be awaited is awaited, by `run`.
+    """Call a `def` handler and return its result. `run` awaits an awaitable result.
 
-    Handlers, and what surrounds them, are called here and in `acall_handler`, and nowhere else, so that
-    workers and `sqlq.testing.inline` agree about what a handler may return. Raises `TypeError` for a
-    generator, and what the handler raises.
+    Handlers and their middleware are called only here and in `acall_handler`. So workers and
+    `sqlq.testing.inline` allow the same results. Raises `TypeError` for a generator, and the handler's
+    exceptions.
     """
     task = attempt.task_found
     assert task is not None
     if task.surroundings:
-        # what an around sets and does not reset is not the next job's; guard: a-context-for-each-attempt
+        # context variables of middleware do not reach the next job; guard: a-context-for-each-attempt
         return contextvars.copy_context().run(_call_surrounded, attempt, task, run)
     return _call(attempt, task, run)
 
@@ -197,13 +197,13 @@ async def _acall_surrounded(attempt: Attempt, task: Task[..., Any]) -> Any:
 
 
 def _swallowed(attempt: Attempt) -> None:
-    """Return the result of an attempt whose exception an around has swallowed: it has finished, unless it was
-    made to stop."""
+    """Return the result of an attempt whose exception middleware has swallowed. It has finished, unless it
+    was made to stop."""
     attempt.heeded = attempt.heeded or attempt.asked_to_stop  # guard: a-swallowed-stop-is-not-finished
 
 
 async def _awaited(attempt: Attempt, awaitable: Any) -> Any:
-    """Wait for what a `def` handler returned, in an asyncio task that a cancel of the job cancels."""
+    """Wait for the awaitable that a `def` handler returned. A cancel of the job cancels the asyncio task."""
     attempt.on_cancel(_canceller())
     try:
         result = await awaitable
@@ -215,12 +215,12 @@ async def _awaited(attempt: Attempt, awaitable: Any) -> Any:
 
 
 def _is_awaitable(result: Any) -> bool:
-    # by its type: what an object says of itself, its __class__ too, is code that may raise
+    # by its type: attributes of the object, its __class__ too, are code that may raise
     return hasattr(type(result), "__await__")
 
 
 def _checked(result: Any) -> Any:
-    """Return what a handler may return. Raises `TypeError` for a generator."""
+    """Return the result of a handler. Raises `TypeError` for a generator."""
     kind = type(result)
     # guard: generators-are-no-results
     if issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType)):
@@ -232,7 +232,7 @@ def _checked(result: Any) -> Any:
 
 
 def _canceller() -> Callable[[], object]:
-    """Return what cancels the asyncio task that calls this, from any thread."""
+    """Return a function that cancels the calling asyncio task, from any thread."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -266,7 +266,8 @@ def raised(attempt: Attempt, error: BaseException) -> Outcome:
     attempt.error = error
     try:
         outcome = late(attempt) or _failed(attempt, error)
-    # what went on would end the slot's thread, and leave the job to a lease that is renewed for ever
+    # an exception that left this function would end the slot's thread; the job's lease would be renewed for
+    # ever
     except BaseException as second:  # guard: execute-raises-nothing
         log.exception(
             "job %d: how its attempt ended cannot be judged", attempt.id, extra=attempt.fields("unjudged")
@@ -280,8 +281,7 @@ def raised(attempt: Attempt, error: BaseException) -> Outcome:
 
 
 def _stopped(attempt: Attempt) -> Outcome:
-    """Return the outcome of a handler that was made to stop: by an operator the job's end, else given
-    back."""
+    """Return the outcome of a handler that was made to stop: cancelled by an operator, else released."""
     return Cancelled(BY_OPERATOR) if attempt.cancel_requested else broken_off(attempt.claimed)
 
 
@@ -302,7 +302,7 @@ def _judged(attempt: Attempt, error: BaseException) -> Outcome:
         return Failed("bad_payload", describe(error))
     if isinstance(error, SealError) and attempt.started is None:  # guard: sealed-without-a-key-fails
         return Failed("bad_signature", describe(error))
-    # a CancelledError that no part of sqlq asked for is the handler's own doing, and an error like others
+    # a CancelledError that no part of sqlq requested is the handler's own, and an error like others
     if (
         attempt.asked_to_stop
         and (attempt.cancel_requested or isinstance(error, asyncio.CancelledError))
@@ -313,7 +313,7 @@ def _judged(attempt: Attempt, error: BaseException) -> Outcome:
 
 
 def _in_user_code(error: BaseException) -> BaseException:
-    """Return the exception without the frames of this file, which tell its reader nothing."""
+    """Return the exception without the frames of this file, which do not help its reader."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -332,7 +332,8 @@ def _policy(attempt: Attempt) -> RetryPolicy:
 
 
 def late(attempt: Attempt) -> Outcome | None:
-    """Return the outcome of an attempt past its timeout, whatever the handler made of it meanwhile."""
+    """Return the outcome of an attempt past its timeout, whatever the handler returned or raised; None before
+    it."""
     if attempt.deadline is not None and time.monotonic() > attempt.deadline:
         attempt.timed_out = True
     if not attempt.timed_out:
@@ -365,8 +366,8 @@ def _not_runnable(attempt: Attempt) -> Outcome:
 
 
 def _misfit(job: ClaimedJob, misfit: str) -> Outcome:
-    """Put a job back whose arguments the handler here does not take: in a rolling deploy another worker's
-    may."""
+    """Release a job whose arguments the handler here does not take. In a rolling deploy another worker's
+    handler may."""
     text = f"{misfit}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
     return put_off(
         job, "bad_payload", f"its arguments do not fit the handler here ({misfit})", ArgumentsError(text)

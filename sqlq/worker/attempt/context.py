@@ -61,9 +61,10 @@ def current_job(default: T) -> JobContext | T: ...
 def current_job(default: Any = _RAISES) -> Any:
     """Return the job of the calling handler; outside a handler return the default.
 
-    Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in
-    threads a handler starts by itself. Raises `ConfigurationError` outside a handler where no default is
-    given. A function that runs as a job, and is called as a function too, asks `current_job(None)`.
+    Works in `def` and `async def` handlers and in functions that they call, also through `asyncio.to_thread`.
+    Does not work in threads that a handler starts by itself. Raises `ConfigurationError` outside a handler
+    where no default is given. A function that runs as a job, and is called as a function too, calls
+    `current_job(None)`.
 
     >>> sqlq.current_job().id  # doctest: +SKIP
     42
@@ -204,7 +205,7 @@ class JobContext:
     @cached_property
     def headers(self) -> Mapping[str, Any]:
         """The headers of the job, or else of its task, without sqlq's own; read-only. Raises `ArgumentsError`
-        for headers that SQL has inserted and that are none, so that the attempt fails before it begins."""
+        for malformed headers that SQL has inserted; the attempt then fails before it begins."""
         text, task = self._attempt.claimed.headers, self._attempt.task_found
         if text is None:
             return headings.NO_HEADERS if task is None else task.headers
@@ -230,12 +231,14 @@ class JobContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop: its timeout has passed, its lease was lost, an operator cancelled
-        the job, or the worker is shutting down and the grace time is over.
+        """Whether the handler should stop.
 
-        A `def` handler that runs long should look now and then, and return when it is true. Such a return is
-        not the end of the job: it is released (or cancelled, or timed out). An `async def` handler is
-        cancelled. One in a process of its own is asked, and then killed.
+        True when its timeout has passed, its lease was lost, or an operator cancelled the job. True also when
+        the worker stops and its grace time is over.
+
+        A `def` handler that runs long should check this now and then, and return when it is true. Such a
+        return does not finish the job: it is released (or cancelled, or timed out). An `async def` handler is
+        cancelled. A handler in a subprocess gets this request, and then its process is killed.
         """
         if self._attempt.asked_to_stop:
             self._attempt.heeded = True
@@ -244,10 +247,10 @@ class JobContext:
     def progress(self, done: float, of: float | None = None, note: str | None = None) -> None:
         """Report how far the job has come: `done`, `of` so much in all, and a `note` of up to 255 characters.
 
-        Costs next to nothing and waits for nothing, also on an event loop: the last report is written at
-        most once a second, and when the job ends. It never makes the job fail: a value that is no number is
-        left out, with a warning in the log. Shown by `app.jobs.get(id).progress`, `job_states`, `sqlq
-        show` and `sqlq jobs`.
+        The call costs next to nothing and never blocks, also on an event loop. A thread writes the last
+        report at most once a second, and when the job ends. The call never makes the job fail: a value that
+        is no number is left out, with a warning in the log. Shown by `app.jobs.get(id).progress`,
+        `job_states`, `sqlq show` and `sqlq jobs`.
 
         >>> for i, row in enumerate(rows):  # doctest: +SKIP
         ...     sqlq.current_job().progress(i, of=len(rows))
@@ -274,8 +277,10 @@ class JobContext:
 
     @property
     def flow(self) -> Growth:
-        """The flow of which it is a step: steps added to it are written in the transaction in which this job
-        completes itself (`completing`, `complete`), so that a flow grows exactly once.
+        """The flow of which it is a step.
+
+        Steps added to it are written in the transaction in which this job completes itself (`completing`,
+        `complete`). So a flow grows exactly once.
 
         They wait for this job, and may take its result: `flow.step.result`. A handler that adds steps and
         does not complete its job has failed, and is tried again. Raises `ConfigurationError` for a job that
@@ -301,8 +306,8 @@ class JobContext:
         types of the return annotations, where this App knows the tasks. A step without a result, as one that
         failed, has None.
 
-        The first use queries the database. Raises `ConfigurationError` for a job that is in no
-        flow, and `SealError` for a result that is not opened.
+        The first use queries the database. Raises `ConfigurationError` for a job that is in no flow, and
+        `SealError` for a result that cannot be decrypted.
 
         >>> sqlq.current_job().results  # doctest: +SKIP
         [Receipt(number=12), 3]
@@ -330,13 +335,12 @@ class JobContext:
     # -- exactly-once effects --------------------------------------------------------------------------------
 
     def complete(self, session: SyncSession, result: Any = None) -> None:
-        """Complete this job in the handler's own transaction, so that its writes and the completion commit
-        together.
+        """Complete this job in the handler's own transaction: its writes and the completion commit together.
 
-        The job then is finished exactly when that transaction commits, whatever becomes of this process or of
-        the reply to its COMMIT: no other attempt can commit as well. Best the last write before the commit,
-        since the job's row is locked from here on. What the handler returns afterwards does not count;
-        `result` is stored instead, by the same rules.
+        The job is finished exactly when that transaction commits, even if this process dies or the reply to
+        its COMMIT is lost. No other attempt can commit as well. Best the last write before the commit, since
+        the job's row is locked from here on. The handler's return value does not count; `result` is stored
+        instead, by the same rules.
 
         Raises `LeaseLostError` when the job belongs to another owner by now: let it through, so that the
         transaction rolls back. Raises `ConfigurationError` in a transaction stricter than READ COMMITTED,
@@ -409,19 +413,20 @@ class JobContext:
         return decode_cursor(self._row.cursor)
 
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
-        """Save how far this job has come, in the transaction of a slice of its work: the slice's writes and
-        the cursor commit together, or neither does. The next attempt, whatever this one ends of, finds it as
-        `cursor` and goes on there, so that each slice has its effects once.
+        """Save the cursor of this job in the transaction of a slice of its work.
+
+        The slice's writes and the cursor commit together, or neither does. The next attempt, however this one
+        ends, reads it as `cursor` and goes on there. So each slice has its effects once.
 
         `cursor` is JSON of at most 64 KiB: where the next slice begins. `session` is anything `complete`
         takes. Best the last write before the commit, since the job's row is locked from here on. It shows
         that the job gets on: an attempt that ends with `sqlq.Snooze` after it does not count, however many
         there are. A handler in a thread that an operator wants to end sees that here (`cancelled`).
 
-        Raises `LeaseLostError` when the job belongs to another owner by now, and `ExecutionError` when the
-        transaction of an earlier checkpoint was rolled back, so that a slice would be left out: let both
+        Raises `LeaseLostError` when the job belongs to another owner by now. Raises `ExecutionError` when the
+        transaction of an earlier checkpoint was rolled back, so that a slice would be left out. Let both
         through, so that this transaction rolls back, too. Raises `ArgumentsError` for a cursor that is not
-        JSON, `EnqueueError` for a connection that has no transaction, and `ConfigurationError` after
+        JSON, and `EnqueueError` for a connection that has no transaction. Raises `ConfigurationError` after
         `complete`, in a job with steps, and in a transaction stricter than READ COMMITTED.
 
         >>> job = sqlq.current_job()  # doctest: +SKIP
@@ -443,10 +448,11 @@ class JobContext:
         await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
 
     def step(self, name: str) -> Step:
-        """Return a part of this job by its name, which is done once, whatever number of attempts the job
-        takes: its effects and the word that it is done commit together, by `step.finish(session)` or
-        `step.finishing(engine)`. A long one saves how far it has come by `step.checkpoint(session, cursor)`.
-        A job has steps or checkpoints, not both; raises `ConfigurationError` for both.
+        """Return a part of this job by its name. It is done once, however many attempts the job takes.
+
+        Its effects and its completion commit together, by `step.finish(session)` or `step.finishing(engine)`.
+        A long step saves its cursor by `step.checkpoint(session, cursor)`. A job has steps or checkpoints,
+        not both; raises `ConfigurationError` for both.
 
         >>> bill = sqlq.current_job().step("bill")  # doctest: +SKIP
         >>> if not bill.done:  # doctest: +SKIP

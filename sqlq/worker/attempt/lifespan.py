@@ -1,4 +1,4 @@
-"""The lifespan of an App (`App.lifespan`): each process that runs handlers enters it before its first job,
+"""The lifespan of an App (`App.lifespan`). Each process that runs handlers enters it before its first job,
 and leaves it after the last."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LOOK_SECONDS = 0.1
 
 @contextmanager
 def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> Iterator[Any]:
-    """Enter a lifespan in this thread, or an asynchronous one on the loop on which `run` runs coroutines, and
-    leave it after the block.
+    """Enter a lifespan, and leave it after the block. It lives in this thread, or, if asynchronous, on the
+    loop on which `run` runs coroutines.
 
-    `fell` is told of an asynchronous one that ends before it is left. Raises `SqlqError` when entering fails;
+    `fell` is called when an asynchronous one ends before it is left. Raises `SqlqError` when entering fails;
     a failure to leave is logged.
     """
     manager = _OnLoop(scope, run, fell) if scope.is_async else scope
@@ -51,8 +51,7 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
 class _OnLoop:
     """An asynchronous lifespan as a synchronous context manager.
 
-    It lives in one asyncio task: what a task group or a cancel scope in it has entered, the same task must
-    leave.
+    It lives in one asyncio task: the task that enters a task group or a cancel scope must also leave it.
     """
 
     def __init__(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
@@ -126,7 +125,7 @@ class Lifespan:
         return not self._thread.is_alive()
 
     def is_open(self) -> bool:
-        """Say whether it has been entered, or is being entered, and has not ended."""
+        """Return whether it has been entered, or is being entered, and has not ended."""
         return self._thread.is_alive()
 
     def _run(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:

@@ -59,16 +59,16 @@ D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 
 STEPS = "sqlq.steps"
-"""The one name in the cursor of a job with steps. It maps names of steps to true for one that is done, and
-for one that is under way to a list of its cursor."""
+"""The one name in the cursor of a job with steps. It maps the name of each step to its state. A done step has
+true, one under way a list of its cursor."""
 
 
 _DONE = True
 
 
 def encode_cursor(cursor: Any) -> str:
-    """Return a cursor as JSON text. Raises `ArgumentsError` for what is not JSON, takes more than 64 KiB or
-    has a name that is sqlq's own."""
+    """Return a cursor as JSON text. Raises `ArgumentsError` for a cursor that is not JSON, takes more than 64
+    KiB or has a name that is sqlq's own."""
     check_json(cursor, "the cursor", "save its text, or what it is made of")
     if isinstance(cursor, dict) and STEPS in cursor:  # guard: steps-are-no-cursor
         raise ArgumentsError(f"the cursor has the name {STEPS!r}, which is sqlq's own: choose another")
@@ -87,7 +87,8 @@ def _text(cursor: Any) -> str:
 
 
 def decode_cursor(text: Any) -> Any:
-    """Return the cursor in a row. Raises `ArgumentsError` for what is not JSON: SQL may have written it."""
+    """Return the cursor in a row. Raises `ArgumentsError` for text that is not JSON: SQL may have written
+    it."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
@@ -95,7 +96,7 @@ def decode_cursor(text: Any) -> Any:
 
 
 def steps_in(text: str | None) -> dict[str, Any] | None:
-    """Return what the steps of a job have saved; None where its cursor is one of the handler's own."""
+    """Return the states of the steps of a job; None where its cursor is one of the handler's own."""
     cursor = decode_cursor(text)
     if cursor is None:
         return {}
@@ -210,8 +211,8 @@ class OwnRow:
             )
 
     def _cancelled(self) -> None:
-        """Tell a handler in a thread at the end of its slice that an operator cancels the job. A coroutine
-        hears it by the next heartbeat: to be cancelled now would undo the slice."""
+        """Show a handler in a thread, at the end of its slice, that an operator cancels the job. The next
+        heartbeat cancels a coroutine: a cancel now would undo the slice."""
         attempt = self.attempt
         if attempt.cancelled_at is None and not attempt.is_async:
             attempt.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
@@ -219,11 +220,10 @@ class OwnRow:
 
 
 def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Completed:
-    """Return the outcome of a handler that returned `result`, as JSON: as its return annotation says, if it
-    says something.
+    """Return the outcome of a handler that returned `result`. A return annotation, if any, defines its JSON.
 
-    The job is done whatever it returned: of a result that is not JSON, or too large, null is stored with a
-    note that says why, which the row and the log keep.
+    The job is finished whatever it returned. In place of a result that is not JSON, or too large, null is
+    stored. The row and the log have a note with the reason.
     """
     if result is None:
         return Completed()
@@ -269,8 +269,8 @@ def _storable(value: Any) -> Any:
 class Step:
     """A part of a job that is done once: made by `current_job().step(name)`.
 
-    `done` says whether it has been finished, in this attempt or an earlier one; `cursor` is what its last
-    checkpoint has saved, None before the first.
+    `done` is true once it has been finished, in this attempt or an earlier one. `cursor` is the cursor of its
+    last checkpoint, None before the first.
     """
 
     def __init__(self, row: OwnRow, name: str) -> None:
@@ -297,7 +297,7 @@ class Step:
         return found[0] if isinstance(found, list) and found else None
 
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
-        """Save how far the step has come, in the transaction of a slice. As `JobContext.checkpoint`."""
+        """Save the cursor of the step in the transaction of a slice. As `JobContext.checkpoint`."""
         encode_cursor(cursor)
         self._save(session, [cursor])
 
@@ -307,8 +307,8 @@ class Step:
         await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
 
     def finish(self, session: SyncSession) -> None:
-        """Say in the transaction of its last write that the step is done: it is when that commits, for every
-        attempt of the job. As `JobContext.checkpoint`."""
+        """Mark the step as done, in the transaction of its last write. From that commit on it is done for
+        every attempt of the job. As `JobContext.checkpoint`."""
         self._save(session, _DONE)
 
     async def afinish(self, session: AnyAsyncSession) -> None:

@@ -69,9 +69,8 @@ class ProgressWriter(Pace):
         super().note(job)
 
     def flush(self, ended: Iterable[Attempt]) -> set[Right]:
-        """Write the last word of jobs that have ended, before they are settled; return the rights of those
-        that another transaction keeps locked, so that it could not be. Raises what the database does when it
-        is away."""
+        """Write the last progress of jobs that have ended, before they are settled. Return the rights of rows
+        that another transaction keeps locked. Raises the driver's error when the database is away."""
         if not self.in_use:
             return set()
         missing = self._write_rows([job for job in ended if _has_news(job)])
@@ -93,7 +92,7 @@ class ProgressWriter(Pace):
                 self.note(job)
 
     def _write_rows(self, said: Sequence[Attempt]) -> set[Right]:
-        """Write the word of each job, and return the rights that did not match, because they are locked or
+        """Write the progress of each job. Return the rights that did not match, because they are locked or
         lost."""
         if not said:
             return set()

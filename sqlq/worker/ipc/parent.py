@@ -1,4 +1,4 @@
-"""How a worker talks to its supervisor: what it says, what it hears, and the memory they share.
+"""The connection of a worker to its supervisor: messages both ways, and the memory they share.
 
 A worker in a program of its own making (`app.worker()`) has no supervisor: `NoParent` does nothing.
 """
@@ -21,11 +21,11 @@ from sqlq.worker.report.meter import Meter
 log = logging.getLogger("sqlq.worker")
 
 ORPHANED_MS = 5_000
-"""How long what runs may go on when the supervisor is gone, and no process watches."""
+"""How long jobs may go on when the supervisor is gone, and no process watches."""
 
 REPORT_SECONDS = 1.0
 MORE_SECONDS = 0.1
-"""How long at least lies between two words to the supervisor that there is more."""
+"""The shortest time between two messages to the supervisor that there are more jobs."""
 
 
 Handlers: TypeAlias = Mapping[str, Callable[[Any], None]]
@@ -64,7 +64,7 @@ class Facts(NamedTuple):
 
 
 class NoParent:
-    """No supervisor, and so nothing to tell."""
+    """No supervisor: nothing is sent."""
 
     supervised = False
     is_alone = True
@@ -77,10 +77,10 @@ class NoParent:
         """Receive messages of the supervisor from now on, and send it a `report` each second."""
 
     def ready(self, facts: Facts) -> None:
-        """Say that this worker is up."""
+        """Report that this worker is up."""
 
     def leaving(self, why: str, *, replace: bool) -> None:
-        """Say that this worker claims no more and ends when what it runs has ended, and whether another
+        """Report that this worker claims no more and ends after its running jobs. With `replace` another
         should take its place."""
 
     def paused(self, paused: bool) -> bool:
@@ -89,13 +89,13 @@ class NoParent:
         return False
 
     def pulse(self, *, rests: bool = False) -> None:
-        """Say that the loop turns, and whether it claims nothing until it is called."""
+        """Show that the loop turns, and whether it claims nothing until it is called."""
 
     def beat(self) -> None:
-        """Say that the process runs, whatever its loop waits for."""
+        """Show that the process runs, whatever its loop waits for."""
 
     def more(self) -> None:
-        """Say that there may be more jobs than this worker could take."""
+        """Report that there may be more jobs than this worker could take."""
 
     def looked_at(self) -> float:
         """Return when the supervisor has looked for this worker last, by the monotonic clock; 0.0 for
@@ -103,13 +103,13 @@ class NoParent:
         return 0.0
 
     def meter(self, tasks: Mapping[str, Any]) -> Meter | None:
-        """Return what counts for this worker; None where nobody asks for numbers."""
+        """Return the meter of this worker; None without metrics."""
         return None
 
 
 class Parent(NoParent):
-    """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the
-    worker stops."""
+    """A supervisor at the other end of a pipe. When the pipe ends the supervisor is gone, and the worker
+    stops."""
 
     supervised = True
 
@@ -134,7 +134,7 @@ class Parent(NoParent):
         self.announce: Callable[[], None] = lambda: None
         """Called when the worker is ready, before it starts anything."""
         self.show: Callable[[str], None] = lambda state: None
-        """Called each second with what the worker is at."""
+        """Called each second with the state of the worker."""
 
     def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
         self._report = report
@@ -158,7 +158,8 @@ class Parent(NoParent):
         threading.Thread(target=run, name="sqlq-child", daemon=True).start()
 
     def stand_by(self) -> bool:
-        """Say that all is imported, and wait to be sent to work; return False when it should end instead."""
+        """Report that all is imported, and wait for the order to work. Return False when the worker should
+        end instead."""
         self._link.send(stands_by=True)
         while (message := self._link.receive()) is not None and "stop" not in message:
             if "go" in message:
@@ -170,11 +171,12 @@ class Parent(NoParent):
         self._link.send(ready=facts._asdict())
 
     def leaving(self, why: str, *, replace: bool) -> None:
-        # not waiting for a supervisor that is stopped: who says so may be the one that keeps the deadlines
+        # does not wait for a supervisor that is stopped: the caller may be the thread that keeps the
+        # deadlines
         self._link.offer(leaving=why, replace=replace)
 
     def ended(self, tally: dict[str, int]) -> None:
-        """Say what became of the attempts, as the last word."""
+        """Send the outcomes of the attempts, as the last message."""
         self._over = True
         if self._meter is not None:
             self._meter.flush_by(lambda numbers: self._link.send(metrics=numbers))

@@ -1,7 +1,7 @@
 """Messages between the processes of one worker: JSON lines over a socket pair. Its end means that the other
 process is gone.
 
-supervisor ◄──► child (a worker) ◄──► isolate (one job at a time)
+supervisor ◄──► child (a worker) ◄──► subprocess (one job at a time)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Pipe:
         return cls(end)
 
     def send(self, **message: Any) -> None:
-        """Send a message, waiting for the other side to take it; nothing happens when it is gone."""
+        """Send a message, waiting until the other side takes it. Nothing happens when that is gone."""
         with self._lock:
             self._unsent += _line(message)  # guard: no-word-in-the-middle-of-another
             try:
@@ -68,9 +68,9 @@ class Pipe:
             self._unsent.clear()
 
     def offer(self, *, droppable: bool = False, **message: Any) -> bool:
-        """Send a message without waiting, because the other side may be stopped; what does not fit follows
-        with the next `offer` or `flush`. A droppable message is left out while earlier ones have not been
-        taken; then this returns False."""
+        """Send a message without waiting, because the other side may be stopped. The rest of it follows with
+        the next `offer` or `flush`. A droppable message is left out while earlier ones are not sent; then
+        this returns False."""
         with self._lock:
             self._flush()
             if droppable and self._unsent:  # guard: droppable-offers
@@ -80,7 +80,7 @@ class Pipe:
             return True
 
     def flush(self) -> None:
-        """Send what earlier offers left."""
+        """Send the rest of earlier offers."""
         with self._lock:
             self._flush()
 
@@ -94,8 +94,8 @@ class Pipe:
             self._unsent.clear()
 
     def receive(self, *, strictly: bool = False) -> Message | None:
-        """Wait for the next message, passing over what is none; None when the other side is gone. Raises
-        `ValueError` for what is none where that may have been the last word: `strictly`."""
+        """Wait for the next message, passing over lines that are none; None when the other side is gone. With
+        `strictly`, raises `ValueError` for such a line: it may have been the last message."""
         while True:
             try:
                 line = self._lines.readline()
@@ -111,12 +111,12 @@ class Pipe:
                 return message
             if strictly:  # guard: what-an-isolate-says-can-be-read
                 raise ValueError("a word that is no message")
-            if not self._ignored:  # the first of them is told
+            if not self._ignored:  # the first of them is logged
                 log.warning("another process of this worker says what is no message: it is ignored")
             self._ignored += 1
 
     def has_word(self) -> bool:
-        """Say whether something has come that was not received yet, or the other side is gone."""
+        """Return whether a message has come that was not received yet, or the other side is gone."""
         looker = select.poll()
         looker.register(self._socket, select.POLLIN)
         return bool(looker.poll(0))
@@ -144,8 +144,7 @@ GROUP_SIGNALS = (
 
 
 def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process of the same worker, which inherits these descriptors and is told by its link when to
-    stop.
+    """Start a process of the same worker. It inherits these descriptors and stops by a message in its pipe.
 
     A terminal, or systemd, sends its signals to all processes of a group. The new one starts with them
     blocked, until `ignore_signals` has dealt with them, so that none meets it half started.
@@ -158,8 +157,8 @@ def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]
 
 
 def ignore_signals() -> None:
-    """Let the signals pass that are meant for the supervisor. By handlers that do nothing: what is ignored
-    outright would stay so in the programs that a handler starts."""
+    """Let the signals pass that are meant for the supervisor. Their handlers do nothing: programs that a job
+    starts would inherit signals that are ignored outright."""
     for number in GROUP_SIGNALS:
         signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
@@ -185,7 +184,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """Return what `packed` was given."""
+    """Return the value that `packed` got."""
     if not isinstance(value, dict):
         return value
     fields = {name: unpacked(field) for name, field in value.items()}

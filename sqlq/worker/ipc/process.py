@@ -34,7 +34,7 @@ class Process:
         try:
             with there:
                 self.process = start(there.fileno())
-        except BaseException:  # files may be what is short
+        except BaseException:  # the process may have too many open files
             self.link.close()
             raise
 
@@ -67,12 +67,12 @@ class Child(Process):
         self.leaving = False
         self.replaced = True
         self.ended = False
-        """Whether it has said its last word: what became of its attempts."""
+        """Whether it has sent its last message, the outcomes of its attempts."""
         self.tally: Counter[str] = Counter()
         self.running = 0
-        """Both as it last told."""
+        """Both by its last message."""
         self.idle_ms = 0.0
-        """For how long it had no work when it last told."""
+        """For how long it had no work, by its last message."""
         self.slots = 0
         """How many jobs it runs at a time."""
         self.sent_at = 0.0
@@ -80,11 +80,11 @@ class Child(Process):
         self.closed_since: float | None = None
         self.dead_since: float | None = None
         self.sign = 0.0
-        """The last sign of life, and `sign_at` when it was first seen, by the clock of who watches."""
+        """The last sign of life, and `sign_at` when it was first seen, by the clock of the watchdog."""
         self.sign_at: float | None = None
         self.is_silent = False
         self.stuck: tuple[str, set[Right]] | None = None
-        """Why it was killed, and what it ran past its timeout."""
+        """Why it was killed, and the jobs it ran past their timeouts."""
         self.all_paused: bool | None = None
         """Whether all queues are paused, by the last message to it."""
         self._heard = heard
@@ -109,11 +109,10 @@ class Child(Process):
         """Have it claim now."""
         self.sent_at = time.monotonic()
         self.box.called()
-        self.link.offer(droppable=True, look=True)  # a hint; guard: a-stopped-child-is-called-once
+        self.link.offer(droppable=True, look=True)  # may be lost; guard: a-stopped-child-is-called-once
 
     def end(self) -> int | None:
-        """Return the status of a process that has closed its link; None while it is still about to end by
-        itself."""
+        """Return the status of a process that has closed its pipe; None while it may still end by itself."""
         moment = time.monotonic()
         self.closed_since = self.closed_since or moment
         try:

@@ -1,8 +1,8 @@
 """Memory that a worker process shares with its supervisor: the jobs it has started, and its last signs of
 life.
 
-A process that is killed has no last words, and a message per job would cost more than many jobs do. So it
-keeps in shared memory which rights it has started and not yet settled; the memory outlives it.
+A process that is killed sends no last message, and a message per job would cost more than many jobs do. So it
+keeps the rights that it has started and not yet settled in shared memory, which outlives it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from typing import Any
 from sqlq.database.dialect import Right
 
 CELLS = 8_192
-"""More than a worker may hold: its slots, what is ready to start, and what waits to be settled."""
+"""More than a worker may hold: jobs in its slots, ready jobs, and jobs that wait to be settled."""
 _HEADER = struct.Struct("<dqqqqdd")
-"""The last pulse, whether it overflowed, how often the loop has turned, whether it rests, how many rights are
-started, when the lookout of the supervisor looked last, and the last beat."""
+"""The last pulse, whether it overflowed, how often the loop has turned, and whether it rests. Then how many
+rights are started, the last look of the supervisor's poller, and the last beat."""
 _PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED, _BEAT = range(7)
 _OFFSETS = (0, 8, 16, 24, 32, 40, 48)
 _TASK_BYTES = 40
 _CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
-"""A right, until when its attempt may take, by the monotonic clock, and the beginning of its task's name."""
+"""A right, the deadline of its attempt by the monotonic clock, and the beginning of its task's name."""
 _WORD = struct.Struct("<q")
 _MOMENT = struct.Struct("<d")
 _SIZE = _HEADER.size + CELLS * _CELL.size
 
 
 Started = tuple[Right, float, str]
-"""A right that was started and is not settled, until when its attempt may take, infinite for one without a
-timeout, and the beginning of its task's name."""
+"""A right that was started and is not settled, the deadline of its attempt, and the beginning of its task's
+name. The deadline is infinite without a timeout."""
 
 
 class SharedMemory:
-    """Shared memory: what a worker and its supervisor want to know of each other at any moment, and a cell
-    for each right started."""
+    """Memory with the current state of a worker and its supervisor, and a cell for each right started."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _SIZE)
@@ -53,8 +52,8 @@ class SharedMemory:
     def create(cls) -> tuple[SharedMemory, int]:
         """Return a new box, and the descriptor by which a child finds it; to be closed when the child has
         started."""
-        if hasattr(os, "memfd_create"):  # not on macOS, nor in a Python built for an old C library
-            # No file: a disk that is full, or in a container read-only, ends no worker.
+        if hasattr(os, "memfd_create"):  # not on macOS, nor with an old C library
+            # No file: a full or read-only disk, as in a container, ends no worker.
             fd = os.memfd_create("sqlq")  # guard: boxes-need-no-disk
         else:
             with tempfile.TemporaryFile() as file:
@@ -65,7 +64,7 @@ class SharedMemory:
     # -- in the worker ---------------------------------------------------------------------------------------
 
     def started(self, right: Right, deadline: float | None = None, task: str = "") -> None:
-        """Note that a handler is about to run, or of one noted before, until when it may."""
+        """Note that a handler is about to run, or the deadline of one noted before."""
         with self._lock:
             cell = self._taken.get(right)
             if cell is None and not self._free:
@@ -74,8 +73,8 @@ class SharedMemory:
             if cell is None:
                 cell = self._taken[right] = self._free.pop()
             _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
-        # the handler starts after this: a kill in the middle leaves a right that no worker has, of a job that
-        # has not started
+        # The handler starts after this. A kill in the middle leaves a right that no worker has; its job has
+        # not started.
         until = float("inf") if deadline is None else deadline
         _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right, until, task.encode())
 
@@ -102,19 +101,19 @@ class SharedMemory:
         _MOMENT.pack_into(self._memory, _OFFSETS[_BEAT], time.monotonic())
 
     def looked_at(self) -> float:
-        """Return when the supervisor has looked for this worker last, by the monotonic clock that all
-        processes of a machine share; 0.0 for never."""
+        """Return when the supervisor last looked for this worker, by the monotonic clock of the machine; 0.0
+        for never."""
         return float(self._header()[_LOOKED])
 
     # -- in the supervisor -----------------------------------------------------------------------------------
 
     def last_pulse(self) -> float:
-        """Return the moment of the last pulse, by the monotonic clock that all processes of a machine share;
+        """Return the time of the last pulse, by the monotonic clock that all processes of a machine share;
         0.0 for none."""
         return float(self._header()[_PULSE])
 
     def last_sign(self) -> float:
-        """Return the moment of the last pulse or beat."""
+        """Return the time of the last pulse or beat."""
         return float(max(self._header()[_PULSE], self._header()[_BEAT]))
 
     def turns(self) -> int:
@@ -138,11 +137,12 @@ class SharedMemory:
         _MOMENT.pack_into(self._memory, _OFFSETS[_LOOKED], moment)
 
     def read(self) -> set[Right] | None:
-        """Return the rights started and not settled; None when there were too many to tell."""
+        """Return the rights started and not settled; None when there were too many for the cells."""
         return None if (found := self.running()) is None else {right for right, _, _ in found}
 
     def running(self) -> list[Started] | None:
-        """Return what is started and not settled; None when there was too much to tell."""
+        """Return the rights started and not settled, with deadlines and tasks; None when there were too many
+        for the cells."""
         if self._header()[_OVERFLOW]:
             return None
         cells = _CELL.iter_unpack(self._memory[_HEADER.size :])

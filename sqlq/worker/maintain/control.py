@@ -1,5 +1,5 @@
-"""The requests of operators to a worker: pause, resume, stop, restart, or look for jobs to cancel; and the
-state that it writes to its row.
+"""The requests of operators to a worker, and the state that the worker writes to its row. An operator may
+pause, resume, stop or restart it, or cancel its jobs.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
@@ -60,8 +60,9 @@ class Control:
         retire: Callable[..., None],
         tell: Callable[[bool], bool],
     ) -> None:
-        """`retire` ends the worker when what runs has ended, and says whether another takes its place. `tell`
-        tells a supervisor that this worker was paused, or resumed, by its row; False where there is none."""
+        """`retire` ends the worker when its running jobs have ended; its `replace` decides whether another
+        takes its place. `tell` reports to the supervisor that this worker was paused, or resumed, by its row.
+        It returns False without a supervisor."""
         self._database = database
         self._worker = worker
         self._wake = wake
@@ -96,15 +97,15 @@ class Control:
         self._changed()
 
     def stopping(self) -> None:
-        """Say that the worker claims no more and ends when what it runs has; where the database is away
-        nobody hears of it."""
+        """Write that the worker claims no more and ends after its running jobs. Does nothing where the
+        database is away."""
         self._state = STOPPING
         try:
             self.write()
         except Exception as error:
             log.debug("could not say that this worker stops: %s", error)
 
-    # -- what is asked ---------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def pause(self, *, paused: bool = True) -> None:
         """Claim nothing from now on, or claim again."""
@@ -125,7 +126,7 @@ class Control:
             self._changed()
 
     def handlers(self) -> Handlers:
-        """Return what is done with messages of the supervisor."""
+        """Return the handlers of messages of the supervisor."""
         return {
             "paused": lambda paused: self.pause(paused=paused),
             "all_paused": lambda paused: self.pause_all(paused=paused),
@@ -139,7 +140,7 @@ class Control:
         self._changed()
 
     def heed(self, wanted: Wanted) -> None:
-        """Do what a look has seen, as far as it is new."""
+        """Follow the requests that a look has found, as far as they are new."""
         self.pause_all(paused=wanted.all_paused)
         for request in wanted.requests:
             if request.worker == self._worker:
@@ -172,8 +173,8 @@ class Control:
     # -- in the worker's loop --------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read what is wanted, where a commit since the last look may have changed it, and no look of the
-        host tells."""
+        """Read the requests of operators, where a commit since the last look may have changed them and no
+        poller reads them."""
         commits = self._wake.commits()
         if commits is None or commits == self._commits or time.monotonic() < self._look_at:
             return
@@ -181,7 +182,7 @@ class Control:
         try:
             with self._database.read() as conn:
                 wanted = workers.read(conn, self._worker)
-        # also where every connection of the pool is in use, say
+        # for example, every connection of the pool is in use
         except Exception as error:  # guard: no-look-ends-the-worker
             level = logging.DEBUG if isinstance(error, AWAY) else logging.ERROR
             log.log(level, "what operators want could not be read; trying again", exc_info=True)
@@ -189,7 +190,7 @@ class Control:
         self._commits = commits
         self.heed(wanted)
 
-    # -- what it says ----------------------------------------------------------------------------------------
+    # -- the state in its row --------------------------------------------------------------------------------
 
     def run(self) -> float:
         self.write()
@@ -209,7 +210,7 @@ class Control:
         self._leases.cancel(rights)
 
     def write(self) -> None:
-        """Write what this worker is at, unless that is written."""
+        """Write the state of this worker, unless it is written."""
         state = self.state
         if state == self._said:
             return
@@ -218,7 +219,7 @@ class Control:
         self._said = state
 
     def entered(self, state: str) -> None:
-        """Note that the worker's row is new, and says this."""
+        """Note that the worker's row is new, and has this state."""
         self._said = state
 
     def pauses_ended(self, names: list[str]) -> None:
@@ -276,7 +277,7 @@ class Entry:
                 # none
                 if not self._database.dialect.trouble(error).is_away or not (patient or is_read_only(error)):
                     raise
-                self._grace.pulse()  # who waits for its database is alive
+                self._grace.pulse()  # a worker that waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))
         return False
 
@@ -286,8 +287,8 @@ class Entry:
             self.register(conn)
 
     def register(self, conn: Connection) -> None:
-        """Write the row, unless the worker has signed off: who finds it gone because of that sees it here,
-        since it was noted before."""
+        """Write the row, unless the worker has signed off. A heartbeat may find the row gone because of that.
+        `sign_off` notes it before it removes the row, so it is seen here."""
         if self._signed_off:
             return  # guard: who-has-signed-off-stays-away
         operators = self._control()

@@ -194,6 +194,6 @@ class Maintenance(ServiceLoop):
         self.at(self._ticks, due_at)
 
     def expect_end_of_pause(self, pause_ms: float | None) -> None:
-        """Resume in so many milliseconds what is paused until then."""
+        """Resume the queues whose pause ends in so many milliseconds."""
         if pause_ms is not None:
             self.at(self._end_pauses, self._end_pauses.expect(pause_ms))

@@ -1,8 +1,8 @@
-"""Ticks: enqueues what schedules have due, and writes the schedules that code declares.
+"""Ticks: enqueues the due jobs of schedules, and writes the schedules that code declares.
 
-Any number of workers tick, and none is needed more than another: the row of a schedule is locked while its
-runs are decided. On PostgreSQL the poller sees when the next schedule is due, so that a database without
-schedules gets no other query. On SQLite each worker reads one row of an index once a second.
+Any number of workers tick, and none is a leader. A worker locks the row of a schedule while it decides its
+runs. On PostgreSQL the poller sees when the next schedule is due, so that a database without schedules gets
+no other query. On SQLite each worker reads one row of an index once a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlq.store import schedules
 log = logging.getLogger("sqlq.worker")
 
 LOOK_SECONDS = 1.0
-"""How often it is looked for schedules that others have added or changed, where no lookout tells."""
+"""How often a worker looks for new and changed schedules where no poller does."""
 TAKEN_SECONDS = 0.05
 """When to look again for a schedule that another worker is ticking."""
 SHORTEST_SECONDS = 0.001
@@ -28,7 +28,7 @@ NEVER = float("inf")
 
 
 class Ticks:
-    """Enqueues the jobs of schedules, each at its moment by the database's clock."""
+    """Enqueues the jobs of schedules, each at its time by the database's clock."""
 
     doing = "ticking schedules"
 
@@ -39,17 +39,17 @@ class Ticks:
         looked_at: Callable[[], float] = lambda: float("-inf"),
         ticked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`looked_at` returns when a lookout, which tells what to expect, has looked last; `ticked` hears
-        that there are new jobs."""
+        """`looked_at` returns the time of the last look of a poller, which also reads when a schedule is due.
+        `ticked` is called when there are new jobs."""
         self._ticked = ticked
         self._database = database
         self._looked_at = looked_at
         self._longest = LOOK_SECONDS if database.dialect.sees_commits else RESCUE_MS / 1000
         self._due_at = NEVER
-        """When the next schedule was seen to be due, by the monotonic clock: then nothing is asked before."""
+        """When the next schedule is due, by the monotonic clock; no query is sent before."""
 
     def expect(self, moment: float) -> None:
-        """Note that a schedule is due at a moment of the monotonic clock, from any thread."""
+        """Note that a schedule is due at a time of the monotonic clock. Any thread may call this."""
         self._due_at = min(self._due_at, moment)
 
     def run(self) -> float:
@@ -76,11 +76,12 @@ class Ticks:
         if wait_ms is None or wait_ms > 0:
             return self._wait(wait_ms)
         self._due_at = time.monotonic()
-        # there is more, or another is ticking what is due
+        # more is due, or another worker ticks it now
         return 0.0 if done.seen else TAKEN_SECONDS
 
     def _wait(self, wait_ms: float | None) -> float:
-        """Return how long to wait for what is due in so many milliseconds."""
+        """Return how many seconds to wait for a schedule that is due in so many milliseconds; at most
+        `_longest`."""
         if wait_ms is None:
             self._due_at = NEVER
             return self._longest
@@ -90,7 +91,7 @@ class Ticks:
 
 
 class Follow:
-    """Writes what code declares, once, when a worker starts."""
+    """Writes the declared schedules, once, when a worker starts."""
 
     doing = "writing the schedules that code declares"
 
@@ -101,7 +102,7 @@ class Follow:
         tasks: Mapping[str, object],
         began_at: float,
     ) -> None:
-        """`began_at` says when the deploy started that this worker is of, by the monotonic clock."""
+        """`began_at` is the time at which the deploy of this worker started, by the monotonic clock."""
         self._database = database
         self._given = (schedules.declared, schedules.service, tasks)
         self._began_at = began_at

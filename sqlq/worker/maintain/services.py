@@ -1,8 +1,8 @@
 """The maintenance services. Each is a small class whose `run` does one bounded turn and returns when the next
 is due.
 
-Any number of workers may run them at the same time. One thread takes them in turn; a turn is one statement or
-batch, so that none holds up another for long.
+Any number of workers may run them at the same time. One thread runs them in turn. A turn is one statement or
+batch, so that none delays another for long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
 UNUSED_MS = 30 * 24 * 3_600_000
-"""Finished jobs, whose replays need their keys, are kept for a week unless an App says otherwise."""
+"""Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
 CANCELLED_KEPT_MS = 24 * 3_600_000
 SCHEMA_SECONDS = 60.0
 UNSTARTED_SECONDS = 30.0
@@ -54,7 +54,7 @@ NEVER = float("inf")
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
 SHORTEST_RHYTHM = 0.8
-"""How much sooner a service may come than its rhythm says."""
+"""The shortest wait of a service, as a share of its rhythm."""
 HELD_SECONDS = 1.0
 """A job that has not started so long after its claim is noted. Most start within milliseconds."""
 HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
@@ -75,8 +75,8 @@ class Service(Protocol):
 
 
 class PolledService:
-    """A service for which a poller looks: a turn comes when the poller has found work, and without a poller
-    in a rhythm."""
+    """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
+    rhythm."""
 
     def __init__(self, looked_at: Callable[[], float], every: float | None = None) -> None:
         """`looked_at` returns the time of the last look, by the monotonic clock."""
@@ -105,14 +105,13 @@ class PolledService:
 
 
 def never() -> float:
-    """Return that nobody has looked."""
+    """Return the time of a look that never was."""
     return -NEVER
 
 
 def at_once(database: Database, began: float) -> float:
     """Return in how many seconds the next batch is due after a full one that began then: at once. On a
-    database with one writer it is due after about as long as this one took, so that others find the lock
-    free."""
+    database with one writer it is due after about the duration of this one. So others find the lock free."""
     if not database.dialect.one_writer:
         return 0.0
     return max(BETWEEN_SECONDS, jittered(time.monotonic() - began))  # guard: a-batch-leaves-time
@@ -124,11 +123,11 @@ def jittered(seconds: float) -> float:
 
 
 class Rescue(PolledService):
-    """Takes jobs from workers that did not renew their leases: one batch a turn, at once the next, until one
-    finds none.
+    """Takes jobs from workers that did not renew their leases. One batch a turn; the next follows at once,
+    until one finds none.
 
-    After a time in which this process slept, or the database did not answer, it waits for half a lease:
-    other workers may have been away for the same reason, and still run their jobs.
+    It waits for half a lease after this process slept, or the database did not answer. Other workers may have
+    been away for the same reason, and still run their jobs.
     """
 
     doing = "rescuing jobs"
@@ -170,7 +169,7 @@ class Rescue(PolledService):
         self._tell(rescued, "did not renew its lease")
         if rescued:
             self._rescued()
-        # Not by their number: what the database refuses to end is in each batch again.
+        # Not by their number: each batch has the jobs again whose end the database refuses.
         has_more = bool(rescued)  # guard: a-batch-is-not-the-last
         return max(0.0, goes_on_at - time.monotonic()) if has_more else None  # the others had the time since
 
@@ -184,7 +183,7 @@ class Prune:
     def __init__(self, database: Database, retention_ms: int | None) -> None:
         self._database = database
         # where finished jobs are not kept, those that an operator cancelled are: their old owner may still
-        # ask
+        # read them
         self._older_than_ms = CANCELLED_KEPT_MS if retention_ms == 0 else retention_ms
         self._waits = random.uniform(0, PRUNE_SECONDS)
 
@@ -205,7 +204,7 @@ class Prune:
 
 
 class Expire(PolledService):
-    """Cancels jobs that were not started in time: one batch a turn, at once the next, until one finds
+    """Cancels jobs that were not started in time. One batch a turn; the next follows at once, until one finds
     none."""
 
     doing = "cancelling jobs that were not started in time"
@@ -230,8 +229,8 @@ class Expire(PolledService):
 
 
 class Sweep:
-    """Deletes the rows of workers that fell silent a day ago, and keys of limits that were not used for a
-    month: one batch a turn."""
+    """Deletes the rows of workers that fell silent a day ago, and keys of limits unused for a month. One
+    batch a turn."""
 
     doing = "sweeping out workers and keys of limits"
 
@@ -247,8 +246,8 @@ class Sweep:
 
 
 class Unblock:
-    """Unblocks the steps that a dead process has left blocked: those after jobs that ended lately each few
-    seconds, and now and then all steps. That takes at most a fiftieth of the time.
+    """Unblocks the steps that a dead process has left blocked. Every few seconds it looks at the steps after
+    jobs that ended lately. Now and then it looks at all steps, for at most a fiftieth of the time.
 
     Without flows it only looks for some once a minute.
     """
@@ -285,14 +284,14 @@ class Unblock:
         self._all_at = time.monotonic() + SWEEP_SHARE * (time.monotonic() - began)
         if self._place is None:
             self._all_at = max(self._all_at, began + jittered(ALL_STEPS_SECONDS))
-            self.is_in_use = False  # ask anew whether there are flows at all
+            self.is_in_use = False  # query anew whether there are flows at all
         return done.free
 
 
 class Admit(PolledService):
     """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
-    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it asks for such
-    alone."""
+    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it queries only
+    whether there are some."""
 
     doing = "sweeping for jobs to admit"
 
@@ -319,7 +318,7 @@ class Admit(PolledService):
 
 
 class EndPauses:
-    """Resumes what was paused until a time, when that has come. Any number of hosts may do so."""
+    """Resumes queues that were paused until a time, when that has come. Any number of hosts may do so."""
 
     doing = "ending pauses"
 
@@ -329,8 +328,7 @@ class EndPauses:
         self._due_at = NEVER
 
     def expect(self, pause_ms: float) -> float:
-        """Take in how many milliseconds the next pause is over; return when that is, by the monotonic
-        clock."""
+        """Note that the next pause ends in so many milliseconds. Return that time by the monotonic clock."""
         self._due_at = time.monotonic() + max(0.0, pause_ms) / 1000
         return self._due_at
 
@@ -352,14 +350,14 @@ class EndPauses:
 
 
 class Unstarted:
-    """Releases jobs that were claimed long ago and do not start, which should not be. Notes for the doctor
-    how many jobs this worker could not start."""
+    """Releases jobs that were claimed long ago and do not start, which should not be. Records for `sqlq
+    doctor` how many jobs this worker could not start."""
 
     doing = "looking for jobs that do not start"
 
     def __init__(self, database: Database, worker: str, give_back: Callable[[float], int]) -> None:
-        """`give_back` gives back what was claimed before a moment and has not started, and returns how many
-        jobs could not be started so far."""
+        """`give_back` releases the jobs that were claimed before a time and have not started. It returns how
+        many jobs could not be started so far."""
         self._database = database
         self._worker = worker
         self._give_back = give_back
@@ -375,7 +373,7 @@ class Unstarted:
 
 
 class SchemaWatch:
-    """Looks whether a migration has left this sqlq behind."""
+    """Checks whether a migration has left this sqlq behind."""
 
     doing = "looking at the tables"
 
@@ -399,15 +397,16 @@ class SchemaWatch:
 
 
 class Held:
-    """Notes in the worker's row the claimed jobs that have not started: they wait for a process of their own,
-    or behind a handler that blocks the event loop. It writes when these change: for most workers never."""
+    """Notes in the worker's row the claimed jobs that have not started. They wait for a subprocess, or behind
+    a handler that blocks the event loop. It writes when these change: for most workers never."""
 
     doing = "noting which jobs have not started"
 
     def __init__(
         self, database: Database, worker: str, held: Callable[[float], Collection[Attempt] | None]
     ) -> None:
-        """`held` returns what was claimed before a moment and has not started, None where nothing is held."""
+        """`held` returns the jobs that were claimed before a time and have not started; None without claimed
+        jobs."""
         self._database = database
         self._worker = worker
         self._held = held

@@ -2,9 +2,9 @@
 supervisor.
 
 A child sends the numbers since its last message. The pipe delivers each message once, or not at all when the
-child dies in the middle of it. So nothing is counted twice, and a child that is killed takes along no more
-than the batch that it had not told of yet. The supervisor adds it all up; see `sqlq.metrics` for how that is
-shown. A worker that nobody asks for numbers has no `Meter`."""
+child dies in the middle of it. So nothing is counted twice, and a child that is killed loses no more than the
+batch that it had not sent. The supervisor adds it all up, and `sqlq.metrics` shows it. A worker without
+metrics has no `Meter`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOUNDS: Final = (
 OTHER: Final = "other"
 """The label of all names after the bound."""
 UNKNOWN_NAMES = 20
-"""How many names are told apart of tasks that no worker knows: SQL may insert any number."""
+"""How many names of unknown tasks have labels of their own: SQL may insert any number."""
 QUEUE_NAMES = 100
 MOST_KEYS = 10_000
 """How many numbers a child keeps that its supervisor has not taken."""
@@ -38,8 +38,14 @@ ATTEMPTS, FAILED, CLAIMED = "attempts", "failed", "claimed"
 RUN, WAIT, SETTLE, CLAIM = "run", "wait", "settle", "claim"
 
 Key: TypeAlias = tuple[str, ...]
-"""The name of a number, and its labels: task, queue and outcome of `attempts` and `run`; task and queue of
-`wait`; task, queue and reason of `failed`; the queue of `claimed` and `settle`; the result of `claim`."""
+"""The name of a number, and its labels.
+
+- `attempts`, `run`: task, queue and outcome
+- `wait`: task and queue
+- `failed`: task, queue and reason
+- `claimed`, `settle`: the queue
+- `claim`: the result
+"""
 
 
 class Numbers:
@@ -87,11 +93,11 @@ class Numbers:
 
 
 class Meter:
-    """Counts in a worker. Any thread may tell it of something; `flush` sends what was added."""
+    """The counts of a worker. Any thread may add to them; `flush` sends the new ones."""
 
     def __init__(self, send: Callable[[dict[str, Any]], bool], tasks: Mapping[str, Any]) -> None:
-        """`send` takes numbers without waiting, or says that it did not. The names of `tasks` are sent, so
-        that they count as known."""
+        """`send` takes numbers without waiting, and returns False where it does not take them. The names of
+        `tasks` are sent, so that they count as known."""
         self._send = send
         self._tasks = tasks
         self._named: tuple[Any, ...] = ()
@@ -99,15 +105,15 @@ class Meter:
         self._numbers = Numbers()
 
     def claimed(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
-        """Count a claim, and what it found."""
+        """Count a claim, and the jobs that it found."""
         with self._lock:
             self._numbers.time(seconds, CLAIM, "jobs" if jobs else "nothing")
             for queue, number in Counter(str(job.queue) for job in jobs).items():
                 self._numbers.count(CLAIMED, queue, by=number)
 
     def ended(self, name: str, job: Attempt, outcome: Outcome | None, seconds: float) -> None:
-        """Count an attempt whose outcome is written, or that is of no account: how long it waited, ran, and
-        was then written."""
+        """Count an attempt whose outcome is written, or that was lost. Adds the times for which it waited,
+        ran, and waited to be written."""
         labels = str(job.task), str(job.queue)
         with self._lock:
             numbers = self._numbers
@@ -118,7 +124,7 @@ class Meter:
                 return
             numbers.time(seconds, RUN, *labels, name)
             since_start = time.monotonic() - job.started
-            # the database's clock said when it was due: between machines whose clocks differ so is this
+            # due by the database's clock: wrong by as much as the clocks of the machines differ
             waited = time.time() - since_start - job.claimed.due_ms / 1000
             numbers.time(max(0.0, waited), WAIT, *labels)
             if outcome is not None:
@@ -130,11 +136,11 @@ class Meter:
             count_event(self._numbers, event)
 
     def flush(self) -> None:
-        """Send what was added, if there is room for it; else it is sent later, with what comes then."""
+        """Send the new numbers, if the pipe has room for them, else with a later call."""
         self.flush_by(self._send)
 
     def flush_by(self, send: Callable[[dict[str, Any]], object]) -> None:
-        """Send what was added by this way, which says False where it did not take it."""
+        """Send the new numbers by `send`, which returns False where it did not take them."""
         with self._lock:
             if not self._numbers:
                 return
@@ -177,7 +183,7 @@ class Totals:
         self._queues: set[str] = set()
 
     def add(self, message: Mapping[str, Any]) -> bool:
-        """Add what a `Meter` has sent."""
+        """Add the numbers that a `Meter` has sent."""
         with self._lock:
             self._know(message.get("tasks", ()))
             for *key, number in message["counts"]:
@@ -202,7 +208,7 @@ class Totals:
         self._unknown.difference_update(tasks)
 
     def _named(self, key: Sequence[str]) -> Key:
-        """Return a key whose task and queue are told apart, or else are other ones."""
+        """Return a key with the names of its task and queue, or with `other` for names beyond the bound."""
         what, *labels = key
         if what in (CLAIMED, SETTLE):
             return (what, _one_of(self._queues, labels[0], QUEUE_NAMES))

@@ -1,7 +1,7 @@
-"""The first that is told of jobs: the log, one line an event.
+"""Reports the events of jobs to the log, one line an event, and then to listeners.
 
-Most lines say that a job has finished. Where only a handler of sqlq writes them, it gets them without log
-records, which would cost more than the jobs."""
+Most lines are of finished jobs. Where only a handler of sqlq writes them, it gets them without log records,
+which would cost more than the jobs."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ LEVELS: Final = {
 
 
 class LinesOfJobs(logging.Handler):
-    """A handler of the root logger that can be told of finished jobs without records."""
+    """A handler of the root logger that takes finished jobs without records."""
 
     its_filters: tuple[logging.Filter, ...] = ()
-    """The filters that it was made with, which have nothing to say of such lines."""
+    """The filters that it was made with, which pass all such lines."""
 
     def finished(self, job: ClaimedJob, seconds: float) -> None:
         """Write the line that the record of a finished job would give, with the next `told`."""
         raise NotImplementedError
 
     def told(self) -> None:
-        """Let the lines go: there are no more for the moment."""
+        """Write the lines out: there are no more for now."""
         raise NotImplementedError
 
 
 def wants(name: str) -> bool:
-    """Say whether an event of this name would be a line."""
+    """Return whether an event of this name would be a line."""
     level = LEVELS.get(name)
     return level is not None and log.isEnabledFor(level)
 
@@ -71,8 +71,8 @@ def wants(name: str) -> bool:
 def alone() -> LinesOfJobs | None:
     """Return the handler to which alone a record of a finished job would come, if no code sees it before.
 
-    A host may have added handlers and filters of its own, or put functions in the place of logging's, as
-    error reporters do.
+    A host may have added handlers and filters of its own. Error reporters also replace functions of
+    `logging`.
     """
     handlers = _root.handlers
     if len(handlers) != 1 or not isinstance(handler := handlers[0], LinesOfJobs):
@@ -92,7 +92,7 @@ def _is_seen_by_others(handler: LinesOfJobs) -> bool:
 
 
 def _parts_of_logging() -> tuple[object, ...]:
-    """Return what a record passes on its way to the handler."""
+    """Return the functions that a record passes on its way to the handler."""
     kind = type(log)
     return (kind.log, kind._log, kind.makeRecord, kind.handle, kind.callHandlers, LinesOfJobs.handle)  # noqa: SLF001
 
@@ -102,8 +102,8 @@ def _file_of(function: object) -> str | None:
 
 
 def hear(event: JobEvent) -> None:
-    """Write the line of an event: as an error, with the handler's exception for error reporters, when the job
-    has failed for good."""
+    """Write the line of an event. A job that has failed for good is an error, with the handler's exception
+    for error reporters."""
     fields: dict[str, object] = {
         "job_id": event.id,
         "task": event.task,
@@ -117,12 +117,12 @@ def hear(event: JobEvent) -> None:
         fields |= {"trace_id": event.trace_id, "span_id": event.span_id}
     if event.seconds is not None:
         fields["duration_ms"] = milliseconds(event.seconds)
-    # the traceback of what never began is sqlq's own; guard: what-never-began-has-one-line
+    # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if event.name == "failed" and event.reason not in NEVER_BEGAN else None
     try:
         log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
     except Exception as error:  # guard: a-log-handler-may-raise
-        # a handler of the host's that could not show the exception can show what it is called
+        # a log handler of the host that could not show the exception can show its name
         log.log(
             LEVELS[event.name],
             *("%s; a log handler raised %s at its traceback", _said(event), type(error).__name__),
@@ -135,7 +135,7 @@ def milliseconds(seconds: float) -> float:
 
 
 def subject(task: str, queue: str) -> str:
-    """Return what follows the id in the line of a job, up to the number of the attempt."""
+    """Return the part of a job's line from after the id up to the number of the attempt."""
     return f"{task} (queue {queue}, attempt "
 
 
@@ -182,7 +182,7 @@ NAMES: Final[dict[type[Any], str]] = {
 
 
 class Reporter:
-    """Tells of events, where anything wants to know of them."""
+    """Reports events to the log, the listeners and the meter."""
 
     def __init__(self, events: Events | None = None, meter: Meter | None = None) -> None:
         self._events = events or Events()
@@ -192,21 +192,21 @@ class Reporter:
         """Whether it is known, for this batch, whether lines of finished jobs need no records."""
 
     def wants(self, name: str) -> bool:
-        """Say whether the log, or a listener, wants to know of events of this name."""
+        """Return whether the log, or a listener, takes events of this name."""
         return wants(name) or self._events.wants(name)
 
     def tell(self, event: JobEvent) -> None:
-        """Tell the log, and then the listeners."""
+        """Report an event to the log, and then to the listeners."""
         if wants(event.name):
             hear(event)
         self._events.tell(event)
 
     def started(self, job: Attempt) -> None:
-        """Tell that the handler of a job is about to run."""
+        """Report to listeners that the handler of a job is about to run."""
         self._events.tell(_event("started", job))
 
     def lost(self, job: Attempt, why: str) -> None:
-        """Tell listeners once that a job has another owner by now, so that this attempt counts for
+        """Report to listeners once that a job has another owner by now, so that this attempt counts for
         nothing."""
         if not job.told_lost:
             job.told_lost = True
@@ -216,7 +216,7 @@ class Reporter:
                 self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
 
     def ended(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
-        """Tell how an attempt ended, now that it is written."""
+        """Report how an attempt ended, once that is written."""
         name = NAMES[type(outcome)]
         if isinstance(outcome, Released) and outcome.snoozed:
             name = "snoozed"
@@ -242,7 +242,7 @@ class Reporter:
         )
 
     def told(self) -> None:
-        """Let the lines of a batch go: `ended` was told of all of it."""
+        """Write out the lines of a batch: `ended` was called for each of its attempts."""
         if self._lines is not None:
             self._lines.told()
         self._lines, self._looked = None, False
@@ -263,7 +263,7 @@ class Reporter:
         return True
 
     def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
-        """Tell of jobs that were taken from their worker what it did, and what comes then; return the
+        """Report jobs that were taken from their worker, with the reason and their next state. Return the
         events."""
         events = [rescued_event(job, why) for job in jobs]
         for event in events:
@@ -273,7 +273,7 @@ class Reporter:
         return events
 
     def expired(self, jobs: Iterable[Expired]) -> list[JobEvent]:
-        """Tell of jobs that were cancelled because they were not started in time; return the events."""
+        """Report jobs that were cancelled because they were not started in time. Return the events."""
         events = [
             JobEvent(
                 name="cancelled",

@@ -1,5 +1,5 @@
-"""Where handlers run: `def` in threads, `async def` on an event loop, some in processes of their own;
-together at most `concurrency` at a time.
+"""Runs handlers: `def` in threads, `async def` on an event loop, some in subprocesses. Together at most
+`concurrency` at a time.
 
 A slot that ends a job takes the next ready one itself, in its thread or on its loop. Only an idle slot costs
 a hand-over between threads."""
@@ -28,12 +28,11 @@ log = logging.getLogger("sqlq.worker")
 Done = Callable[[Attempt, Outcome], None]
 
 NOT_STARTED_MS = 1_000
-"""How long a job waits that could not be started: what was short, threads or memory, is seldom there at
-once."""
+"""How long a job waits that could not be started: a shortage of threads or memory is seldom over at once."""
 UNSTARTED_SECONDS = 1.0
-"""A job that has not started after this long is given back: another worker may have a free slot."""
+"""A job that has not started after this long is released: another worker may have a free slot."""
 ISOLATED_UNSTARTED_SECONDS = 10.0
-"""The same for a job that needs a process of its own, which takes a start of Python."""
+"""The same for a job that needs a subprocess, which takes a start of Python."""
 CROWDED_SECONDS = 0.25
 """Jobs that wait for processes, and are more than there are slots, are released after so long. Running
 processes take one after the other, so that none waits for long."""
@@ -41,7 +40,7 @@ CANCELLED_SECONDS = 1.0
 
 
 class Executor:
-    """Runs jobs in slots and reports each outcome to `done`, from whatever thread it came about in."""
+    """Runs jobs in slots, and calls `done` with each outcome, in the thread where it came about."""
 
     def __init__(
         self,
@@ -52,8 +51,7 @@ class Executor:
         *,
         may_start: Callable[[], bool] = lambda: True,
     ) -> None:
-        """While it is not true that one `may_start`, nothing does; `start_ready` has to be called
-        afterwards."""
+        """While `may_start` returns False nothing starts. Call `start_ready` when it returns True again."""
         self._concurrency = concurrency
         self._may_start = may_start
         self._tell = starting
@@ -62,7 +60,7 @@ class Executor:
         self._lock = threading.Lock()
         self._ready: deque[Attempt] = deque()
         self._for_isolates: deque[Attempt] = deque()
-        """Ready, too, but each needs a process of its own, and only so many of those start at a time."""
+        """Ready, too, but each needs a subprocess, and only so many of those start at a time."""
         self._running: set[Attempt] = set()
         self._idle = threading.Condition(self._lock)
         self._room = threading.Event()
@@ -76,7 +74,7 @@ class Executor:
         self.ended, self.busy_seconds = 0, 0.0
         """Jobs ended so far, and how long they ran together; their growth is the pace."""
         self.unstarted = 0
-        """Jobs that could not be started so far, for want of threads, files or memory."""
+        """Jobs that could not be started so far, since threads, files or memory were short."""
         if isolates is not None:
             isolates.on_room = self.start_ready
             isolates.on_began = starting
@@ -89,7 +87,7 @@ class Executor:
         self.start_ready()
 
     def start_ready(self) -> None:
-        """Start what is ready in the slots that are free."""
+        """Start ready jobs in the free slots."""
         starting = []
         with self._lock:
             while len(self._running) < self._concurrency and (job := self._take()) is not None:
@@ -98,7 +96,7 @@ class Executor:
             self._start(job)
 
     def load(self) -> tuple[int, int]:
-        """Return how many jobs run, and how many wait for a slot, or for a process of their own."""
+        """Return how many jobs run, and how many wait for a slot or a subprocess."""
         with self._lock:
             return len(self._running), self._waiting()
 
@@ -106,7 +104,7 @@ class Executor:
         return len(self._ready) + len(self._for_isolates)
 
     def waits_for_isolates_alone(self) -> bool:
-        """Say whether jobs wait, all of them until a process of their own can be started."""
+        """Return whether jobs wait, all of them for subprocesses."""
         with self._lock:
             return bool(self._for_isolates) and not self._ready
 
@@ -121,24 +119,24 @@ class Executor:
         self._low_water = -1
 
     def start_no_more(self) -> None:
-        """Start nothing that has not started, and end a wait for room; only sets flags."""
+        """Start no more jobs, and end a wait for room. Only sets flags."""
         self._starting = False
         self._room.set()
 
     # -- releases: the job runs again, here or elsewhere, and no attempt is counted --------------------------
 
     def release_ready(self) -> None:
-        """Release what has not started."""
+        """Release the jobs that have not started."""
         for job in (*self._take_ready(), *self._take_for_processes(float("inf"))):
             self._done(job, given_back(job.claimed))
 
     def release_unstarted(self) -> None:
-        """Release what has waited long for a slot, and what is behind it."""
+        """Release jobs that have waited long for a slot, and those behind them."""
         for job in self._take_ready(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
             self._done(job, given_back(job.claimed))
 
     def release_crowded(self) -> None:
-        """Release what has waited long for a process of its own, and more of that than there are slots."""
+        """Release jobs that have waited long for a subprocess, and those beyond the number of slots."""
         waits_since = time.monotonic()
         for job in self._take_for_processes(
             waits_since - ISOLATED_UNSTARTED_SECONDS,
@@ -160,15 +158,14 @@ class Executor:
         return self.unstarted
 
     def release_running(self) -> None:
-        """End what the time did not suffice for: coroutines are cancelled, processes killed, threads left
-        behind."""
+        """End the jobs that still run: cancel coroutines, kill processes, leave threads behind."""
         for job in self.running():
             job.cancel()
         self.wait_idle(CANCELLED_SECONDS)
         killed = [kill for job in self.running() if (kill := job.kill) is not None]
         for kill in killed:
             kill()  # guard: no-process-outlives-its-give-back
-        if killed:  # the slot of each waits for its process, and then says how the attempt ended
+        if killed:  # the slot of each waits for its process, and then reports how the attempt ended
             self.wait_idle(CANCELLED_SECONDS)
         for job in self.running():
             # the handler may have completed the job, here or in its own process
@@ -176,8 +173,8 @@ class Executor:
             self._done(job, SelfCompleted(otherwise))  # guard: give-back-after-grace
 
     def _take_ready(self, claimed_before: float = float("inf")) -> list[Attempt]:
-        """Take out the jobs that have not started, where the first of them was claimed before a time. Those
-        behind it go, too: they would start before it."""
+        """Take out the jobs that have not started, where the first of them was claimed before a time. The
+        jobs behind it are taken out, too: they would start before it."""
         with self._lock:
             if not self._ready or self._ready[0].claimed_at >= claimed_before:
                 return []
@@ -188,8 +185,8 @@ class Executor:
     def _take_for_processes(
         self, claimed_before: float, *, but: int = 0, more_before: float = float("inf")
     ) -> list[Attempt]:
-        """Take out those that wait for a process and were claimed before a time. Where more than `but` wait,
-        take out the last ones, too, that were claimed before another time."""
+        """Take out jobs that wait for a subprocess: those claimed before `claimed_before`. Beyond the first
+        `but`, also take out the last ones claimed before `more_before`."""
         taken = []
         with self._lock:
             waiting = self._for_isolates
@@ -214,12 +211,12 @@ class Executor:
             return list(self._running)
 
     def wait_idle(self, seconds: float) -> bool:
-        """Wait until nothing runs, at most so long; say whether that is so."""
+        """Wait until nothing runs, at most so long. Return whether nothing runs."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._running, seconds)
 
     def _take(self) -> Attempt | None:
-        """Take the next job into a slot, if there is one that may start now."""
+        """Take the next job that may start now into a slot; None without one."""
         if not (self._starting and self._may_start()):  # guard: unwritten-outcomes-are-bounded
             return None
         if (
@@ -240,8 +237,8 @@ class Executor:
         free its slot."""
         try:
             if job.is_async:
-                # not in the context of who runs the worker: in a test of Django's its ORM would wait there
-                # for the thread that waits for the worker
+                # not in the caller's context: there, in a test, Django's ORM would wait for the thread that
+                # waits for the worker
                 context = contextvars.Context()  # guard: a-context-of-no-caller
                 self._event_loop().call_soon_threadsafe(self._spawn, job, context=context)
             else:
@@ -260,7 +257,8 @@ class Executor:
             self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
     def _ensure_threads(self) -> None:
-        """Start one more thread, as long as there are fewer than slots; raises where that leaves too few."""
+        """Start one more thread, as long as there are fewer than slots. Raises where that fails and too few
+        are left."""
         if len(self._threads) < self._concurrency:
             name = f"sqlq-slot-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._run_slot, name=name, daemon=True)
@@ -279,7 +277,8 @@ class Executor:
             self._room.set()
 
     def _next(self, ended: Attempt, on_loop: bool) -> Attempt | None:
-        """Free the slot of a job that ended and take the next one, if it runs where this one ran."""
+        """Free the slot of a job that ended. Return the next one if it runs in the same place, else start it
+        elsewhere."""
         with self._lock:
             self._running.discard(ended)
             self.ended += 1
@@ -334,7 +333,8 @@ class Executor:
             while not self._closing:  # guard: the-loop-of-all-goes-on
                 try:
                     loop.run_forever()
-                # asyncio lets these of any task through, to end the program; whoever awaits it gets them, too
+                # asyncio raises these of any task here, to end the program; code that awaits the task gets
+                # them, too
                 except (SystemExit, KeyboardInterrupt) as error:
                     log.warning(
                         "an asyncio task that a handler has started raised %s: the event loop goes on",
@@ -356,7 +356,7 @@ class Executor:
         async def run() -> None:
             try:
                 done.set_result(await coroutine)
-            except BaseException as error:  # what reached the loop would end it
+            except BaseException as error:  # an exception that reached the loop would end it
                 done.set_exception(error)
 
         def spawn() -> None:  # in the context of the thread, so that current_job() is found
@@ -374,8 +374,8 @@ class Executor:
         self._spawn_in(contextvars.copy_context(), job)
 
     def _spawn_in(self, context: contextvars.Context, job: Attempt) -> None:
-        """Run a job in an asyncio task of its own, which a cancel of the job cancels, and in a copy of the
-        context, so that the next job does not see its changes."""
+        """Run a job in an asyncio task of its own, which a cancel of the job cancels. It has a copy of the
+        context, so the next job does not see its changes."""
         run = self._run_on_loop(context, job)
         # guard: a-context-for-each-coroutine
         self._tasks.add(asyncio.get_running_loop().create_task(run, context=context.copy()))
@@ -390,7 +390,7 @@ class Executor:
             self._tasks.discard(task)
 
     def close(self) -> None:
-        """End idle threads and the loop; what still runs is left to end with the process."""
+        """End idle threads and the loop. Jobs that still run end with the process."""
         for _ in self._threads:
             self._handed_over.put(None)
         if self._isolates is not None:

@@ -1,8 +1,7 @@
-"""Handlers in processes of their own: tasks marked `isolate=True`, and jobs whose last attempt lost its
-worker.
+"""Handlers in subprocesses: tasks marked `isolate=True`, and jobs whose last attempt lost its worker.
 
 Such a process runs one job at a time. It can be killed, and its death concerns that job alone. It imports the
-App as a worker does, and touches the database only by what its handlers do."""
+App as a worker does. Only its handlers touch the database."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ from sqlq.worker.ipc.process import Process, Spawn
 log = logging.getLogger("sqlq.worker")
 
 NOT_STARTED_MS = 5_000
-"""How long a job waits whose process did not come up: that is seldom over at once."""
+"""How long a job waits whose process did not come up: the cause is seldom over at once."""
 START_SECONDS = 600.0
 """How long a process may take to import the App and enter its lifespan, when a job waits for it."""
 LAST_SECONDS = 5.0
@@ -59,13 +58,13 @@ class Isolate(Process):
         self._up = False
 
     def is_up(self) -> bool:
-        """Say whether it has imported the App, which is the first thing it says, or has ended."""
+        """Return whether it has ended, or has sent its first message, after it imported the App."""
         self._up = self._up or self.link.has_word()
         return self._up
 
     def receive(self) -> Message | None:
-        """Wait for the next thing it says; None when it is gone. Raises `ValueError` for what cannot be read:
-        nothing may follow it, and its job's slot would wait for ever."""
+        """Wait for its next message; None when it is gone. Raises `ValueError` for a message that cannot be
+        read: no other may follow, and the job's slot would wait for ever."""
         message = self.link.receive(strictly=True)
         self._up = True
         return message
@@ -77,7 +76,7 @@ def cores() -> int:
 
 
 class IsolatedProcesses:
-    """The isolates of one worker: as many as it needs at a time, kept for the next job.
+    """The subprocesses of one worker: as many as it needs at a time, kept for the next job.
 
     A start of Python keeps a core busy, so no more start at a time than there are cores. Many jobs may need
     one at once, as after the death of a whole host. Then the oldest get theirs soon, and other jobs go on
@@ -92,8 +91,8 @@ class IsolatedProcesses:
         at_a_time: int | None = None,
         max_jobs: int | None = None,
     ) -> None:
-        """`warm` says how many are started now, before a job asks for one. With `spare` there is always one
-        more than jobs have asked for, once one did. Each ends after `max_jobs`."""
+        """`warm` of them are started now, before a job needs one. With `spare` there is always one more than
+        jobs need, after the first such job. Each ends after `max_jobs`."""
         self._max_jobs = max_jobs
         self._spawn = spawn
         self._spare = spare
@@ -103,7 +102,7 @@ class IsolatedProcesses:
         self._all: set[Isolate] = set()
         self._leaving: list[Isolate] = []
         self._reserved = 0
-        """How many jobs have been let in and not asked for their process yet."""
+        """How many jobs have been let in and have not taken their process yet."""
         self._closed = False
         self.on_room: Callable[[], None] = lambda: None
         """Called when another job may get a process."""
@@ -130,8 +129,7 @@ class IsolatedProcesses:
             self._reserved -= 1
 
     def execute(self, running: Attempt) -> Outcome:
-        """Run a job in a process of its own and return how the attempt ended, the end of that process
-        included."""
+        """Run a job in a subprocess. Return how the attempt ended, also by the end of that process."""
         try:
             isolate = self._take(running)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -150,11 +148,11 @@ class IsolatedProcesses:
         hanging.daemon = True
         try:
             if not isolate.is_up():
-                with suppress(RuntimeError):  # where there is no thread to be had, its start goes unwatched
+                with suppress(RuntimeError):  # without a thread its start goes unwatched
                     hanging.start()  # guard: starts-have-an-end
             outcome = self._attempt(isolate, running)
-        # It would end the slot's thread, and leave the job to a lease that is renewed for ever. The process
-        # is killed, and the attempt counts.
+        # The exception would end the slot's thread, and the job's lease would be renewed for ever. So the
+        # process is killed, and the attempt counts.
         except Exception:  # guard: a-slot-outlives-what-it-cannot-read
             log.exception(
                 "job %d: what its process says cannot be read; the process is killed",
@@ -181,7 +179,7 @@ class IsolatedProcesses:
         return late(running) or outcome
 
     def _attempt(self, isolate: Isolate, running: Attempt) -> Outcome | None:
-        """Have the isolate run a job, and return what it says of it; None when it died."""
+        """Have the subprocess run a job, and return the outcome that it sends; None when it died."""
         target = running.target
         isolate.link.send(
             job=packed(running.claimed),
@@ -247,7 +245,7 @@ class IsolatedProcesses:
         isolate.link.offer(leave=True)
 
     def _bury(self) -> None:
-        """Forget the processes that were let leave and have ended, and kill those that do not end."""
+        """Forget the processes that have left and ended, and kill those that do not end."""
         for isolate in list(self._leaving):
             if isolate.has_ended():
                 self._leaving.remove(isolate)
@@ -271,7 +269,7 @@ class IsolatedProcesses:
         return isolate
 
     def _died(self, running: Attempt, isolate: Isolate) -> Outcome:
-        isolate.kill()  # it closed its link, and is not to run on unheard
+        isolate.kill()  # it closed its pipe, and must not run on without one
         status = isolate.process.wait()
         isolate.close()
         with self._lock:
@@ -289,7 +287,7 @@ class IsolatedProcesses:
                 )
             # guard: what-never-comes-up-is-bounded
             return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
-        # before it died it may have completed its job; guard: the-dead-may-have-completed
+        # it may have completed its job before; guard: the-dead-may-have-completed
         return SelfCompleted(self._broken_off(running, how, closed=closed))
 
     def _broken_off(self, running: Attempt, how: str, *, closed: bool) -> Outcome:
@@ -305,8 +303,8 @@ class IsolatedProcesses:
         return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
 
     def leave(self, *, fresh: bool = True) -> None:
-        """Let those that run nothing leave their lifespan, and end; without `fresh` only those that have run
-        a job."""
+        """Let idle processes leave their lifespan, and end. Without `fresh` only those that have run a
+        job."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -315,7 +313,7 @@ class IsolatedProcesses:
                     self._leave(isolate)
 
     def await_left(self, may_wait: Callable[[], bool]) -> None:
-        """Wait until those have ended that were let leave, while one may wait."""
+        """Wait until the leaving processes have ended, while `may_wait` returns True."""
         for isolate in list(self._leaving):
             while not isolate.has_ended() and may_wait():
                 try:
@@ -324,7 +322,7 @@ class IsolatedProcesses:
                     pass
 
     def close(self) -> None:
-        """Kill them all; what they still run has been given back."""
+        """Kill them all; the jobs that they still run have been released."""
         with self._lock:
             self._closed = True
             processes = list(self._all)
@@ -336,7 +334,7 @@ class IsolatedProcesses:
             isolate.close()
 
 
-# -- in the isolate ------------------------------------------------------------------------------------------
+# -- in the subprocess ---------------------------------------------------------------------------------------
 
 
 def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn:
@@ -392,7 +390,7 @@ def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn
                 right=running.right,
                 trace=(running.trace_id, running.span_id),
             )
-    # tracers and the like send then what they have gathered; the worker waits, and ends what takes too long
+    # tracers and the like send their data then; the worker waits, and kills a process that takes too long
     # guard: isolates-call-what-is-called-at-exit
     atexit._run_exitfuncs()  # noqa: SLF001 - there is no other way beside sys.exit, which waits for threads
     sys.stdout.flush()
@@ -407,6 +405,6 @@ def _run(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -
         try:
             return loop.run_until_complete(task)
         except (SystemExit, KeyboardInterrupt):
-            # one of another task only whoever awaits that gets, too; guard: an-isolates-loop-goes-on
+            # raised by another task: code that awaits that gets it, too; guard: an-isolates-loop-goes-on
             if task.done():
                 raise

@@ -39,7 +39,7 @@ def heartbeat_seconds(lease_ms: int) -> float:
 class Leases(Threaded):
     """The jobs of a worker, from the claim until their settlements are committed.
 
-    The leases of what is still held at the end run out, and the worker that rescues it takes over.
+    The leases of jobs still held at the end run out, and the worker that rescues them takes over.
     """
 
     def __init__(
@@ -63,25 +63,24 @@ class Leases(Threaded):
         self._box = box
         self._trust_seconds = (lease_ms - min(LEASE_MARGIN_MS, lease_ms / 5)) / 1000
         self._lock = threading.Lock()
-        # By right, not by id: a job that was put back may be claimed again here before its last attempt is
-        # dropped.
+        # By right, not by id: a released job may be claimed again here before its last attempt is dropped.
         self._held: dict[Right, Attempt] = {}
         self._unwritten: set[Right] = set()
         """Jobs that were started here, and whose outcomes could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
         self._claims_begun = self._claims_ended = 0
         self._unknown: dict[Right, int] = {}
-        """Jobs that the supervisor renewed last and this worker does not know, with the number of claims
-        begun when they were first seen."""
+        """Jobs of the supervisor's last renewal that this worker does not know. The value is the number of
+        claims begun when each was first seen."""
 
     def trusted_until(self, sent_at: float) -> float:
-        """Until when a lease asked for at `sent_at` is certainly ours."""
+        """Until when a lease requested at `sent_at` is certainly ours."""
         return sent_at + self._trust_seconds
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """Within this, jobs are claimed and then held, by one thread: what is in this worker's name need not
-        be known here before its end."""
+        """Within this, one thread claims jobs and then holds them. Before its end jobs may be in this
+        worker's name that are not known here."""
         with self._lock:
             self._claims_begun += 1
         try:
@@ -98,8 +97,8 @@ class Leases(Threaded):
         self._deadlines.watch(claimed)
 
     def starting(self, job: Attempt) -> None:
-        """Note that a handler is about to run: should this process die now, it may be this job's doing. Once
-        more for one that runs in a process of its own, when it has begun there."""
+        """Note that a handler is about to run: if this process dies now, this job may be the cause. Called
+        once more for a job in a subprocess, when it has begun there."""
         if self._box is not None:
             self._box.started(job.right, job.deadline, job.task)
 
@@ -111,7 +110,7 @@ class Leases(Threaded):
             self._box.ended(rights)  # guard: box-forgets-what-ended
 
     def let_go(self, right: Right) -> None:
-        """Let go of a job whose outcome the database refuses, whatever it is: the attempt counts as lost.
+        """Drop a job whose every outcome the database refuses: the attempt counts as lost.
 
         Its lease runs out. Where a supervisor renews it, the worker gives it up with the next renewal.
         """
@@ -120,8 +119,8 @@ class Leases(Threaded):
         self.drop([right])
 
     def unstarted(self, claimed_before: float) -> list[Attempt] | None:
-        """Return what was claimed before a moment and has neither started nor ended; None where nothing is
-        held."""
+        """Return the jobs that were claimed before a time and have neither started nor ended; None where none
+        is held."""
         with self._lock:
             if not self._held:
                 return None
@@ -135,7 +134,7 @@ class Leases(Threaded):
         if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
             try:
                 self.beat()
-            except Exception as error:  # what is held must be started all the same
+            except Exception as error:  # the jobs must be started all the same
                 log.debug("what has just been claimed could not be renewed: %s", error)
 
     def __len__(self) -> int:
@@ -144,8 +143,7 @@ class Leases(Threaded):
     # -- renewing --------------------------------------------------------------------------------------------
 
     def renewed_for_us(self, renewed: Mapping[Right, bool], sent_at: float) -> None:
-        """Take note that the supervisor has renewed these leases; while it does, the thread here has no need
-        to."""
+        """Note that the supervisor has renewed these leases. While it does, the thread here need not."""
         self._renewed_for_us_at = sent_at
         with self._lock:
             held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
@@ -153,16 +151,16 @@ class Leases(Threaded):
                 right: self._unknown.get(right, self._claims_begun)
                 for right in renewed.keys() - self._held.keys()
             }
-            # One that began later is not the one that claimed it. Two messages alone say nothing: a process
-            # that stood still hears them at once, and its claim's reply after them.
+            # A claim that began later did not claim the job. Two messages alone prove nothing: a process that
+            # stood still receives them at once, and its claim's reply after them.
             lost = {
                 right
                 for right in unknown.keys() & self._unknown.keys()
                 if self._claims_ended >= unknown[right]  # guard: a-claim-under-way-is-not-lost
             }
         self._note(held, renewed, sent_at)
-        # Twice in a row, and what was claiming then has ended: a claim whose reply was lost. No other worker
-        # would end it, since the supervisor renews whatever is in this worker's name.
+        # Unknown twice in a row, and the claims under way then have ended: so the reply of a claim was lost.
+        # No other worker would take its jobs, since the supervisor renews all that is in this worker's name.
         self._give_back(lost)  # guard: unknown-claims-are-given-back
         self._unknown = unknown
 
@@ -179,7 +177,7 @@ class Leases(Threaded):
         unblock.after_losses(self._database.for_claims, lost)
         ended = {job.id for job in lost}
         with self._lock:
-            # what the database refuses to end has a new token, and was started all the same
+            # a job whose end the database refuses has a new token, and was started all the same
             refused = {(id, token + 1) for id, token in started if id not in ended}
             self._unwritten = self._unwritten - started | refused  # guard: a-refused-loss-was-started
         if unstarted:
@@ -207,7 +205,8 @@ class Leases(Threaded):
                 next_beat = time.monotonic() + every / 2
 
     def beat(self) -> None:
-        """Renew everything held, and say of each job that was not renewed whether it is lost."""
+        """Renew the leases of all jobs held. Find out for each job that was not renewed whether it is
+        lost."""
         with self._lock:
             held = dict(self._held)
         sent_at = time.monotonic()
@@ -226,13 +225,14 @@ class Leases(Threaded):
             job.trusted_until = self.trusted_until(sent_at)
             if cancel_requested:
                 self._cancel(job)
-        # of what has ended the settler finds that out; guard: what-is-settled-is-not-lost
+        # for ended jobs the settler finds that out; guard: what-is-settled-is-not-lost
         missing = [right for right, job in held.items() if right not in renewed and not job.ended]
         if missing:
             self._look_at(missing, held)
 
     def cancel(self, rights: Iterable[Right]) -> None:
-        """Ask the handlers of these jobs to stop, as an operator wants it, as far as they are held here."""
+        """Request a stop of the handlers of these jobs, as far as they are held here: an operator cancels
+        them."""
         with self._lock:
             held = [self._held[right] for right in rights if right in self._held]
         for job in held:
@@ -249,8 +249,8 @@ class Leases(Threaded):
             self._deadlines.ask_to_stop(job)
 
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
-        """A row that was not renewed is locked by another transaction (not known), settled by us just now, or
-        lost."""
+        """Find the lost ones among rows that were not renewed. Others are settled by us just now, or locked
+        by another transaction, and so not known."""
         dropped = {right for right in missing if not held[right].is_kept(self._keep_finished)}
         with self._database.read() as conn:
             fates = lease.fates(conn, missing, keep_finished=self._keep_finished, dropped=dropped)
@@ -270,14 +270,13 @@ class Leases(Threaded):
 
 
 OVERDUE_SECONDS = 2.0
-"""How long a handler that was asked to stop may take: then its process is killed, where it has one of its
-own."""
+"""How long a handler may take after a request to stop. Then its subprocess, if it has one, is killed."""
 UNSTARTED_LOOK_SECONDS = 0.05
 BEAT_SECONDS = 1.0
 
 
 class Deadlines(Threaded):
-    """Watches the jobs that have a timeout, and those that were asked to stop, until their handlers end."""
+    """Watches the jobs that have a timeout, and those with a request to stop, until their handlers end."""
 
     def __init__(self, stuck: Callable[[Attempt], None], beat: Callable[[], None] = lambda: None) -> None:
         """`stuck` is called with a handler past its timeout that nothing can stop. `beat` is called at least
@@ -298,7 +297,7 @@ class Deadlines(Threaded):
                 self._changed.notify()
 
     def ask_to_stop(self, job: Attempt) -> None:
-        """Ask a handler to stop, and see to it if it does not."""
+        """Request a stop of a handler, and watch it until it ends."""
         job.cancel()
         with self._changed:
             if not job.ended:
@@ -307,7 +306,7 @@ class Deadlines(Threaded):
                 self._changed.notify()
 
     def forget(self, rights: Iterable[Right]) -> None:
-        """Watch these no more: their handlers have ended, or will not start."""
+        """Stop watching these: their handlers have ended, or will not start."""
         if self._watched:
             with self._changed:
                 for right in rights:
@@ -331,7 +330,7 @@ class Deadlines(Threaded):
                     self._changed.wait(max(0.0, min(wait, BEAT_SECONDS)))
 
     def _look_at(self, watched: list[Attempt]) -> float:
-        """See to what is due; return when to look again."""
+        """Handle the deadlines that have passed; return when to look again."""
         moment, next_look = time.monotonic(), float("inf")
         for job in watched:
             if job.deadline is not None and job.deadline <= moment and not job.timed_out:

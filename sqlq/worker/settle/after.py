@@ -1,4 +1,4 @@
-"""Unblocks, after each settle's commit, what waits for the jobs that have ended there.
+"""Unblocks, after each settle's commit, the steps that wait for the jobs that have ended there.
 
 Its thread begins with the first step that this worker ends: a worker without flows has none. While one
 unblock is under way the next jobs gather."""
@@ -48,12 +48,12 @@ class Unblocker(Gatherer[int]):
         self._freed = freed
         self._done = done
         self._owed = 0
-        """How many jobs have been handed in and not been looked after."""
+        """How many jobs have been handed in and not been handled."""
         self._pending: list[int] = []
 
     def ended(self, ids: Iterable[int]) -> None:
-        """Take jobs that have ended, and whose ends are committed; returns at once. Where no thread is to be
-        had, and of what is left at the end, a sweep takes care."""
+        """Take jobs that have ended, and whose ends are committed; returns at once. A sweep handles jobs for
+        which no thread can start, and those left at the end."""
         ids = list(ids)
         with self._changed:
             if not self._begin():
@@ -82,7 +82,7 @@ class Unblocker(Gatherer[int]):
 
 
 def tell_idle(database: Database) -> None:
-    """Have idle workers look at once; by themselves they would within a second."""
+    """Have idle workers look at once. Without this they would within a second."""
     if database.dialect.notifies:
         try:
             notify.notify(database)
@@ -92,7 +92,7 @@ def tell_idle(database: Database) -> None:
 
 POLL_SECONDS = POLL_MS / 1000
 LOOK_SECONDS = 0.02
-"""So far apart are two looks at wakes that nothing but a hint asks for."""
+"""The shortest time between two looks at wakes that only a notification caused."""
 
 
 class Admissions(Threaded):
@@ -106,9 +106,9 @@ class Admissions(Threaded):
         *,
         in_use: bool,
     ) -> None:
-        """`freed` is called when jobs have been admitted, with their start times by the monotonic clock,
-        where they do not start at once. `done` is called when nothing is left. `in_use` where it is known
-        that there are limits."""
+        """`freed` is called when jobs have been admitted. It gets the start times, by the monotonic clock, of
+        those that do not start at once. `done` is called when nothing is left. `in_use` is True where limits
+        are known to exist."""
         super().__init__("sqlq-admit")
         self._database = database.for_claims
         self._outage = Outage("admitting jobs", database)
@@ -128,10 +128,10 @@ class Admissions(Threaded):
     def start(self) -> None:
         if self._in_use:
             with self._changed:
-                self._begin()  # or later, where no thread is to be had now
+                self._begin()  # or later, where no thread can start now
 
     def ended(self, keys: Collection[str]) -> None:
-        """Take the keys of which a slot was given back, and that is committed; returns at once."""
+        """Take keys of which a slot was released, in a transaction that is committed. Returns at once."""
         with self._changed:
             self._in_use = True
             self._keys.update(keys)
@@ -241,24 +241,24 @@ REMEMBERED_SECONDS = 3 * ASK_SECONDS
 LAST_WORDS_SECONDS = 0.5
 FORGET_SECONDS = 1.0
 MOST_REMEMBERED = 10_000
-"""Where more jobs are waited for, the ends of all jobs are told. A role that may NOTIFY may ask for any
+"""When callers wait for more jobs, the ends of all jobs are notified. A role that may NOTIFY may request any
 number."""
 
 
 class Answers(Gatherer[list[int]]):
-    """Answers for one worker, from a thread that is started by the first answer there is to give."""
+    """Answers for one worker. The first answer starts the thread that sends them."""
 
     def __init__(self, database: Database) -> None:
         super().__init__("sqlq-answers", "answering", database)
         self._until: dict[int, float] = {}
-        """For which jobs somebody waits, and when that is forgotten, by the monotonic clock."""
+        """The jobs that callers wait for, and when each is forgotten, by the monotonic clock."""
         self._any_until = self._latest = self._forget_at = float("-inf")
         self.are_wanted = False
-        """Whether somebody waits, for whatever."""
+        """Whether a caller waits for any job."""
         self._pending: list[int] = []
 
     def asked(self, ids: Sequence[int] | None) -> None:
-        """Note for which jobs somebody waits, as far as is known; None stands for any."""
+        """Note the jobs that callers wait for; None stands for any."""
         moment = time.monotonic()
         with self._changed:
             if moment >= self._forget_at:
@@ -273,13 +273,13 @@ class Answers(Gatherer[list[int]]):
             self.are_wanted = True
 
     def waits_for(self, id: int) -> bool:
-        """Whether somebody waits for a job, as far as that was said."""
+        """Whether a caller waits for a job, as far as its request has arrived."""
         moment = time.monotonic()
         return self._until.get(id, 0.0) > moment or self._any_until > moment
 
     def ended(self, ids: Iterable[int], *, here: bool = False) -> None:
-        """Notify those who wait for these jobs, whose ends are committed. Returns at once, unless it is done
-        `here`, which saves the start of another thread."""
+        """Notify the callers that wait for these jobs, whose ends are committed. Returns at once, unless it
+        is done `here`, which saves the start of another thread."""
         moment = time.monotonic()
         with self._changed:
             if moment > self._latest:  # all of it is old
@@ -290,14 +290,14 @@ class Answers(Gatherer[list[int]]):
             if not wanted:
                 return
             if not (here or self._begin()):
-                return  # who waits looks for itself
+                return  # the callers look for themselves
         if here:
             self._answer(wanted)
         else:
             self._items.put(wanted)
 
     def abandon(self, seconds: float = LAST_WORDS_SECONDS) -> None:
-        """Let the last answers leave, waiting for a moment at most."""
+        """Send the last answers, waiting half a second at most."""
         if self._thread is not None:
             self._close()
             self._thread.join(min(seconds, LAST_WORDS_SECONDS))

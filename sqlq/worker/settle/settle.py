@@ -1,8 +1,8 @@
-"""STAGE 4: outcomes are written in batches, by a thread and on a connection of their own.
+"""STAGE 4: a thread writes outcomes in batches, on a connection of its own.
 
-While one batch is committed the next one gathers, so settling overlaps with running and batches grow by
-themselves under load. A settle is repeated until its result is known. An outage, a lost reply to COMMIT or a
-locked row may delay it; only another owner's token ends it otherwise."""
+While one batch is committed the next one gathers. So settling overlaps with running, and batches grow under
+load. A settle is repeated until its result is known. An outage, a lost reply to COMMIT or a locked row may
+delay it; only another owner's token ends it otherwise."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class Settler(Gatherer[Item]):
         self._items.put((job, outcome, job.seconds()))
 
     def unwritten(self) -> int:
-        """Return about how many outcomes are not written yet: what they speak of is run again after a
-        crash."""
+        """Return about how many outcomes are not written yet. Their jobs run again after a crash."""
         return self._items.qsize() + len(self._pending)
 
     def finish(self, patience: Callable[[], float]) -> bool:
-        """Write what there is and end, while there is `patience`, in seconds; say whether all was written."""
+        """Write all outcomes and end. Return whether all were written before `patience` returned 0
+        seconds."""
         is_done = super().finish(patience)
         if not is_done:
             unwritten = [str(id) for id, _ in list(self._pending)]
@@ -136,11 +136,11 @@ class Settler(Gatherer[Item]):
         return super()._failed(error)
 
     def _write(self) -> None:
-        """Write what is pending and take out what is settled or lost; what a row lock keeps back stays, and
-        keeps nothing else back."""
+        """Write the pending outcomes, and take out those that are settled or lost. An outcome whose row is
+        locked stays, and delays no other."""
         pending = self._pending
         self._ask_for_completed(pending)
-        if self._doubtful:  # the reply to a COMMIT may have been lost: what was settled is not settled twice
+        if self._doubtful:  # the reply to a COMMIT may have been lost: no outcome is settled twice
             self._resolve(pending, set())
             self._doubtful = False
         if self._refused is not None:
@@ -153,7 +153,7 @@ class Settler(Gatherer[Item]):
         }
         try:
             done: set[Right] = set()
-            # each is asked for once: whether somebody waits for a job may change at any moment
+            # checked once for each job: a caller may begin to wait for it at any time
             by_retention: tuple[list[Item], list[Item]] = ([], [])
             for item in pending.values():
                 by_retention[self._keeps(item[0])].append(item)
@@ -167,7 +167,7 @@ class Settler(Gatherer[Item]):
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
     def _keeps(self, job: Attempt) -> bool:
-        """Whether the row of a job is kept when it has finished, for good or while somebody waits for its
+        """Whether the row of a job is kept when it has finished, for good or while a caller waits for its
         result."""
         if job.is_kept(self._keep_finished):
             return True
@@ -184,9 +184,10 @@ class Settler(Gatherer[Item]):
             return lease.fates(conn, wanted, keep_finished=self._keep_finished, dropped=dropped)
 
     def _settle(self, settlements: list[Settlement], keep: bool) -> set[Right]:
-        """Write settlements and return the rights that were still good: those that a job follows, or that put
-        one into a line, in one transaction; the others in statements that commit one by one, since each job
-        is in one of them only."""
+        """Write settlements and return the rights that were still good.
+
+        One transaction writes those that a job follows, or that put a job into a waiting list. The others go
+        in statements that commit one by one, since each job is in one of them only."""
         # guard: a-follow-up-goes-with-the-ending
         followed = [s for s in settlements if s.is_one]
         if not followed:
@@ -200,8 +201,8 @@ class Settler(Gatherer[Item]):
             return done | settling.settle(conn, together, keep_finished=keep)
 
     def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
-        """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt
-        ended otherwise."""
+        """Look up, for jobs that their handlers completed themselves, whether that committed. If not, the
+        attempt has its other outcome."""
         completed = {right: item for right, item in pending.items() if isinstance(item[1], SelfCompleted)}
         if not completed:
             return
@@ -234,7 +235,7 @@ class Settler(Gatherer[Item]):
                 if job.claimed.limit_key is not None:
                     keys.add(job.claimed.limit_key)
                 if job.claimed.flow_id is not None and not isinstance(outcome, (Retried, Released)):
-                    steps.append(job.id)  # also one that was lost: whoever has ended it may be gone
+                    steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
                 followed = (
                     followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
                 )
@@ -269,14 +270,14 @@ class Settler(Gatherer[Item]):
         self._reporter.lost(job, "the lease was lost before the attempt ended")
 
     def _wake_for_follow_ups(self) -> None:
-        """Have this worker, and idle ones, look at once for what follows jobs that have ended, and for what
-        was given back. By themselves they would find it within a second."""
+        """Have this worker, and idle ones, look at once for released jobs and those that follow ended ones.
+        Without this they would find them within a second."""
         self._after.due_again(time.monotonic())
         tell_idle(self._database)
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
-        """The database refuses something in the batch: write row by row, and what it refuses alone without
-        its texts."""
+        """Write row by row, since the database refuses something in the batch. Write an outcome that it
+        refuses alone without its texts."""
         log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
         for right, (job, outcome, seconds) in list(pending.items()):
             for version in (outcome, *_plainer(outcome)):
@@ -305,7 +306,7 @@ class Settler(Gatherer[Item]):
                 self._leases.let_go(right)
 
     def _settlement(self, job: Attempt, outcome: Outcome, seconds: float) -> Settlement:
-        """Return what there is to write of an attempt that ended with this outcome, after so many seconds."""
+        """Return the settlement of an attempt that ended with this outcome, after so many seconds."""
         seal = self._database.seal
         if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
             return settlement(job.claimed, outcome, seal=seal)
@@ -324,7 +325,7 @@ class Settler(Gatherer[Item]):
 
 
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:
-    """The outcome with ever less in it that a database could refuse."""
+    """Return the outcome with ever less in it that a database could refuse."""
     error = ErrorText(
         "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
     )

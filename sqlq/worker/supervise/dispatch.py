@@ -75,7 +75,7 @@ class Dispatcher:
         try:
             maintenance.start()
         except BaseException:
-            # workers that are looked for leave the services to their host
+            # workers with a poller of their host leave the services to the host
             poller.stop(LAST_SECONDS)  # guard: who-does-no-chores-does-not-look
             raise
         self._poller = poller
@@ -92,10 +92,10 @@ class Dispatcher:
         for _ in range(HELPERS):
             self._send([child], resting=True)
 
-    # -- who goes --------------------------------------------------------------------------------------------
+    # -- choosing a worker -----------------------------------------------------------------------------------
 
     def _go(self, *, again: bool) -> float:
-        """Send a worker, or another one if the last does not go; return after how many seconds to ask
+        """Send a worker, or another one if the last does not go. Return after how many seconds to check
         again."""
         with self._lock:
             if not again:
@@ -119,8 +119,8 @@ class Dispatcher:
                 child.send()
 
     def _chosen(self, but: Sequence[Child], *, resting: bool = False) -> Child | None:
-        """Return the worker with the fewest jobs. Of several it is one that does not rest, or the one that
-        was sent last, whose caches are warm."""
+        """Return the worker with the fewest jobs. Among equals a worker that does not rest comes first, then
+        the one that was sent last: its caches are warm."""
         found = [
             child
             for child in self._children()
@@ -139,7 +139,7 @@ class Dispatcher:
     def _is_kept(self, child: Child) -> bool:
         return child.worker is not None and self._heartbeat.knows(child.worker)
 
-    # -- what was seen ---------------------------------------------------------------------------------------
+    # -- after a look ----------------------------------------------------------------------------------------
 
     def _looked(self, look: Look, at: float) -> None:
         self._relay(look.wanted)
@@ -155,11 +155,11 @@ class Dispatcher:
     def _awaited(self, ids: Sequence[int] | None) -> None:
         for child in self._children():
             if self._is_kept(child):
-                # who waits asks again; a child that is stopped takes nothing
+                # the callers request again; a child that is stopped takes nothing
                 child.link.offer(droppable=True, awaited=ids)  # guard: children-hear-who-waits
 
     def _relay(self, wanted: Wanted) -> None:
-        """Tell each worker what is new of what operators want of it."""
+        """Send each worker the new requests of operators to it."""
         children = {child.worker: child for child in self._children() if child.worker is not None}
         self._requests = {id: known for id, known in self._requests.items() if id in children}
         for request in wanted.requests:
@@ -172,7 +172,7 @@ class Dispatcher:
     def _pause_all(self, *, paused: bool) -> None:
         self._all_paused = paused
         for child in self._children():
-            # also one that came later: it may have looked for itself before it was looked for
+            # also one that came later: it may have polled for itself before its host did
             if child.worker is not None and child.all_paused is not paused:  # guard: each-is-told-of-pauses
                 child.all_paused = paused
                 child.link.offer(all_paused=paused)

@@ -1,5 +1,5 @@
-"""The health file of a worker: young while the worker is alive, and marked, so that no other file is taken
-for one."""
+"""The health file of a worker, which is young while the worker is alive. Its mark shows that it is no other
+file."""
 
 from __future__ import annotations
 

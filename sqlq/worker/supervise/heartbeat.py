@@ -1,6 +1,6 @@
 """The supervisor's stand-in for its children in the database.
 
-It renews their leases, and gives back at once what a child that died has held.
+It renews their leases, and releases at once the jobs of a child that died.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCKED_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 10.0
 MOST_UNTOLD = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
-"""How long the supervisor waits at its end for what is still to be given back, and where nothing is."""
+"""How long the supervisor waits at its end for jobs that are still to be released, and without such jobs."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Dead:
 
 
 class _ToListeners(Reporter):
-    """Reports to the log, and to those who listen to the App, by way of a worker."""
+    """Reports to the log and, by way of a worker, to listeners of the App."""
 
     def __init__(self, tell: Callable[[list[JobEvent]], None]) -> None:
         super().__init__()
@@ -78,11 +78,10 @@ class _ToListeners(Reporter):
 
 
 class Heartbeat:
-    """Stands in for children in the database: renews what they hold, and gives back what one that died has
-    held.
+    """Stands in for children in the database: renews their leases, and releases the jobs of one that died.
 
     In a thread of its own, since a database may be slow to answer. It may fail: a child without news of its
-    leases renews them itself, and jobs that are not released here are rescued later."""
+    leases renews them itself, and the rescue takes jobs not released here."""
 
     def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
         self._lease_ms = lease_ms
@@ -103,11 +102,11 @@ class Heartbeat:
         self._changed = threading.Event()
         self._closing = False
         self.tally: Counter[str] = Counter()
-        """How the attempts ended whose worker died."""
+        """How the attempts of dead workers ended."""
         self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
 
     def keep(self, facts: Facts, link: Pipe) -> None:
-        """Renew the leases of this worker at once and from now on, and report them over the link. Callbacks
+        """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks
         of the jobs of dead workers are encrypted as the worker would do it."""
         with self._lock:
             if self._database is None:
@@ -121,7 +120,7 @@ class Heartbeat:
         self.tell([])
 
     def begin(self) -> None:
-        """Begin to renew, once there is a worker; where no thread can be started now, a later call does."""
+        """Begin to renew, once there is a worker. Where no thread can start now, a later call starts it."""
         if self._database is not None and self._thread.ident is None:
             begins(self._thread)
 
@@ -132,16 +131,16 @@ class Heartbeat:
 
     @property
     def database(self) -> Database:
-        """Where its workers are."""
+        """The database of its workers."""
         assert self._database is not None
         return self._database
 
     def knows(self, worker: str) -> bool:
-        """Return whether this worker was seen in the database, and so that the URL leads to where it is."""
+        """Return whether this worker was seen in the database, so that the URL leads to its database."""
         return worker in self._known
 
     def tell(self, events: list[JobEvent]) -> None:
-        """Have a worker tell its listeners of events, now or when there is one, and count them here."""
+        """Have a worker report events to its listeners, now or when there is one, and count them here."""
         if self._totals is not None:
             for event in events:
                 self._totals.event(event)  # guard: deaths-are-counted
@@ -150,13 +149,13 @@ class Heartbeat:
             link = next(iter(self._kept.values()), None)
             if link is None or not self._untold:
                 return
-            # an exception stays here; what stands for it there has the same text
+            # an exception stays here; its copy in the worker has the same text
             told = [packed(replace(event, exception=None)) for event in self._untold]
             self._untold = []
         link.offer(events=told)
 
     def worker_stuck(self, worker: str, *, stuck: bool) -> None:
-        """Say in the worker's row that it is stuck; or have it say itself what it is at."""
+        """Write in the worker's row that it is stuck, or have it write its state itself."""
         self._stuck.append((worker, stuck))
         self._changed.set()
 
@@ -169,7 +168,7 @@ class Heartbeat:
         self._changed.set()
 
     def close(self) -> None:
-        """Give back what is still to be given back, and end."""
+        """Release the jobs that are still to be released, and end."""
         self._closing = True
         self._changed.set()
         if self._database is not None:
@@ -194,7 +193,7 @@ class Heartbeat:
             except (DBAPIError, SqlqError) as error:
                 if self._closing:
                     return
-                # no more than this: the workers meet the same database, and say so
+                # at debug level: the workers meet the same outage, and log it
                 log.debug("the supervisor cannot use the database: %s", error)
                 failures += 1
                 wait = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
@@ -238,7 +237,7 @@ class Heartbeat:
             del self._stuck[0]
 
     def _give_back(self) -> float:
-        """Give back a batch of what each dead worker held; return in how many seconds there is more to do."""
+        """Release a batch of each dead worker's jobs. Return in how many seconds there is more to do."""
         wait = float("inf")
         for dead in list(self._dead):
             try:
@@ -256,7 +255,7 @@ class Heartbeat:
         return wait
 
     def _give_back_of(self, dead: Dead) -> float | None:
-        """Give back a batch; return in how many seconds the next is due, None where nothing is left."""
+        """Release a batch. Return in how many seconds the next is due, None where nothing is left."""
         database, worker, why = self.database, dead.worker, dead.why
         began = time.monotonic()
         with database.begin() as conn:
@@ -267,8 +266,8 @@ class Heartbeat:
             back = settle.give_back(conn, set(batch) - started)
             taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
-            # A job whose end the database refuses has a new token, and is left to the rescue: to the next
-            # try it would look as if it never began.
+            # A job whose end the database refuses has a new token, and is left to the rescue. The next try
+            # here would treat it as one that never began.
             fates = lease.fates(conn, [right for right in batch if right[0] not in done])
             # guard: a-refused-end-is-left-to-the-rescue
             locked = [right for right, fate in fates.items() if fate is lease.Fate.HELD]

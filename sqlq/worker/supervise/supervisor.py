@@ -1,8 +1,8 @@
 """`sqlq work`: a supervisor with children that work, so that no crash of a handler goes unnoticed.
 
-    supervisor ──starts, watches, replaces──► child (a worker) ──► isolates (see there)
+    supervisor ──starts, watches, replaces──► child (a worker) ──► subprocesses (see there)
         │                                       │
-        └── Heartbeat: heartbeats for its children; gives back at once what one that died has held
+        └── Heartbeat: heartbeats for its children; releases at once the jobs of one that died
 
 It imports neither the App nor a handler, and so cannot be starved or killed by one. A child sends it the
 facts of the database. Children are started anew (`python -m sqlq …`), never forked, so that no connection is
@@ -37,7 +37,7 @@ FAILED_STARTS = 5
 """The supervisor gives up after so many children in a row that died before they were ready."""
 LONGEST_PAUSE_SECONDS = 10.0
 WARM = 2
-"""Isolates started together with the replacement of a child that died: what it ran runs there next."""
+"""How many subprocesses start with the replacement of a child that died: its jobs run there next."""
 SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
 SHORTAGES = (OSError, RuntimeError, MemoryError)
@@ -59,7 +59,7 @@ class SupervisorOptions:
     grace_ms: int
     health_file: Path | None = None
     spare: bool = False
-    """Whether one more child, and an isolate of its own, wait for the death of another."""
+    """Whether one more child, with a subprocess, waits for the death of another."""
     restarts: bool = False
     """Whether children that cannot start, or work, wait for a `restart`: code is being written."""
     max_idle_ms: int | None = None
@@ -76,7 +76,7 @@ class Supervisor:
     def __init__(
         self, command: Sequence[str], options: SupervisorOptions, totals: Totals | None = None
     ) -> None:
-        """`command` starts a child, with its supervision to be added; `totals` takes what they count."""
+        """`command` starts a child, with its supervision to be added; `totals` takes their numbers."""
         self._command = command
         self._totals = totals
         self._options = options
@@ -107,21 +107,22 @@ class Supervisor:
         self.lost = 0
         """How many children have died that were at work."""
         self.place: tuple[str, str | None] | None = None
-        """URL and schema of the database, once a child has told."""
+        """URL and schema of the database, once a child has sent them."""
 
     def stop(self) -> None:
-        """Let children finish what runs within the grace time, and end."""
+        """Let children finish their running jobs within the grace time, and end."""
         self._stop_asked.set()
         self._events.put((None, None))
 
     def restart(self) -> None:
-        """Replace the children by new ones, which import the App anew. What runs may finish within the grace
-        time."""
+        """Replace the children by new ones, which import the App anew. Running jobs may finish within the
+        grace time."""
         self._restart_asked.set()
         self._events.put((None, None))
 
     def pause(self) -> None:
-        """Have the children claim nothing until `resume`, those started later included. What runs goes on."""
+        """Have the children claim nothing until `resume`, those started later included. Running jobs go
+        on."""
         self._events.put((None, {"paused": True}))
 
     def resume(self) -> None:
@@ -135,13 +136,13 @@ class Supervisor:
 
     @property
     def tally(self) -> Counter[str]:
-        """How many attempts ended how so far. Of a child that died they are those it had reported, and those
-        that were ended for it."""
+        """How many attempts ended how so far. A child that died counts with the attempts it had reported, and
+        those that were ended for it."""
         return sum((child.tally for child in self._all()), self._ended + self._heartbeat.tally)
 
     @property
     def running(self) -> int:
-        """How many jobs ran when the children last told."""
+        """How many jobs ran by the last reports of the children."""
         return sum(child.running for child in self._all())
 
     @property
@@ -212,7 +213,7 @@ class Supervisor:
             self._dispatcher.more(child)  # at once: others wait for it
         elif message is not None and "metrics" in message:
             if self._totals is not None:
-                self._totals.add(message["metrics"])  # in this thread: before the child's end is heard of
+                self._totals.add(message["metrics"])  # in this thread: before the event of the child's end
         else:
             self._events.put((child, message))
 
@@ -223,12 +224,12 @@ class Supervisor:
             return None
         self._spare = None
         spare.link.offer(go=True)
-        # what was said to it while it stood by, it has not heard
+        # it has not received messages while it stood by
         spare.link.offer(paused=self._is_paused)  # guard: a-spare-is-paused-too
         return spare
 
     def _spare_gone(self, child: Child) -> int | None:
-        """The spare child has died: another one takes its place, in a while."""
+        """Handle the end of the spare child: another one takes its place, in a while."""
         status = child.end()
         if status is not None:
             self._spare = None
@@ -297,7 +298,8 @@ class Supervisor:
             log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
 
     def _gone(self, child: Child) -> int | None:
-        """A child has closed its link: see to it that it ends, and to what it held."""
+        """Handle a child that has closed its pipe: let it end, and have its jobs released. Return an exit
+        code when all is over."""
         status = child.end()
         if status is None:
             return None
@@ -307,11 +309,11 @@ class Supervisor:
         child.close()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if child.worker is None:
-            if child.leaving:  # told to stop before it was ready; guard: a-start-cut-short-is-no-failure
+            if child.leaving:  # stopped before it was ready; guard: a-start-cut-short-is-no-failure
                 return None
             return self._failed_to_start(child, how, status)
         self._heartbeat.keep_no_more(child.worker)
-        if child.ended and status in (0, 1):  # with 1 it has said why, and another one would say the same
+        if child.ended and status in (0, 1):  # with 1 it has logged why, as another one would
             if not child.leaving and self._stopping_since is None:
                 self._wanted -= 1
                 if self._options.restarts:
@@ -342,7 +344,7 @@ class Supervisor:
         if self._options.restarts and status != 2:
             self._wait_for_restart(child, how)
             return None
-        if not self._any_ready and status in (1, 2):  # it has said why, and the next one would say the same
+        if not self._any_ready and status in (1, 2):  # it has logged why, as the next one would
             return status
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS:
@@ -375,7 +377,8 @@ class Supervisor:
         self._wanted, self._pause_until, self._failed_starts = self._options.processes, 0.0, 0
 
     def _pause(self, *, paused: bool) -> None:
-        """Pause all children, or resume them: also what an operator asked of one of them by its row."""
+        """Pause all children, or resume them. A request of an operator to one of them by its row counts for
+        all."""
         if paused != self._is_paused:
             self._is_paused = paused
             log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
@@ -383,7 +386,7 @@ class Supervisor:
             child.link.offer(paused=paused)
 
     def _stop_idle(self) -> None:
-        """Stop when no child has had work for long: one of several that has none is no reason."""
+        """Stop when no child has had work for long. One idle child among several is no reason."""
         most = self._options.max_idle_ms
         if most is None or self._stopping_since is not None:
             return
@@ -404,7 +407,7 @@ class Supervisor:
             child.link.flush()
             if child.closed_since is not None:
                 self._events.put((child, None))
-            # a process that a handler forked may keep the link open after the child's end
+            # a process that a handler forked may keep the pipe open after the child's end
             elif child.has_ended():
                 child.dead_since = child.dead_since or moment
                 if moment > child.dead_since + TICK_SECONDS:
@@ -440,4 +443,4 @@ class Supervisor:
             ) is not None and found.si_pid not in own:
                 os.waitpid(found.si_pid, 0)
         except ChildProcessError:  # guard: process-1-has-no-child
-            pass  # there is none at this moment: the last one has died, and its replacement is not there yet
+            pass  # there is no child now: the last one has died, and its replacement is not there yet

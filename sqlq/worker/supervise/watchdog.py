@@ -1,8 +1,8 @@
-"""Watches for the signs of life of worker processes, and ends one that is stuck: frozen, or in a call that
-holds the interpreter's lock.
+"""Watches the signs of life of worker processes, and kills one that is stuck. A stuck process is frozen, or
+in a call that holds the interpreter's lock.
 
-Such a process keeps no timeout, and its supervisor renews what it holds. The time without a sign is counted
-while the supervisor itself runs: a machine that slept, or is busy, makes nobody look stuck.
+Such a process keeps no timeout, and its supervisor renews its leases. The time without a sign counts only
+while the supervisor itself runs. So no process looks stuck on a machine that slept, or is busy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Watchdog:
         self._looked_at = time.monotonic()
 
     def look(self, children: Sequence[Child], *, wanted: int) -> None:
-        """Look at the children, of which so many should be there."""
+        """Look at the children; `wanted` of them should be there."""
         moment = time.monotonic()
         # guard: who-did-not-run-heard-nothing
         self._now += min(moment - self._looked_at, LONGEST_TICK_SECONDS)

@@ -1,18 +1,17 @@
-"""The poller looks for work for all workers of a host: one thread, on one connection that LISTENs
-(PostgreSQL).
+"""The poller finds work for all workers of a host: one thread, on one connection that LISTENs (PostgreSQL).
 
     NOTIFY ───┐
-    due next ─┼─► Lookout ──► one worker that has room ──► claims; whoever finds more than it can take says so
+    due next ─┼─► Poller ──► one worker with room ──► claims; it reports more jobs than it can take
     a second ─┘
 
-A worker in a program of its own has a lookout in its process, and so has the only one of a `sqlq work`.
-Several share that of their supervisor; each has one of its own besides, which stands by and takes over when
-the supervisor's looks cease.
-A worker whose lookout looks does not look itself while it has nothing to do.
+A worker in a program of its own, or alone under `sqlq work`, has a poller in its process. Several workers
+share that of their supervisor. Each has one of its own besides, which stands by and takes over when the
+supervisor's looks cease. While its poller looks, an idle worker does not look itself.
 
-A hint, and a moment at which a job is due, reach every host at once, and one would do. So hosts draw lots: a
-few go at once, whatever their number. The others look once more within the second, sooner rather than later:
-those that went may have no room. Nothing depends on it: each host looks about once a second in any case.
+A notification, and the time at which a job is due, reach every host at once, and one host would do. So hosts
+back off at random: a few claim at once, however many there are. The others look once more within the second,
+sooner rather than later: the first ones may have no room. Nothing depends on it: each host looks about once a
+second in any case.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ log = logging.getLogger("sqlq.worker")
 
 LOOKOUT_SECONDS = LOOKOUT_MS / 1000
 TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS
-"""After so long without a look by the lookout its workers look for themselves."""
+"""After so long without a look by the poller its workers look for themselves."""
 STAND_BY_SECONDS = 10.0
-"""After so long a worker's own lookout takes over; the supervisor's waits for an answer for less."""
+"""After so long a worker's own poller takes over. The supervisor's waits less long for an answer."""
 WINNERS = 3
 SOONEST_SECONDS = 0.005
 HOSTS_SECONDS = EAR_SECONDS = 10.0
-"""How often it is asked how many hosts there are, and whether a connection that only LISTENs does."""
+"""How often the poller counts the hosts, and checks a connection that only LISTENs."""
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
 NEVER = float("inf")
 
@@ -60,7 +59,7 @@ class Send(Protocol):
     """Has a worker of this host claim."""
 
     def __call__(self, *, again: bool) -> float:
-        """Have one claim, or if `again` another one where the last does not; return after how many seconds to
+        """Have one claim, or with `again` another one if the last does not. Return after how many seconds to
         check that."""
         ...
 
@@ -94,7 +93,7 @@ class LastLook:
         return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
 
     def stands_by(self) -> bool:
-        """Whether the own poller rests: the supervisor's looks, or is about to."""
+        """Whether the worker's own poller rests: the supervisor's looks, or is about to."""
         since = max(self._supervision.looked_at(), self._began_at)
         # guard: who-is-alone-looks
         return not self._supervision.is_alone and time.monotonic() - since < STAND_BY_SECONDS
@@ -113,8 +112,8 @@ class Poller:
     """Looks for work for the workers of a host, in a thread of its own.
 
     A connection can die without a sign. So each look is made on the one that LISTENs, and checks that it
-    still does. When the answer does not come, the connection is replaced. Where a URL is named to LISTEN at,
-    which may lead to a role that sees no table, looks have a connection of their own."""
+    still does. When the answer does not come, the connection is replaced. With a separate URL for LISTEN,
+    whose role may see no table, looks have a connection of their own."""
 
     def __init__(
         self,
@@ -128,9 +127,9 @@ class Poller:
         workers: Callable[[], Sequence[str]],
         quiet: bool = False,
     ) -> None:
-        """`looked` is called with each look, and when it was answered, by the monotonic clock; `awaited` with
-        the jobs that somebody waits for (None: any). `workers` returns those whose requests are read. With
-        `quiet` others report an outage of the database.
+        """`looked` is called with each look, and the time of its answer by the monotonic clock. `awaited` is
+        called with the jobs that callers wait for (None: any). `workers` returns the workers whose requests
+        are read. With `quiet` others report an outage of the database.
         """
         self._database = database
         self._queues = options.queues
@@ -153,7 +152,7 @@ class Poller:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """End looking; a look that does not come back is waited for so long."""
+        """End looking. Wait so long for a look that does not come back."""
         self._stopping.set()
         if not self._thread.ident:
             return
@@ -171,7 +170,7 @@ class Poller:
                 self._stopping.wait(LOOKOUT_SECONDS)
                 continue
             try:
-                # made here: which schema to listen for may have to be asked of the database
+                # made here: the schema to listen for may need a query
                 listening = listening or self._database.for_listening()
                 looking = looking or self._database.for_looking(listening)
                 with listening.patience, looking.patience, ExitStack() as open_:
@@ -183,7 +182,7 @@ class Poller:
                         else open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
                     )
                     self._look_out(ear, eye)
-            # also the driver's own, since SQLAlchemy is not in between when hints are read
+            # also the driver's own errors: notifications are read without SQLAlchemy
             except Exception as error:
                 self._stopping.wait(self._outage.met(error))
         for opened in (listening, looking):
@@ -191,7 +190,8 @@ class Poller:
                 opened.close()
 
     def _look_out(self, ear: Connection, eye: Connection) -> None:
-        """Look, and pass on hints, until stopped; raises when a connection breaks or does not answer."""
+        """Look, and pass on notifications, until stopped. Raises when a connection breaks or does not
+        answer."""
         driver: Any = ear.connection.driver_connection
         listens = self._can_listen(driver)
         if listens:
@@ -205,7 +205,7 @@ class Poller:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
             while not (self._stopping.is_set() or self._last_look.stands_by()):
                 moment = time.monotonic()
-                # What a flood has left unread would come with the answer, all of it.
+                # All unread notifications of a flood would come with the answer.
                 # guard: a-flood-is-read-before-a-look
                 looks = moment >= self._look_at and (not listens or self._hearing.is_dry)
                 if looks:  # guard: lookout-looks
@@ -222,25 +222,24 @@ class Poller:
                 if moment >= self._check_at:
                     self._check_at = time.monotonic() + self._send_one(again=True)
                 until = min(self._look_at, self._go_at, self._check_at)
-                # The selector does not see what came together with an answer.
+                # The selector does not see notifications that came together with an answer.
                 # guard: no-hint-waits-for-a-look
                 selector.select(0.0 if looks else max(0.0, until - time.monotonic()))
                 if listens:
                     self._heard(self._hearing.read())
 
     def _still_hears(self, ear: Connection) -> bool:
-        """Whether a connection that only LISTENs does so; asked rarely."""
+        """Whether a connection that only LISTENs does so; queried rarely."""
         if time.monotonic() < self._listened_at + EAR_SECONDS:
             return True
         self._listened_at = time.monotonic()
         return notify.listens(ear)
 
     def _can_listen(self, driver: Any) -> bool:
-        """Whether the driver passes on notifications, and the session is this connection's own, as far as can
-        be told.
+        """Whether the driver passes on notifications, and the session seems to be this connection's own.
 
-        A pooler gives out a session's number of its own. A URL that is named for it is trusted to carry
-        LISTEN.
+        A pooler gives out a session's number of its own. A URL that is named for LISTEN is trusted to carry
+        it.
         """
         if not callable(getattr(driver, "notifies", None)):
             return False  # psycopg2: looking suffices
@@ -265,7 +264,7 @@ class Poller:
             extra={"event": "polling"},
         )
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- looks and notifications -----------------------------------------------------------------------------
 
     def _look(self, conn: Connection) -> workers_look.Look:
         moment = time.monotonic()
@@ -279,12 +278,12 @@ class Poller:
             chores=asks_for_chores,
             workers=self._workers(),
         )
-        # What is due in so many milliseconds is so from when the server looked, which was no later than this.
+        # The server counts milliseconds until a job is due from its look, which was no later than this.
         answered = time.monotonic()
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
         if asks_for_chores:
-            # anew each time, so that hosts do not ask together
+            # anew each time, so that hosts do not query together
             self._chores_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
         self._last_look.note(leases=asks_for_chores)
         self._looked(found, answered)
@@ -309,7 +308,8 @@ class Poller:
         self._go_or_look(time.monotonic())
 
     def _go_or_look(self, moment: float) -> None:
-        """Draw lots who goes at a moment that all hosts know of, and who looks again somewhat later."""
+        """Decide at random, at a time that all hosts know, whether this host claims then or looks somewhat
+        later."""
         wait = drawn(self._hosts)
         if wait == 0.0:
             self._go_at = min(self._go_at, moment)

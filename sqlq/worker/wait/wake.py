@@ -1,9 +1,9 @@
 """When an idle worker looks for work again: soon after anything happened, then ever more rarely, at least
 each second.
 
-A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification of a
-producer (sqlq.enqueue.notify), which the poller passes on. On SQLite it is `PRAGMA data_version`, which shows
-a commit without reading a page."""
+A notification only makes the next look come sooner. On PostgreSQL a producer sends it (sqlq.enqueue.notify),
+and the poller passes it on. On SQLite it is `PRAGMA data_version`, which shows a commit without reading a
+page."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ log = logging.getLogger("sqlq.worker")
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
-"""Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again
-then."""
+"""A notification seldom overtakes the COMMIT that it announces. A look that found nothing is repeated after
+so long."""
 POLL_SECONDS = POLL_MS / 1000
 MOST_KNOWN = 1_000
 """The most times that are remembered at which a job will be due."""
 CLOSE_SECONDS = 0.05
-"""A worker that is watched rests when it has waited for so long in vain."""
+"""A worker with a poller rests when it has waited for so long in vain."""
 
 
 class Wake:
-    """The waiting of a claim loop; this form knows of no hints and only polls."""
+    """The waiting of a claim loop. This form has no notifications and only polls."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -43,22 +43,21 @@ class Wake:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to receive hints."""
+        """Begin to receive notifications."""
 
     def stop(self) -> None:
-        """End receiving hints."""
+        """Stop receiving notifications."""
 
     def call(self) -> None:
         """End the wait now, from any thread."""
         self._called.set()
 
     def hinted(self) -> None:
-        """End the wait now: there may be work, or will be in a moment."""
+        """End the wait now: there may be work, or will be soon."""
         self._called.set()
 
     def at(self, moment: float) -> None:
-        """Make a wait end at a moment of the monotonic clock, because a job this worker knows of is due
-        then."""
+        """End a wait at a time of the monotonic clock, because a job that this worker knows is due then."""
         with self._lock:
             heapq.heappush(self._due, moment)
             if len(self._due) > MOST_KNOWN:  # guard: known-moments-are-bounded
@@ -89,18 +88,18 @@ class Wake:
         return called or self._interval < self._longest or time.monotonic() >= next_due
 
     def commits(self) -> int | None:
-        """Return a number that is another one after each commit of other connections; None where a lookout
-        tells of what was committed. For the thread that waits."""
+        """Return a number that changes with each commit of other connections; None where a poller finds such
+        commits. For the thread that waits."""
         return None
 
     @property
     def rests(self) -> bool:
-        """Whether nothing has happened of late, and a lookout calls when something does."""
+        """Whether nothing has happened of late, and a poller calls when something does."""
         return False
 
     @property
     def _longest(self) -> float:
-        """From which time between two looks on nothing has happened of late."""
+        """Nothing has happened of late when the time between two looks is at least this."""
         return POLL_SECONDS
 
     def _wait_until(self, moment: float) -> None:
@@ -108,10 +107,10 @@ class Wake:
 
 
 class HintedWake(Wake):
-    """Woken by a lookout, which also looks while nothing happens; while it does not, polling goes on."""
+    """Woken by a poller, which also looks while nothing happens. Without its looks the worker polls."""
 
     def __init__(self, database: Database, watches: Callable[[], float]) -> None:
-        """`watches` returns the moment of the lookout's last look, by the monotonic clock."""
+        """`watches` returns the time of the poller's last look, by the monotonic clock."""
         super().__init__(database)
         self._watches = watches
 
@@ -159,7 +158,7 @@ class WatchingWake(Wake):
         return self._data_version()
 
     def _data_version(self) -> int:
-        """Return the number of now, or the last one where the database does not answer: then the look at the
+        """Return the current number, or the last one where the database does not answer. Then the look at the
         tables, once a second, decides."""
         try:
             if self._connection is None:
@@ -187,6 +186,6 @@ class WatchingWake(Wake):
 
 
 def wake_for(database: Database, watches: Callable[[], float]) -> Wake:
-    """Return the waiting that suits a database; `watches` returns the moment of the last look by a lookout,
-    where there is one."""
+    """Return the waiting that suits a database. `watches` returns the time of the last look of a poller, if
+    any."""
     return WatchingWake(database) if database.dialect.sees_commits else HintedWake(database, watches)
