@@ -46,7 +46,7 @@ PAYLOAD_BYTES: Final = 1024 * 1024
 RESULT_BYTES: Final = 1024 * 1024
 ERROR_BYTES: Final = 64 * 1024
 NOTES_BYTES: Final = 16 * 1024
-"""Up to so many characters of a job's history an attempt that did not count leaves a line."""
+"""The longest history of a job, in characters, to which an attempt that did not count still adds a line."""
 HEADERS_BYTES: Final = 16 * 1024
 CURSOR_BYTES: Final = 64 * 1024
 NOTE_CHARACTERS: Final = 255

@@ -1,7 +1,7 @@
 """When a schedule is due, and for which of its runs a job is enqueued.
 
-Nothing here looks at a clock or a database. The due runs follow from the plan, from the time up to which runs
-were decided, and from the time of the database.
+Nothing here looks at a clock or a database. The due runs follow from the plan, the time up to which runs were
+decided, and the time of the database.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Schedule:
     job is available up to so long after its run time. `catch_up` decides what follows an outage: one job for
     the "latest" run missed, or jobs for "all" of them (at most the newest 1,000). With "skip" none follows
     for runs more than 60 s past. `overlap` decides about a run at which the last job has not ended: "allow"
-    enqueues another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for what
-    cannot be.
+    enqueues another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for
+    options that are out of range or contradict each other.
 
     >>> Schedule("0 3 * * *", timezone="Europe/Berlin").next(datetime(2026, 3, 28, 12, tzinfo=UTC))
     datetime.datetime(2026, 3, 29, 1, 0, tzinfo=datetime.timezone.utc)
@@ -198,7 +198,7 @@ class Schedule:
     # -- in a row --------------------------------------------------------------------------------------------
 
     def as_text(self) -> str:
-        """Return the schedule as a row has it: JSON of what is not as it is by default."""
+        """Return the schedule as a row has it: JSON of the options that differ from their defaults."""
         found: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -222,8 +222,8 @@ class Due(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The decision about a schedule that is due. It has the runs for which jobs are enqueued, how many get
-    none, up to where that is decided, and when to look next."""
+    """The decision about a schedule that is due. It has the runs that get a job, and the number of those that
+    get none. `last_at` is up to where that is decided, `next_at` when to look next."""
 
     moments: list[datetime]
     skipped: int
@@ -339,7 +339,7 @@ def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule
 
 
 def checked_template(job: Any, name: str) -> NewJob[Any]:
-    """Return the job of a schedule. Raises `ConfigurationError` for what cannot be enqueued again and
+    """Return the job of a schedule. Raises `ConfigurationError` for a job that cannot be enqueued again and
     again."""
     if not isinstance(job, NewJob):
         raise ConfigurationError(
