@@ -1,10 +1,10 @@
-"""What sqlq says to PostgreSQL leads to `pg_catalog`, or to its own schema, whatever the search_path says.
+"""Writes statements whose names lead to `pg_catalog`, or to sqlq's own schema, whatever the search_path is.
 
-A function, operator or type that is named alone is looked for in every schema of the session's path, and the
-one that fits its arguments best is taken, not the one of the first schema. Who may create in one of these
-schemas could so have code of theirs run with the rights of whoever runs a statement of sqlq's. In a caller's
-session the path is the caller's, and through a pooler nobody's for long, so it is the statement that names
-the schema, in `pg_catalog.length(…)` and `OPERATOR(pg_catalog.=)`.
+PostgreSQL looks for an unqualified function, operator or type in every schema of the session's path. It takes
+the one that fits its arguments best, not the one of the first schema. A role that may create in one of these
+schemas could run its code with the rights of whoever runs sqlq's statement. In a caller's session the path is
+the caller's, and through a pooler it changes. So the statement itself names the schema, in
+`pg_catalog.length(…)` and `OPERATOR(pg_catalog.=)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy.sql.compiler import OPERATORS
 from sqlalchemy.types import NullType, String
 
 _SYNTAX = ("coalesce", "greatest", "least")
-"""Written as functions, and none: the parser has them."""
+"""They look like functions, but the parser handles them."""
 
 _NAMES = re.compile(
     r"""'(?:[^']|'')*'  # a text, which is left as it is
@@ -34,10 +34,10 @@ _NAMES = re.compile(
 def in_catalog(sql: str) -> str:
     """Return a statement written by hand with the schema of each operator and function.
 
-    An operator stands between blanks; what assigns (`SET a=1`) and what means all (`count(*)`) does not. So
-    named all operators bind alike, from left to right, tighter than IS, NOT and AND: brackets say what else
-    is meant. IN, BETWEEN, LIKE, IS DISTINCT FROM, NULLIF, USING and NATURAL look for operators that cannot be
-    named, and are not to be used. Types are named by who writes the statement.
+    An operator stands between blanks; an assignment (`SET a=1`) and a star (`count(*)`) do not. With a schema
+    all operators have one precedence, from left to right, tighter than IS, NOT and AND, so use brackets for
+    any other order. Do not use IN, BETWEEN, LIKE, IS DISTINCT FROM, NULLIF, USING and NATURAL: their
+    operators take no schema. Write the schema of types by hand.
     """
     return _NAMES.sub(_named, sql)
 
@@ -50,14 +50,14 @@ def _named(found: re.Match[str]) -> str:
 
 
 def written(build: Callable[..., str]) -> Callable[..., str]:
-    """Have a function that writes a statement for PostgreSQL write it once for each of its arguments, and
-    qualified."""
+    """Wrap a function that writes a statement for PostgreSQL: qualify the statement, and cache it by
+    arguments."""
     return cache(lambda *given, **named: in_catalog(build(*given, **named)))
 
 
 def qualified(dialect: Any) -> Any:
-    """Return a dialect of SQLAlchemy's as this one, that writes each statement so; another database's as it
-    is."""
+    """Return a copy of a PostgreSQL dialect that qualifies each statement; another database's dialect
+    unchanged."""
     if dialect.name != "postgresql":
         return dialect
     ours = vars(dialect).get(_OURS)
@@ -66,14 +66,14 @@ def qualified(dialect: Any) -> Any:
         ours.statement_compiler = _compiler(dialect.statement_compiler)
         ours.type_compiler_instance = _types(type(dialect.type_compiler_instance))(ours)
         setattr(ours, _OURS, ours)
-        if dialect.server_version_info:  # else a first connection has yet to say what it is
+        if dialect.server_version_info:  # else a first connection has yet to report its version
             setattr(dialect, _OURS, ours)
     return ours
 
 
 @contextmanager
 def qualifying(conn: Any) -> Iterator[None]:
-    """Have a caller's connection write the statements that are executed in the block so."""
+    """Qualify the statements that a caller's connection executes in the block."""
     own = conn.dialect
     if (ours := qualified(own)) is own:
         yield
@@ -100,12 +100,12 @@ def _compiler(kind: type[Any]) -> Any:
     class Compiler(kind):  # type: ignore[misc]  # as above
         def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
             said: str = super().visit_function(func, *args, **kw)
-            # of several arrays it is the parser's, and known by this name alone
+            # with several arrays the parser handles it, by this name alone
             is_syntax = func.name in _SYNTAX or (func.name == "unnest" and len(func.clauses) > 1)
             return said if is_syntax else f"pg_catalog.{said}"
 
         def visit_textclause(self, textclause: Any, *args: Any, **kw: Any) -> str:
-            is_part = bool(self.stack)  # what is a whole statement is written by whoever asks
+            is_part = bool(self.stack)  # a caller writes whole statements itself
             said: str = super().visit_textclause(textclause, *args, **kw)
             return in_catalog(said) if is_part else said
 
@@ -128,7 +128,7 @@ def _compiler(kind: type[Any]) -> Any:
                 operator = "=" if "NOT" in operator else "<>"
             if not operator.startswith("IS"):
                 operator = f"OPERATOR(pg_catalog.{operator})"
-            # all that are named so bind alike
+            # all qualified operators have one precedence
             return f"({left} {operator} {right})" if is_part else f"{left} {operator} {right}"
 
         def visit_expression_clauselist(self, clauselist: Any, **kw: Any) -> str:

@@ -1,4 +1,5 @@
-"""What columns may hold: domains, their types on PostgreSQL, and the same rules as CHECKs on SQLite."""
+"""The values that columns may hold: domains, their types on PostgreSQL, and the same rules as CHECKs on
+SQLite."""
 
 from __future__ import annotations
 
@@ -51,13 +52,14 @@ DOMAINS = {
 }
 """The types of columns that have a rule, each a domain `sqlq_…` on PostgreSQL.
 
-As CHECKs of the tables the same rules cost two fifths of a single INSERT: PostgreSQL reads the text of a
-CHECK anew for each statement, and keeps that of a domain. On SQLite they are CHECKs.
+As CHECKs of the tables the same rules cost two fifths of a single INSERT. PostgreSQL parses a CHECK anew for
+each statement, but caches that of a domain. On SQLite they are CHECKs.
 """
 
 
 def in_domain(name: str) -> dict[str, Any]:
-    """Mark a column as one of a domain. Statements know its plain type; moments are in theirs unmarked."""
+    """Mark a column as one of a domain. Statements use its plain type; timestamps have their domain without a
+    mark."""
     return {"info": {"domain": name}}
 
 
@@ -67,19 +69,18 @@ def on_sqlite(rule: str, name: str) -> CheckConstraint:
 
 
 def _of_type(column: str, kind: str) -> str:
-    """So written it takes half the time of `typeof(…) IN ('integer', 'null')`, for each column of each
-    row."""
+    """This form takes half the time of `typeof(…) IN ('integer', 'null')`, for each column of each row."""
     return f"({column} IS NULL OR typeof({column}) = '{kind}')"
 
 
 def of_their_types(
     table: str, moments: Sequence[Column[Any]], numbers: str, texts: str
 ) -> list[CheckConstraint]:
-    """Return what keeps values of other types out of a table's moments, and out of the columns named; on
-    SQLite, where any column takes any type.
+    """Return the CHECKs of the types of a table's timestamps and named columns, for SQLite, where any column
+    takes any type.
 
-    A text date compares greater than every integer: never due, for ever. Text counts as larger than any
-    limit, and bytes among texts could not be shown. A moment that Python cannot read back would stop every
+    A date as text compares greater than every integer, so it would never be due. Text counts as larger than
+    any limit, and bytes among texts could not be shown. A time that Python cannot read back would stop every
     claim of its queue, or every listing. NULL passes, where the column takes it.
     """
     in_range = " AND ".join(f"{c.name} >= 0 AND {c.name} < 253370764800000" for c in moments)

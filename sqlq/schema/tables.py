@@ -1,8 +1,8 @@
 """The tables as SQLAlchemy sees them.
 
-Every table stands in the token schema `__sqlq__`. The token is replaced per statement (or, on connections of
-sqlq's own, per engine) by the schema the tables really live in, so that neither a caller's
-`schema_translate_map` nor a `search_path` can send jobs elsewhere.
+Every table stands in the token schema `__sqlq__`. Each statement (or, on connections of sqlq's own, the
+engine) replaces the token by the schema of the tables. So neither a caller's `schema_translate_map` nor a
+`search_path` can send jobs elsewhere.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ metadata = MetaData(schema=TOKEN_SCHEMA)
 
 
 def _table(name: str, *items: Any, numbers: str = "", texts: str = "", **kw: Any) -> Table:
-    """Describe a table. On SQLite its moments, and the columns named, hold values of their types only."""
+    """Describe a table. On SQLite its timestamps and the named columns hold only values of their types."""
     moments = [item for item in items if isinstance(item, Column) and isinstance(item.type, Moment)]
     return Table(name, metadata, *items, *of_their_types(name, moments, numbers, texts), **kw)
 
@@ -127,7 +127,7 @@ jobs = _table(
     on_sqlite("length(errors) >= 2", "jobs_errors_are_an_array"),
     on_sqlite(one_of("unique_until", UNIQUE_UNTIL), "jobs_unique_until_known"),
     on_sqlite(one_of("blocked_by", BLOCKED_BY), "jobs_blocked_by_known"),
-    # What is blocked no claim may find, and what is not blocked nobody would ever unblock.
+    # A claim must not find a blocked job, and nothing would ever unblock a job that is not marked as blocked.
     on_sqlite(f"(blocked_by IS NULL) = (available_at < {milliseconds_of(FAR)})", "jobs_blocked_is_far"),
     on_sqlite(
         "(reserved_at IS NULL) = (reserved_by IS NULL) AND (reserved_at IS NULL) = (lease_expires_at IS "
@@ -143,8 +143,8 @@ _claim_order = (jobs.c.queue, jobs.c.priority.desc(), jobs.c.available_at, jobs.
 _index("jobs_claim", *_claim_order, where=jobs.c.reserved_at.is_(None))
 
 HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
-"""Which live rows hold their unique key. With "start" the key is let go at the first claim, for which the
-token is the only lasting mark: it never returns to 0, so no retry can collide with a newer job."""
+"""Which live rows hold their unique key. With "start" the first claim releases the key. The token is the only
+permanent mark of a claim: it never returns to 0, so no retry can collide with a newer job."""
 
 _index("jobs_unique_key", jobs.c.queue, jobs.c.unique_key, where=HOLDS_KEY, unique=True)
 _index("jobs_rescue", jobs.c.id, where=jobs.c.reserved_at.is_not(None))
@@ -172,13 +172,13 @@ _index("jobs_line", *_line_order, where=IN_LINE)
 _index("jobs_line_by_id", jobs.c.limit_key, jobs.c.id, where=IN_LINE)
 
 attempts_allowed = func.coalesce(jobs.c.max_attempts, literal_column(str(MAX_ATTEMPTS)))
-"""How often a job may be tried. A row inserted by SQL need not say it: then its task does, when a worker that
-knows the task claims the row; until then the default counts."""
+"""The number of attempts that a job may have. A row inserted by SQL may have none; then the claim of a worker
+that knows the task writes the task's. Until then the default counts."""
 
 
 def one_more(counter: ColumnElement[int]) -> ColumnElement[int]:
-    """A counter plus one, up to the largest it can be: a row that was written there by hand must not make the
-    statement fail that it is written in with others."""
+    """A counter plus one, up to its maximum. So a row that SQL set to the maximum does not fail a statement
+    that writes it together with others."""
     return case((counter < MOST_COUNTED, counter + 1), else_=counter)
 
 
@@ -189,7 +189,7 @@ def next_token(token: ColumnElement[int]) -> ColumnElement[int]:
 
 _LEFT_BEHIND = ("lease_expires_at", "losses", "unknown_since", "cancel_requested_at", "blocked_by", "due_at")
 CARRIED = tuple(c.name for c in jobs.columns if c.name not in _LEFT_BEHIND)
-"""What a job takes along to finished_jobs or failed_jobs, and from failed_jobs back."""
+"""The columns that a job takes along to finished_jobs or failed_jobs, and back from failed_jobs."""
 
 
 def _carried() -> list[Column[Any]]:
@@ -203,8 +203,8 @@ def _carried() -> list[Column[Any]]:
 
 
 def _of_the_end() -> list[Column[Any]]:
-    """What is known of a job only when it has ended: how long after its claim its last attempt began, where
-    it was not its first claim, and as which job it was replayed."""
+    """The columns that only an ended job has. `start_ms` is the time from its last claim to the start of the
+    attempt, unless that was its first claim. `replayed_as` is the id of its replay."""
     return [Column("start_ms", BigInteger), Column("replayed_as", BigInteger)]
 
 
@@ -271,7 +271,7 @@ _unblock_indexes(failed_jobs, "failed_at")
 _key_index(failed_jobs)
 
 _index("failed_jobs_limit", failed_jobs.c.limit_key, failed_jobs.c.id, where="limit_key IS NOT NULL")
-"""What holds the keys of those limits that a failed job holds."""
+"""The keys of limits that failed jobs hold."""
 
 workers = _table(
     "sqlq_workers",
@@ -355,15 +355,16 @@ edges = _table(
     numbers="job_id depends_on place",
     sqlite_with_rowid=False,
 )
-"""What a step waits for: the job `depends_on`, which has to end so. `place` is its place among the steps
-before, whose results come in this order. An edge stays as it is for as long as its job has a row."""
+"""A wait of a step for the job `depends_on`, which has to end with `on_outcome`. `place` is its place among
+the steps before, whose results come in this order. An edge stays as it is for as long as its job has a
+row."""
 
 Index("sqlq_edges_parent", edges.c.depends_on, edges.c.job_id)
 
 
 def _definition(table: str) -> list[Any]:
-    """The columns of what a limit says; with a wake they travel as the job's task has them. `in_order`: one
-    job at a time, in the order of their ids; with `holds` none after one that has failed."""
+    """The columns of a limit's rule; a wake carries the rule of the job's task. `in_order`: one job at a
+    time, in the order of their ids; with `holds` none after one that has failed."""
     return [
         Column("max_running", Integer, **in_domain("most")),
         Column("rate", Integer, **in_domain("most")),
@@ -388,9 +389,9 @@ limits = _table(
     numbers="max_running rate period_ms",
     texts="limit_key",
 )
-"""One row for each key of a limit that was looked at of late; its lock is what admissions of the key take in
-turn. `pinned_at`: an operator has said it, and what a task says does not count. `used_at`: about when it was
-last looked at, to a day."""
+"""One row for each key of a limit in recent use; admissions of a key take turns by its lock. `pinned_at`: an
+operator has overridden the rule, and the task's does not count. `used_at`: the last look at it, to about a
+day."""
 
 Index("sqlq_limits_used", limits.c.used_at)
 
@@ -404,7 +405,7 @@ wakes = _table(
     texts="limit_key",
     sqlite_autoincrement=True,
 )
-"""Which key to look at, and when: written in the transaction that blocks a job by its limit, since nothing
-else would ever look at a key of which nothing runs."""
+"""Which key to look at, and when. The transaction that blocks a job by its limit writes it: without running
+jobs, nothing else would ever look at the key."""
 
 Index("sqlq_wakes_at", wakes.c.at, wakes.c.id)

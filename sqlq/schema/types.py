@@ -1,4 +1,4 @@
-"""Moments: how each database stores them, and its clock and sums of them as SQL functions."""
+"""Timestamps: how each database stores them, with its clock and their sums as SQL functions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sqlalchemy.types import TypeEngine
 from sqlq.schema.qualify import in_catalog
 
 FAR = datetime(9998, 1, 1, tzinfo=UTC)
-"""When a blocked job is due: it lies behind every job that a claim may take, so that a claim neither takes
-nor reads it. (NULL would say so, too, and `available_at` takes none.)"""
+"""The due time of a blocked job. It lies behind every job that a claim may take, so that a claim neither
+takes nor reads it. (NULL would do so too, but `available_at` is NOT NULL.)"""
 
 
 class Moment(TypeDecorator[datetime]):
     """An instant: `timestamptz`, or on SQLite whole milliseconds since 1970 as an INTEGER.
 
-    SQLite has no timestamp type: text loses the offset or compares wrongly with other text, so the only
-    storage in which `<=` means "not later" is an integer.
+    SQLite has no timestamp type, and text loses the offset or compares wrongly with other text. An integer is
+    the only storage in which `<=` means "not later".
     """
 
     impl = TIMESTAMP(timezone=True)
@@ -39,7 +39,7 @@ class Moment(TypeDecorator[datetime]):
         if value is None:
             return None
         if dialect.name != "sqlite":
-            # the driver's own datetime, in the session's time zone; guard: read-moments-are-in-utc
+            # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc
             return value.astimezone(UTC)  # type: ignore[no-any-return]
         return moment_of(value)
 
@@ -49,12 +49,12 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def milliseconds_of(moment: datetime) -> int:
-    """Return a moment as SQLite stores it."""
+    """Return a time as SQLite stores it."""
     return (moment - _EPOCH) // _MILLISECOND
 
 
 def moment_of(milliseconds: int) -> datetime:
-    """Return a moment that SQLite has stored."""
+    """Return the time that SQLite has stored as this number."""
     return _EPOCH + int(milliseconds) * _MILLISECOND
 
 
@@ -62,7 +62,7 @@ SQLITE_NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER
 """Milliseconds since 1970 by SQLite's clock, the one definition of it; constant within a statement."""
 
 POSTGRESQL_NOW = "pg_catalog.statement_timestamp()"
-"""`now()` is the start of the transaction: in a long one it would stamp a lease that has already expired.
+"""`now()` is the start of the transaction: in a long one it would write a lease that has already expired.
 `clock_timestamp()` changes from row to row and so cannot bound an index scan."""
 
 
@@ -105,8 +105,8 @@ def _after_sqlite(element: after, compiler: Any, **kw: Any) -> str:
 
 
 class moment_after(FunctionElement[datetime]):
-    """A moment plus a number of milliseconds, both columns of the row: the same whatever the session's time
-    zone, so that it may be a column itself. (PostgreSQL has no such sum of a `timestamptz`.)"""
+    """A time plus a number of milliseconds, both columns of the row. It does not depend on the session's time
+    zone, so that it may be a generated column. (PostgreSQL has no such sum of a `timestamptz`.)"""
 
     type = Moment()
     inherit_cache = True
@@ -144,7 +144,7 @@ def _far_sqlite(element: far, compiler: Any, **kw: Any) -> str:
 
 
 class epoch_ms(FunctionElement[float]):
-    """A moment as milliseconds since 1970 with their fractions: read much faster than a timestamp."""
+    """A time as milliseconds since 1970 with fractions, which a driver reads much faster than a timestamp."""
 
     type = Float()
     inherit_cache = True
@@ -162,7 +162,7 @@ def _epoch_ms_sqlite(element: epoch_ms, compiler: Any, **kw: Any) -> str:
 
 
 class since_ms(FunctionElement[int]):
-    """Whole milliseconds from a moment to the database's clock."""
+    """Whole milliseconds from a time to the database's clock."""
 
     type = BigInteger()
     inherit_cache = True

@@ -1,11 +1,10 @@
 """Which revision of the tables a database holds, and whether this sqlq can use it.
 
-Newer tables are no obstacle as such, for in a rolling deploy the old workers go on beside the new ones: a
-revision must work with the code before it, and one that does not says so by raising `oldest_code` in the
-version table.
+Newer tables alone are no obstacle, since in a rolling deploy the old workers run beside the new ones. So a
+revision must work with the code before it; one that does not raises `oldest_code` in the version table.
 
-Asked on a caller's connection, inside their transaction, so nothing here may fail in the database: PostgreSQL
-would abort the transaction. Alembic is not imported: only migrating needs it.
+These queries run in a caller's transaction, so none may fail in the database: PostgreSQL would abort the
+transaction. Alembic is not imported: only migrating needs it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def read(connection: Connection, schema: str | None) -> str | None:
 
 
 def find(connection: Connection, schema: str | None) -> Found | None:
-    """Return what the version table says, or None where there are no tables.
+    """Return the row of the version table, or None where there are no tables.
 
     `schema` is as in SQLQ_SCHEMA; None means SQLite, or PostgreSQL's default schema. Raises
     `SchemaVersionError` when the role may not read the number, which is a missing GRANT; the transaction
@@ -92,8 +91,8 @@ SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELE
 def require(connection: Connection, schema: str | None) -> str:
     """Return the revision of the tables. Raises `SchemaVersionError` unless this sqlq works with them.
 
-    It works with its own revision, and with newer ones that do not say that they are too new for it, where
-    they have the columns that it knows.
+    It works with its own revision. It also works with newer ones that are not marked as too new for it and
+    have the columns that it knows.
     """
     found = find(connection, schema)
     if found is None and urls.in_memory(connection.engine.url):
@@ -109,8 +108,8 @@ def require(connection: Connection, schema: str | None) -> str:
 
 
 def difference(connection: Connection, schema: str | None) -> str | None:
-    """Return a sentence about columns that this sqlq works with and the tables do not have, though their
-    revision says that they do; None where all are there. Columns beside them are nobody's concern."""
+    """Return a sentence about columns that the tables lack though their revision has them; None where all are
+    there. Additional columns do not matter."""
     sqlite = connection.dialect.name == "sqlite"
     rows = connection.execute(
         text(_SQLITE_COLUMNS if sqlite else _COLUMNS), {"schema": effective_schema(connection, schema)}
@@ -147,14 +146,14 @@ SELECT m.name, c.name FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name)
 
 
 class Watch:
-    """Looks, as long as a worker runs, whether a migration has left it behind."""
+    """Checks, as long as a worker runs, whether a migration has left it behind."""
 
     def __init__(self) -> None:
         self._seen = HEAD
 
     def look(self, connection: Connection, schema: str | None) -> None:
-        """Raise `SchemaVersionError` when this sqlq cannot use the tables any more; of a newer revision that
-        it can, log one line."""
+        """Raise `SchemaVersionError` when this sqlq can no longer use the tables; log one line about a newer
+        revision that it can use."""
         found = require(connection, schema)
         if found > HEAD and found != self._seen:
             log.info(
@@ -166,7 +165,7 @@ class Watch:
 
 
 def complaint(connection: Connection | Engine, schema: str | None, found: str | None) -> str:
-    """Return the sentence about tables at a revision other than `HEAD`, with what mends it."""
+    """Return the sentence about tables at a revision other than `HEAD`, with the remedy."""
     where = database(connection, schema)
     named = None if schema == connection.dialect.default_schema_name else schema
     migrate = partial(command, url=connection.engine.url, schema=named)
@@ -194,7 +193,7 @@ def database(connection: Connection | Engine, schema: str | None) -> str:
 def effective_schema(connection: Connection, schema: str | None) -> str | None:
     """Return the schema by its name: None on SQLite, and for None PostgreSQL's default one.
 
-    The default is the first schema of the search_path the engine saw on its first connection, so that a `SET
+    The default is the first schema of the search_path that the engine saw on its first connection. So a `SET
     search_path` of one session does not send its statements elsewhere.
     """
     if connection.dialect.name == "sqlite":

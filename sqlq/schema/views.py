@@ -1,7 +1,7 @@
 """The views: the stable read contract over tables that may change.
 
-One text serves every database; what differs (reading the clock, a duration in seconds, a readable time) is
-filled in.
+One text serves every database, with templates for the differences: the clock, a duration in seconds, a
+readable time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlq.schema.types import FAR, POSTGRESQL_NOW, SQLITE_NOW, milliseconds_of
 
 
 class _Words(NamedTuple):
-    """How one database says what the views need; each a template over column names."""
+    """The SQL of one database for the views; each a template over column names."""
 
     now: str
     time: str
@@ -112,9 +112,9 @@ NAMES = ("queue_stats", "job_states")
 def create_views(dialect: str, prefix: str = "", names: Sequence[str] = NAMES) -> list[str]:
     """Return the CREATE VIEW statements for a database.
 
-    `prefix` is the quoted schema with its dot, or empty. Run by migrations only. A user's views may rest on
-    these, and are gone, or in the way, when these are dropped; so a revision recreates a view only if it
-    changes what the view says, and names it, as in `views = ("queue_stats",)`.
+    `prefix` is the quoted schema with its dot, or empty. Only migrations run it. A user's views may depend on
+    these, which then cannot be dropped, or only with the user's. So a revision recreates a view only if it
+    changes its definition, and names it, as in `views = ("queue_stats",)`.
     """
     words = _WORDS[dialect]
 
@@ -137,7 +137,7 @@ def create_views(dialect: str, prefix: str = "", names: Sequence[str] = NAMES) -
                     *("scheduled_for", "start_by"),
                 )
             },
-            # A blocked job is due at no time.
+            # A blocked job has no due time.
             available_at=time(f"NULLIF(available_at, {words.far})"),
         ).strip()
         for name, template in (("job_states", _JOB_STATES), ("queue_stats", _QUEUE_STATS))

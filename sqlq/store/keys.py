@@ -1,4 +1,4 @@
-"""What is sealed in the database, and with which keys: counted, and sealed anew in batches."""
+"""Texts that the database holds signed or encrypted: counts by key, and batches to rotate the keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH = 100
 
 
 class Place(NamedTuple):
-    """A column that holds sealed texts."""
+    """A column that holds signed or encrypted texts."""
 
     table: Table
     kind: Kind
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> Column[Any]:
-        """What names a row: of a schedule its name."""
+        """The key of a row: a schedule's name, or an id."""
         return self.table.c.name if self.table is schedules else self.table.c.id
 
     @property
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 WAITING = (Place(jobs, "payload"), Place(schedules, "payload"))
 LIVE = (Place(jobs, "payload"), Place(failed_jobs, "payload"), Place(schedules, "payload"))
-"""What may still be run."""
+"""Texts of jobs that may still run."""
 EVERYWHERE = (*LIVE, Place(finished_jobs, "payload"), Place(finished_jobs, "result"))
 
 
@@ -62,15 +62,15 @@ def _begins(text: ColumnElement[Any], beginning: str) -> ColumnElement[bool]:
 
 
 class Sealed(NamedTuple):
-    """How many texts begin with a mark, as in `e1.3f9a2c41`; None for plain ones."""
+    """The number of texts that begin with a mark, as in `e1.3f9a2c41`; None for plain ones."""
 
     mark: str | None
     number: int
 
 
 def counts(conn: Connection, place: Place, *, within: int | None = None) -> list[Sealed]:
-    """Count the texts in a place by how and with which key they are sealed; with `within` of so many of the
-    newest rows."""
+    """Count the texts in a place by the kind and the key of their seal; with `within`, only in that many of
+    the newest rows."""
     rows = select(place.text.label("text")).where(place.text.is_not(None))
     if within is not None:
         rows = rows.order_by(place.key.desc()).limit(within)
@@ -97,9 +97,9 @@ def rows(
     plain: bool = False,
     lock: bool = False,
 ) -> list[Row]:
-    """Return a batch of rows with sealed texts, in the order of their keys, those `after` one of them; `but`
-    those that begin so. With `plain` also plain texts; with `lock` they are locked, and locked ones left
-    out."""
+    """Return a batch of rows with signed or encrypted texts, ordered by key, those `after` one key, without
+    texts that begin with `but`. With `plain` also plain texts. With `lock` it locks the rows, and leaves out
+    locked ones."""
     table = place.table
     query = select(place.key, table.c.task, table.c.queue, place.text).where(
         place.text.is_not(None),
@@ -114,7 +114,7 @@ def rows(
 
 
 def number(conn: Connection, place: Place, *, but: str, plain: bool) -> int:
-    """Return how many rows `rows` would find in all."""
+    """Return the number of rows that `rows` would find in all."""
     query = select(func.count()).where(
         place.text.is_not(None),
         true() if plain else _begins(place.text, HEAD),

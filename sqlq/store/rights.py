@@ -1,4 +1,4 @@
-"""Which rights on the tables a role of PostgreSQL needs for what it does, and the statements that give them.
+"""The rights on the tables that each kind of role needs on PostgreSQL, and the statements that grant them.
 
 One list for each kind of role: the command `sqlq grants` prints it or runs it, and every refusal names that
 command.
@@ -23,9 +23,9 @@ _PLAIN = (
     "queue, task, payload, priority, max_attempts, available_at, start_by, timeout_ms, retention_ms, "
     "backoff, headers, label"
 )
-"""What a job says of itself alone: no key and no place that others wait for, and nothing that follows it."""
+"""The columns that concern one job alone: no key, no place in a flow or a line, and no follow-up."""
 _SAID = sorted({*COLUMNS, "available_at", "start_by", "flow_id", "limit_key", "blocked_by", "due_at"})
-"""All that an enqueue writes. Its id, its attempts and who runs it are no producer's to say."""
+"""All columns that an enqueue writes. A producer sets no id, no attempts and no owner."""
 _ENQUEUES = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
     f"INSERT ({', '.join(_SAID)}) ON jobs",
@@ -68,7 +68,7 @@ RIGHTS = {
         "UPDATE (result) ON finished_jobs",
     ),
 }
-"""By the kinds of roles, of `commandline.KINDS`."""
+"""The rights by kind of role, of `commandline.KINDS`."""
 
 
 def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list[str]:
@@ -85,8 +85,8 @@ def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list
 
 
 def apply(conn: Connection, kind: str, role: str, schema: str, *, only: bool = False) -> None:
-    """Run them. Raises `ConfigurationError` unless the role that connects owns the tables: of what it may not
-    grant PostgreSQL only warns."""
+    """Run the GRANTs. Raises `ConfigurationError` unless the role that connects owns the tables: PostgreSQL
+    only warns of rights that it may not grant."""
     if conn.scalar(_ANOTHERS, {"schema": schema, "names": [*TABLES]}):  # guard: grants-are-the-owners
         raise ConfigurationError(f"only the owner of the tables in {schema} grants rights: connect as it")
     for statement in statements(kind, role, schema, only=only):

@@ -1,10 +1,9 @@
-"""Every statement about schedules: ticking those that are due, following what code declares, and what
-operators change.
+"""Every statement about schedules: ticks, declarations of the code, and changes by operators.
 
-A tick is one transaction: the rows of the schedules that are due are locked, their jobs are inserted, and the
-rows say up to which moment it is decided. So whoever ticks, however often, and wherever it dies, each moment
-is decided once. `last_at` is the truth, from which the next moments follow; `next_at` only says when to look,
-and is NULL where there is nothing to look for: paused, retired, ended.
+A tick is one transaction: it locks the rows of due schedules, inserts their jobs, and writes the time up to
+which each is decided. So each run is decided once, whoever ticks, however often, and wherever a tick dies.
+The next runs follow from `last_at`. `next_at` is only the time of the next look; it is NULL where there is
+none, since the schedule is paused, retired or ended.
 """
 
 from __future__ import annotations
@@ -52,11 +51,12 @@ from sqlq.store.workers import notify
 BATCH = 200
 """Schedules in one transaction: their rows stay locked until it ends."""
 MOST_JOBS = 2_000
-"""With so many jobs a transaction takes no further schedule."""
+"""At this number of jobs a transaction takes no further schedule."""
 RECENT = 10
-"""So many of the last jobs a schedule's row names."""
+"""The number of last jobs that a schedule's row names."""
 SIBLINGS = timedelta(seconds=1)
-"""Workers whose starts lie no further apart may be of one start: each reckons it by its own round trip."""
+"""Workers whose starts lie no further apart may belong to one deploy: each computes its start by its own
+round trip."""
 ERROR_CHARACTERS = 2_000
 
 _table = schedules.c
@@ -67,13 +67,13 @@ def _said(schema: str | None) -> dict[str, Any]:
 
 
 def moment(conn: Any, schema: str | None) -> datetime:
-    """Return what time it is by the database's clock."""
+    """Return the time of the database's clock."""
     found = conn.execute(select(type_coerce(now(), Moment)), execution_options=_said(schema)).scalar()
     return _instant(found)
 
 
 def _instant(value: Any) -> datetime:
-    """Return a moment, which a driver's own connection to SQLite gives as it is stored."""
+    """Return a datetime; a driver's own connection to SQLite returns the stored number."""
     return value if isinstance(value, datetime) else moment_of(value)
 
 
@@ -83,16 +83,16 @@ _NEXT_MS = select(epoch_ms(func.min(_table.next_at)) - epoch_ms(now())).where(_t
 
 
 def next_in(database: Database) -> float | None:
-    """Return in how many milliseconds the next schedule is to be looked at (0 or less: it is due); None where
-    there is none. Reads one row of an index, and waits for no writer."""
+    """Return the milliseconds until the next schedule is due (0 or less: it is due); None where there is
+    none. Reads one row of an index, and waits for no writer."""
     with database.read() as conn:
         found = conn.execute(_NEXT_MS).scalar()
     return None if found is None else float(found)
 
 
 class Ticked(NamedTuple):
-    """What a tick did: the jobs it enqueued, which schedules could not be ticked and why, and how many were
-    looked at."""
+    """The effect of a tick: the jobs it enqueued, the errors of schedules that failed, and the number of
+    schedules seen."""
 
     jobs: list[tuple[NewJob[Any], Job[Any]]]
     errors: dict[str, str]
@@ -100,15 +100,15 @@ class Ticked(NamedTuple):
 
 
 def tick(database: Database, *, at: datetime | None = None) -> Ticked:
-    """Decide the moments of schedules that are due, at most a batch, in one transaction; `at` stands for the
-    database's clock in tests.
+    """Decide the runs of at most a batch of due schedules, in one transaction. In tests `at` replaces the
+    database's clock.
 
-    Where a job cannot be enqueued, the others are without it, and the row of its schedule says why.
+    A job that cannot be enqueued does not stop the others; the row of its schedule has the error.
     """
     schema = database.schema
     try:
         return database.run(partial(_tick, schema=schema, at=at))
-    # also what no driver takes for a number or a text, which is no error of the database
+    # also for a value that the driver refuses, which raises no error of the database
     except Exception as error:  # guard: an-odd-job-stops-no-other-schedule
         if isinstance(error, DBAPIError) and database.dialect.trouble(error).passes:
             raise
@@ -145,7 +145,7 @@ def _tick(conn: Connection, *, schema: str | None, at: datetime | None, singly: 
 
 @dataclass
 class _Done:
-    """What becomes of one schedule in a tick."""
+    """The result of a tick for one schedule."""
 
     row: Row[Any]
     turn: schedule.Turn
@@ -153,14 +153,15 @@ class _Done:
     error: str | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Decide nothing: the moments are still due when the schedule is mended."""
+        """Decide nothing: the runs are still due when the schedule is mended."""
         self.new = []
         self.error = str(getattr(error, "orig", error)).strip()[:ERROR_CHARACTERS] or type(error).__name__
         self.turn = schedule.Turn([], 0, self.row.last_at, self.row.moment + MENDED_LOOK)
 
 
 def _alive(conn: Connection, rows: Iterable[Row[Any]]) -> set[int]:
-    """Return which of the schedules' last jobs have not ended; nobody asks of a plan that says no overlap."""
+    """Return the schedules' last jobs that have not ended; only plans with a rule for overlap are looked
+    up."""
     last = [ids[-1] for row in rows if '"overlap"' in row.plan and (ids := recent(row.recent_jobs))]
     return set(conn.execute(select(jobs.c.id).where(jobs.c.id.in_(last))).scalars()) if last else set()
 
@@ -181,7 +182,7 @@ def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
 
 
 def _of(name: str, job: NewJob[Any], at: datetime, plan: Schedule, *, in_test: bool) -> NewJob[Any]:
-    """Return the job for a moment of a schedule. What makes it available later leaves its moment alone."""
+    """Return the job for a run of a schedule. A delay or jitter does not change `scheduled_for`."""
     if in_test:  # its clock is not the database's, by which jobs are claimed
         return replace(job, schedule=name, scheduled_for=at)
     later = timedelta(milliseconds=job.delay_ms)
@@ -257,7 +258,7 @@ def _update(dialect: Dialect) -> Update:
 
 
 def recent(text: str) -> list[int]:
-    """Return the last jobs in a schedule's row, which SQL may have written."""
+    """Return the last jobs in a schedule's row; SQL may have written anything there."""
     try:
         found = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -269,8 +270,8 @@ def recent(text: str) -> list[int]:
 
 
 class Followed(NamedTuple):
-    """What following a deploy changed, by the names of schedules; `foreign` are somebody else's, and were
-    left alone."""
+    """The changes that a deploy made, by names of schedules; `foreign` ones are another service's or were
+    added at run time, and stay unchanged."""
 
     added: list[str]
     changed: list[str]
@@ -285,11 +286,11 @@ def follow(
     tasks: Collection[str],
     age_ms: Callable[[], float],
 ) -> Followed:
-    """Write what code declares, as of the start of its deploy, `age_ms` ago.
+    """Write the declared schedules, as of the start of their deploy, `age_ms` ago.
 
-    A row that a later deploy has written is left alone, so that an old worker changes nothing back. What is
-    declared no more is retired: of a service all that is its, without a service what is of a task that is
-    known here. What an operator has pinned or paused stays so. Nothing is locked where nothing changes.
+    A row that a later deploy has written stays, so that an old worker changes nothing back. A schedule that
+    is no longer declared is retired if its row has this service. Without a service its task must also be
+    known here. An operator's change or pause stays in force. Nothing is locked where nothing changes.
     """
     schema = database.schema
 
@@ -361,7 +362,7 @@ def _changes(
 
 
 def _changed(row: Row[Any], new: Declared, seal: Seal | None) -> dict[str, Any]:
-    """Return what code says otherwise than the row."""
+    """Return the columns in which the code differs from the row."""
     plan = new.plan.as_text()
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
     if seal is not None:
@@ -388,7 +389,7 @@ def _sealed_columns(job: NewJob[Any], seal: Seal | None) -> dict[str, Any]:
 
 
 def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:
-    """Return the columns of a schedule that begins, with this plan, now: what lay before is decided."""
+    """Return the columns of a schedule that begins now with this plan; earlier runs count as decided."""
     spent = plan.repeats is not None and ticks >= plan.repeats
     return {
         "plan": plan.as_text(),
@@ -403,8 +404,8 @@ def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = Fal
 
 
 def add(conn: Any, schema: str | None, name: str, plan: Schedule, job: NewJob[Any]) -> None:
-    """Add a schedule. Raises `ConfigurationError` where one of that name is there already, or there is no
-    moment to come; nothing is written then, and the transaction goes on."""
+    """Add a schedule. Raises `ConfigurationError` where one of that name exists, or the plan has no run to
+    come. Then nothing is written, and the transaction stays usable."""
     here = moment(conn, schema)
     values = {**_job_columns(job), **_begun(plan, here), "name": name}
     if values["next_at"] is None:
@@ -418,7 +419,7 @@ def add(conn: Any, schema: str | None, name: str, plan: Schedule, job: NewJob[An
 
 
 def change(conn: Any, schema: str | None, name: str, plan: Schedule) -> None:
-    """Give a schedule another plan, which holds against what code declares until it is reset."""
+    """Give a schedule another plan, which overrides the declared one until it is reset."""
     row, here = _locked(conn, schema, name)
     values = _begun(plan, here, ticks=row.ticks, paused=_rests(row))
     if row.declared_at is not None:
@@ -427,7 +428,7 @@ def change(conn: Any, schema: str | None, name: str, plan: Schedule) -> None:
 
 
 def reset(conn: Any, schema: str | None, name: str) -> bool:
-    """Give a schedule back the plan that code declares; return whether it had another."""
+    """Restore the plan that the code declares; return whether the schedule had another."""
     row, here = _locked(conn, schema, name)
     if row.declared_plan is None:
         raise ConfigurationError(
@@ -450,7 +451,7 @@ def pause(conn: Any, schema: str | None, name: str) -> bool:
 
 
 def resume(conn: Any, schema: str | None, name: str) -> bool:
-    """Go on with a schedule, from its next moment; return whether it was paused."""
+    """Resume a schedule from its next run; return whether it was paused."""
     row, here = _locked(conn, schema, name)
     if row.paused_at is None:
         return False
@@ -466,7 +467,7 @@ def remove(conn: Any, schema: str | None, name: str) -> None:
 
 
 def run(conn: Any, schema: str | None, name: str) -> Job[Any]:
-    """Enqueue a job of a schedule now, beside its moments, whatever becomes of those."""
+    """Enqueue a job of a schedule now; its regular runs do not change."""
     row, here = _locked(conn, schema, name)
     job = template(row.task, row.queue, row.payload, row.options)
     (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=here)], schema)
@@ -478,7 +479,7 @@ def run(conn: Any, schema: str | None, name: str) -> Job[Any]:
 def backfill(
     conn: Any, schema: str | None, name: str, choose: Callable[[Schedule], Sequence[datetime]]
 ) -> list[Job[Any]]:
-    """Enqueue the jobs of a schedule for the moments that are chosen of its plan, all or none."""
+    """Enqueue the jobs of a schedule for chosen runs of its plan, all or none."""
     row, _ = _locked(conn, schema, name)
     job = template(row.task, row.queue, row.payload, row.options)
     new = [replace(job, schedule=name, scheduled_for=at) for at in choose(schedule.read(row.plan))]
@@ -490,7 +491,7 @@ def _rests(row: Row[Any]) -> bool:
 
 
 def _locked(conn: Any, schema: str | None, name: str) -> tuple[Row[Any], datetime]:
-    """Return the row of a schedule, locked, and what time it is by the database's clock."""
+    """Return the row of a schedule, locked, and the time of the database's clock."""
     query = select(schedules, type_coerce(now(), Moment).label("moment")).where(_table.name == _NAME)
     rows = dialect_of(conn).lock(conn, query, {"wanted": name}, waits=True, options=_said(schema))
     if not rows:
@@ -526,7 +527,7 @@ def _unknown(conn: Any, schema: str | None, name: str) -> str:
 
 
 def rows(conn: Connection, names: Sequence[str] | None = None) -> Sequence[Row[Any]]:
-    """Return schedules by name, all of them or those named, and the moment by the database's clock."""
+    """Return all schedules or those named, ordered by name, each with the time of the database's clock."""
     query = select(schedules, type_coerce(now(), Moment).label("moment")).order_by(_table.name)
     return conn.execute(query if names is None else query.where(_table.name.in_(names))).all()
 
@@ -540,14 +541,14 @@ def get(conn: Connection, schema: str | None, name: str) -> Row[Any]:
 
 
 def late(conn: Connection, *, longer_than_ms: int) -> int:
-    """Return how many schedules should have been looked at longer ago than that."""
+    """Return the number of schedules that were due longer ago than that."""
     since = after(literal(-longer_than_ms, BigInteger))
     return int(conn.execute(select(func.count()).where(_table.next_at < since)).scalar() or 0)
 
 
 def failing(conn: Connection) -> list[tuple[str, str]]:
-    """Return the schedules that go on and could not be ticked, or whose last job is of a task that no worker
-    knows that has met it, or had a payload that it does not take; each with what was wrong."""
+    """Return the active schedules that fail, each with the error. A tick of it failed, its workers do not
+    know the task of its last job, or that task does not take the payload."""
     goes_on = _table.retired_at.is_(None) & _table.paused_at.is_(None)
     found = [
         (row.name, row.error)
@@ -575,7 +576,7 @@ def failing(conn: Connection) -> list[tuple[str, str]]:
 
 
 def begin_at(conn: Connection, here: datetime) -> None:
-    """Have all schedules that go on begin at a moment, for tests whose clock is not the database's."""
+    """Begin all active schedules at this time, for tests with a clock of their own."""
     for row in rows(conn):
         if not _rests(row):
             begun = _begun(schedule.read(row.plan), here, ticks=row.ticks)

@@ -1,7 +1,7 @@
 """Flows as they are stored: a row that names them, their steps in `jobs`, and an edge for each wait.
 
-Edges are written once and never changed: whether one is open is for the row of its job to say, which is
-blocked as long as it waits. They go when their job's row goes.
+Edges are written once and never changed. The row of the waiting job shows whether an edge is open: it is
+blocked as long as it waits. Deleting the row of a job deletes its edges.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _insert_edges(dialect: Dialect) -> Any:
 
 
 class Before(NamedTuple):
-    """A step that another waited for, and what it returned, as JSON; `result` None and `why` where there is
-    no result. `unopened` is why there is none where there is a sealed one."""
+    """A step that another waited for, with its result as JSON. Without a result, `result` is None and `why`
+    has the reason. `unopened` has the error of a signed or encrypted result that could not be opened."""
 
     id: int
     task: str | None
@@ -181,8 +181,8 @@ _BEFORE = (
 
 
 class Filled(NamedTuple):
-    """Jobs whose arguments are whole, and those that cannot be run, since a result is not there, with how
-    they end."""
+    """Jobs whose arguments are complete, and those that cannot run for want of a result, with their
+    outcomes."""
 
     ready: list[ClaimedJob]
     unready: list[tuple[ClaimedJob, Outcome]]
@@ -214,7 +214,7 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
 
 
 def takes_results(job: ClaimedJob) -> bool:
-    # SQLite lets in bytes, of which whoever runs the job says what is wrong
+    # SQLite accepts bytes as a payload; the attempt reports the error
     is_text = isinstance(job.payload, str)  # guard: bytes-take-no-results
     return job.flow_id is not None and is_text and '"results": [' in job.payload
 
@@ -222,7 +222,7 @@ def takes_results(job: ClaimedJob) -> bool:
 def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | None]:
     """Return a payload with the results in their places, and why one cannot be there, if that is so.
 
-    What cannot be read is returned as it is: whoever runs the job says what is wrong with it.
+    A payload that cannot be read is returned unchanged; the attempt reports the error.
     """
     try:
         read: dict[str, Any] = json.loads(payload)
@@ -270,7 +270,8 @@ def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[s
 
 
 class Stuck(NamedTuple):
-    """A step that has failed, and behind which others of its flow are blocked: how long ago, and how many."""
+    """A failed step that blocks others of its flow: the seconds since it failed, and the number of blocked
+    steps."""
 
     flow_id: int
     name: str | None

@@ -1,9 +1,10 @@
-"""Unblock: what waits for steps that have ended is made available, or cancelled where it can never run.
+"""Unblock the steps that wait for ended steps: make them available, or cancel them where they can never run.
 
-Always after the commit that ended a step, in a statement of its own, and by committed facts alone: the rows
-of the steps before. Nothing is counted, so that nothing can be counted twice or lost, and no row that others
-share is written. Of several that come to the same verdict one gets the lock of the step's row, and the others
-find it not blocked any more. What dies between a commit and this is made up for by the sweeps.
+An unblock always runs after the commit that ended a step, in a statement of its own. It decides by committed
+facts alone: the rows of the preceding steps. It keeps no counter, so no crash can count twice or lose a
+count, and it writes no shared row. Where several unblocks reach the same verdict, one locks the step's row;
+the others then find the step no longer blocked. The sweeps catch up where a process died between a commit and
+its unblock.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ FlowPosition: TypeAlias = tuple[int, int]
 """A flow, and a step of it, by their ids."""
 ENDED_AT_ONCE = 500
 STEPS_AT_ONCE = 1_000
-"""A statement makes so many available, and locks their rows until it ends."""
+"""Steps that one statement makes available; it locks their rows until it ends."""
 REASON = "a step before it ended otherwise"
 
 
 @dataclass
 class Unblocked:
-    """What an unblock has done: how many steps are `free`, and which were `cancelled`."""
+    """The effect of an unblock: the number of steps made available (`free`), and the ids of those
+    `cancelled`."""
 
     free: int = 0
     cancelled: list[int] = field(default_factory=list)
@@ -39,8 +41,8 @@ class Unblocked:
 
 
 def after(database: Database, ended: Iterable[int]) -> Unblocked:
-    """Unblock what waits for jobs that have ended, or are gone; and, where that cancels steps, what waits for
-    these."""
+    """Unblock the steps that wait for jobs that have ended or are gone. Where that cancels steps, unblock
+    those that wait for these."""
     done = Unblocked()
     waiting = sorted(set(ended))
     while waiting:
@@ -56,8 +58,8 @@ def after(database: Database, ended: Iterable[int]) -> Unblocked:
 
 
 def steps(database: Database, ids: Sequence[int]) -> Unblocked:
-    """Unblock those of these steps that wait for nothing any more, and what waits for those that are
-    cancelled."""
+    """Unblock those of these steps that wait for nothing any more, and the steps behind each cancelled
+    one."""
     done = Unblocked()
     cancelled = [id for part in slices(ids, STEPS_AT_ONCE) for id in _judge_steps(database, part, done)]
     if cancelled:
@@ -68,7 +70,7 @@ def steps(database: Database, ids: Sequence[int]) -> Unblocked:
 
 
 def after_losses(database: Database, taken: Iterable[Rescued]) -> Unblocked:
-    """Unblock what waits for steps that have failed with their workers."""
+    """Unblock the steps that wait for steps which failed with their workers."""
     failed = [job.id for job in taken if job.failed and job.flow_id is not None]
     return after(database, failed) if failed else Unblocked()
 
@@ -99,16 +101,16 @@ def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
 
 
 def sweep_recent(database: Database, within_ms: int) -> Unblocked:
-    """Unblock what waits for jobs that ended within this time: of those that ended and whose unblock did not
-    come, since its process died."""
+    """Unblock the steps that wait for jobs that ended within this time. It catches up where the process died
+    before its unblock."""
     dialect, schema = database.dialect, database.schema
     found = database.ask_alone(lambda ask: dialect.waiting_for_recent(ask, schema, within_ms), reads=True)
     return steps(database, sorted(found)) if found else Unblocked()
 
 
 def sweep_all(database: Database, place: FlowPosition, most: int) -> tuple[Unblocked, FlowPosition | None]:
-    """Unblock what can be of the next `most` steps of all flows after a place; return the place to go on
-    from, None when it was the last."""
+    """Unblock what is possible among the next `most` steps of all flows after a place. Return the place to
+    continue from; None at the end."""
     with database.read() as conn:
         rows = next_steps(conn, place, most)
     blocked = [row.id for row in rows if row.blocked_by == "flow"]

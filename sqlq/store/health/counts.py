@@ -1,8 +1,7 @@
-"""What each queue holds: counted to the last row, or as far as a person needs, so that the work does not grow
-with the backlog.
+"""Counts of the jobs in each queue: exact, or capped so that the work does not grow with the backlog.
 
-A capped count reads at most `MOST` rows of a queue in one state, and of all queues together about `ROWS`. No
-count goes by the table itself: waiting jobs are counted by the claim index, one queue and priority after the
+A capped count reads at most `MOST` rows of a queue in one state, and about `ROWS` rows of all queues
+together. No count scans the table: the claim index counts waiting jobs, one queue and priority after the
 other.
 """
 
@@ -42,17 +41,17 @@ from sqlq.store.workers.pauses import paused
 from sqlq.store.workers.workers import moment
 
 MOST = 10_000
-"""How far one count goes: "10,000+" says as much to a person as the number."""
+"""The cap of one count; for a person "10,000+" is as good as the number."""
 ROWS = 100_000
-"""How many rows the counts of waiting jobs read in each state; with many queues and priorities each count
-ends sooner."""
+"""The most rows that the counts of waiting jobs read in each state. With many queues and priorities each
+count has a lower cap."""
 LEAST = 100
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What a queue holds, as a row of the view queue_stats; the wait is in seconds, None when nothing waits.
-    `capped` names the counts that ended before the last row: there are at least so many."""
+    """The counts of one queue, as a row of the view queue_stats. The wait is in seconds, None when nothing
+    waits. `capped` names the counts that stopped at the cap; the true number is at least as large."""
 
     queue: str
     available: int
@@ -66,7 +65,7 @@ class QueueStats:
 
 
 def exact(conn: Connection) -> list[QueueStats]:
-    """Return what each queue holds, by name; reads every job that waits, runs or has failed."""
+    """Return the counts of each queue, by name; reads every job that waits, runs or has failed."""
     rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
     return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
 
@@ -94,11 +93,11 @@ def levels(conn: Connection) -> list[Level]:
 
 
 def capped(conn: Connection) -> list[QueueStats]:
-    """Return what each queue holds, by name, each number counted to `MOST` at the most; one that got there is
-    named as capped.
+    """Return the counts of each queue, by name, each at most `MOST`; a number that reaches it is named in
+    `capped`.
 
-    Of failed jobs, which no index finds by their queue, the newest are looked at: where there are more of
-    them, every queue may have more than it shows.
+    No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
+    queue's count of failed jobs is marked as capped.
     """
     found = levels(conn)
     each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
@@ -119,7 +118,7 @@ def capped(conn: Connection) -> list[QueueStats]:
     for name, rows_by_queue in others.items():
         for queue, number in rows_by_queue:
             held.setdefault(queue, Counter())[name] = number
-    for name, rows_by_queue in others.items():  # which queue has more is not known
+    for name, rows_by_queue in others.items():  # any queue may have more
         if sum(number for _, number in rows_by_queue) == MOST:
             ended |= {(queue, name) for queue in held}
     return [
@@ -170,13 +169,13 @@ _LEVEL = Batch(queue=String, priority=Integer)
 
 @cache
 def _waiting(dialect: Dialect) -> Select[Any]:
-    """Count at levels that are given: were they found here again, PostgreSQL would expect so many of them
-    that compiling the statement takes longer than running it."""
+    """Count at the given levels. If the statement found the levels itself, PostgreSQL would overestimate the
+    rows and JIT-compile it, which takes longer than running it."""
     level = dialect.batch_table(_LEVEL)
     at_level = select(jobs.c.available_at).where(
         jobs.c.queue == level.c.queue, jobs.c.priority == level.c.priority, jobs.c.reserved_at.is_(None)
     )
-    # in the order of the index, which keeps the planner from reading the table until it has met enough rows
+    # the order of the index keeps the planner from scanning the table until it has found enough rows
     at_level = at_level.order_by(jobs.c.available_at).correlate(level)  # guard: counts-go-by-the-index
 
     def number(when: ColumnElement[bool]) -> Any:
@@ -203,8 +202,8 @@ _FAILED = _by_queue(failed_jobs)
 
 
 class Vitals(NamedTuple):
-    """Failed jobs by reason, among the newest 10,000; and what makes a database slow in the end. None for
-    what this database does not have."""
+    """Failed jobs by reason, among the newest 10,000, and the causes of a slow database. None for what this
+    database does not have."""
 
     failed: dict[str, int]
     rows: Rows | None

@@ -1,7 +1,6 @@
-"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes
-nothing.
+"""Queries of `sqlq doctor`: settings, sessions, statistics and files. They read only.
 
-Each function is one question, so that a role that may not ask one of them is still answered the others.
+Each function is one query, so that a role without the right to one of them still gets the others.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ STATEMENT_TIMEOUT_MS = 15_000
 
 @contextmanager
 def reading(database: Database) -> Iterator[Connection]:
-    """Read in a transaction in which no question takes long."""
+    """Read in a transaction that limits the time of each query."""
     with database.read() as conn:
         database.dialect.limit_time(conn, statement_ms=STATEMENT_TIMEOUT_MS)
         yield conn
 
 
 class Stuck(NamedTuple):
-    """Running jobs whose leases ran out long ago: how many, some ids, and since when the first."""
+    """Running jobs whose leases expired long ago: their number, some ids, and the seconds since the first
+    expired."""
 
     number: int
     ids: list[int]
@@ -43,9 +43,8 @@ class Stuck(NamedTuple):
 
 
 def stuck(conn: Connection, *, longer_than_ms: int) -> Stuck | None:
-    """Return the running jobs whose lease expired longer ago than that, though a rescue should have come
-    by."""
-    # a row that was reserved by hand need not say until when
+    """Return the running jobs whose lease expired longer ago than that; a rescue should have taken them."""
+    # a row that was reserved by hand may have no lease end
     until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
     late = until < after(bindparam("ago_ms", type_=BigInteger))
     where = (jobs.c.reserved_at.is_not(None), late)
@@ -69,8 +68,8 @@ def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
 
 
 class Unknown(NamedTuple):
-    """A task that no worker knows, how many of its jobs are being put back, and since when the first one
-    is."""
+    """A task that no worker knows: the number of its jobs that workers release, and the seconds since the
+    first release."""
 
     task: str
     number: int
@@ -78,17 +77,16 @@ class Unknown(NamedTuple):
 
 
 PUT_BACK_WITHIN_MS = 3_600_000
-"""A job that no worker knows is put back for less than this."""
+"""A worker releases a job of an unknown task for less than this."""
 LOOKED_AT = 1_000
 LEVELS_LOOKED_AT = 50
 
 
 def unknown_tasks(conn: Connection) -> list[Unknown]:
-    """Return the tasks whose jobs workers put back because they do not know them, those waiting longest
-    first.
+    """Return the tasks whose jobs workers release because they do not know them, those waiting longest first.
 
-    No index has these jobs. They are looked for where they must be while workers keep up: among the first
-    that are due, and the first that will be, of each queue and priority.
+    No index has these jobs. While workers keep up, they are among the first due jobs of each queue and
+    priority, or the next to be due. The search reads only those.
     """
     firsts: dict[str, tuple[int, datetime]] = {}
     moment = workers.moment(conn)
@@ -117,10 +115,10 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
 
 
 def hears(database: Database, *, seconds: float) -> bool | None:
-    """Whether a LISTEN where workers listen hears a NOTIFY from where jobs are enqueued; None where the
-    driver cannot tell.
+    """Whether a LISTEN on the workers' connection receives a NOTIFY from where jobs are enqueued. None where
+    the driver cannot report notifications.
 
-    On a channel of its own, so that no hint to workers is taken for it.
+    It uses a channel of its own, so that no notification to workers is mistaken for its own.
     """
     channel = f"sqlq_doctor_{uuid.uuid4().hex[:16]}"
     with (

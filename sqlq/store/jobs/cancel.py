@@ -36,7 +36,7 @@ def live(conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int) -
 
 
 class CancelledBatch(NamedTuple):
-    """Which jobs of a batch have ended as cancelled, and of which running ones that was requested."""
+    """Jobs of a batch that ended as cancelled, and running ones that now have a request to cancel."""
 
     gone: Gone
     requested: list[int]
@@ -49,13 +49,16 @@ class CancelledBatch(NamedTuple):
 def cancel(
     conn: Connection, ids: Sequence[int], *, force: bool = False, wait_ms: int | None = None
 ) -> CancelledBatch:
-    """Cancel a batch of live jobs: those that no worker has reserved end here and now (T10), those that run
-    are asked to (T11), or with `force` end as well (T12).
+    """Cancel a batch of live jobs.
 
-    Whether a job runs is judged under its row's lock, so a claim that came first wins and makes of a T10 a
-    T11. A row locked by another transaction is passed over and not returned; with `wait_ms` it is waited for
-    so long, and the database's error raised then. A forced one's token rises before anything else is written:
-    from then on its owner matches nothing.
+
+    - A job that no worker has reserved ends here and now (T10).
+    - A running job gets a request to cancel (T11), or with `force` ends as well (T12).
+
+    The state of a job is judged under its row's lock: if a claim came first, it turns a T10 into a T11. A row
+    that another transaction has locked is skipped and not returned. With `wait_ms` the statement waits for it
+    that long, then raises the database's error. A forced cancel raises the token before any other write: from
+    then on the owner matches no row.
     """
     dialect = dialect_of(conn)
     if wait_ms is not None:
@@ -98,8 +101,8 @@ def find(conn: Connection, ids: Sequence[int]) -> Found:
 
 
 def holds_jobs(conn: Connection, name: str) -> bool:
-    """Whether a queue has live or failed jobs. (Finished ones are not asked: there may be many, and no
-    index.)"""
+    """Whether a queue has live or failed jobs. (Finished ones do not count: there may be many, and they have
+    no index.)"""
     # by its two halves, each of which has an index
     waiting = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_(None))
     running = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_not(None))

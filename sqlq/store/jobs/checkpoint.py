@@ -17,14 +17,14 @@ _CHECKPOINT = Batch(id=BigInteger, token=BigInteger, before=Text, after=Text)
 def save(
     conn: Connection, right: Right, before: str | None, after: str, *, schema: str | None
 ) -> bool | None:
-    """Save a cursor in the row of a job on a caller's connection, and say whether an operator has asked for
-    the job's end; None, and nothing is written, where the right to it is no good any more or its cursor is
-    not `before`.
+    """Save a cursor in the row of a job on a caller's connection; return whether an operator has requested
+    its cancel. Return None, and write nothing, where the right to the job is gone or its cursor is not
+    `before`.
 
-    The one is the fence of every owner's write. The other keeps an attempt from going on behind a slice of
-    its own whose transaction was rolled back. A row that a heartbeat has locked is waited for. A cursor that
-    moves on takes back the count of releases, and of losses all but one: a job that gets on does not circle,
-    and its next attempt need not wait long.
+    The right is the fence of every owner's write. The check of the cursor stops an attempt whose previous
+    slice was rolled back. A row that a heartbeat has locked is waited for. A cursor that moves on resets the
+    count of releases, and lowers that of losses to one. The job makes progress, so its next attempt need not
+    wait long.
     """
     dialect = dialect_of(conn)
     parameters = dialect.batch_parameters(_CHECKPOINT, [(*right, before, after)])
@@ -34,7 +34,7 @@ def save(
 
 
 def is_held(conn: Connection, right: Right, *, schema: str | None) -> bool:
-    """Whether a right to a job is good, as this transaction sees it."""
+    """Whether a right to a job is valid in the snapshot of this transaction."""
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     id, token = right
     query = select(jobs.c.id).where(
@@ -58,6 +58,6 @@ def _save(dialect: Dialect) -> Change:
 
 def _saved(mine: CTE) -> dict[str, Any]:
     moves_on = jobs.c.cursor.is_distinct_from(mine.c.after)  # guard: only-who-gets-on-is-patient
-    # after a loss it goes on in processes of its own
+    # one loss stays, so that the job goes on in a subprocess
     fewer = case((moves_on & (jobs.c.losses > 1), 1), else_=jobs.c.losses)
     return {"cursor": mine.c.after, "releases": case((moves_on, 0), else_=jobs.c.releases), "losses": fewer}

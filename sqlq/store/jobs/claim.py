@@ -33,8 +33,8 @@ def claim(
     """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
     start.
 
-    Counts the attempt and raises the token. To be committed before any handler runs. `max_attempts` is for
-    rows that do not say it, as JSON: what each task says; so are `follow_ups`, where a task has some.
+    Counts the attempt and raises the token. Commit before any handler runs. `max_attempts` and `follow_ups`
+    are JSON with each task's values, for rows that have none of their own.
     """
 
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
@@ -53,8 +53,8 @@ def claimed(
     newest_first: bool = False,
     evenly: bool = False,
 ) -> list[ClaimedJob]:
-    """Return the jobs that a claim returned, in the order they should start: queue by queue, or `evenly`, the
-    first ones of all queues before the second ones."""
+    """Return the jobs of a claim in the order they should start: queue by queue, or with `evenly` in turns of
+    one job per queue."""
     claimed = [ClaimedJob._make(row) for row in rows]
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")

@@ -1,4 +1,4 @@
-"""Jobs that were not started in time, though nobody has claimed them since."""
+"""Cancels jobs that were not started in time and that no worker has claimed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class Expired(NamedTuple):
 
 
 def expire(conn: Connection, *, limit: int) -> list[Expired]:
-    """Cancel waiting jobs whose time to be started is over, those that should have been first, at most
-    `limit`; return them.
+    """Cancel at most `limit` waiting jobs whose `start_by` has passed, the earliest first; return them.
 
-    Whether a job still waits is judged under its row's lock, so that a claim which came first wins: then its
-    worker finds that it is too late. A row that another transaction has locked is left to the next turn.
+    The row's lock decides whether a job still waits, so a claim that came first wins; its worker then finds
+    the job too late. A row that another transaction has locked is left to the next run.
     """
 
     def cancel(some: Sequence[Expired]) -> None:
@@ -43,7 +42,7 @@ def expire(conn: Connection, *, limit: int) -> list[Expired]:
     return expired
 
 
-# The words of the index: a database finds it only by what it says itself.
+# This repeats the predicate of the partial index, or the planner would not use it.
 _TOO_LATE = (
     select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.label, jobs.c.limit_key)
     .where(text(IN_TIME_ONLY), jobs.c.start_by <= now())  # guard: expiry-takes-what-is-late

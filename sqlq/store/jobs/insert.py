@@ -34,9 +34,9 @@ from sqlq.store.limits import wakes
 def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[Job]:
     """Insert jobs on a caller's connection or one of sqlq's and return them in the order given.
 
-    Runs on the caller's connection inside the caller's transaction, and says the schema with each statement.
-    A job whose unique key is live is not inserted; the live one is returned with `created` False, and nothing
-    is raised that would abort the transaction.
+    Runs inside the caller's transaction, and names the schema in each statement. A job whose unique key is
+    live is not inserted; the live one is returned with `created` False. This raises nothing that would abort
+    the transaction.
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     if any(job.limit_key is not None for job in new):
@@ -67,7 +67,7 @@ def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str,
 
 
 def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
-    """Return when jobs were created, as a driver's connection has it from SQLite."""
+    """Return the creation times of jobs, as SQLite stores them."""
     options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
     asked = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
     return {id: at for each in asked for id, at in conn.execute(_CREATED, each, execution_options=options)}
@@ -78,7 +78,7 @@ _CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("i
 
 def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
     """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
-    them. What it returns is for `inserted`."""
+    them. Pass the returned row to `inserted`."""
     said = said_by(job)
     compiled = _compiled(dialect, schema, said)
     return compiled.statement, compiled.parameters(driver_row_of(job, said, dialect))
@@ -115,7 +115,7 @@ def _compiled_for_others(
 
 @lru_cache(maxsize=256)
 def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compiled:
-    """Return the insert of one job that says these options."""
+    """Return the insert of one job that has these options."""
     found = DIALECTS[dialect.name]
     returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
     statement = found.insert(jobs, computed(said), returning=returned)

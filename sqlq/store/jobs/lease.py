@@ -1,4 +1,4 @@
-"""Renews leases, and tells what became of a claim. Each write of an owner is fenced by id and token."""
+"""Renews leases, and finds out how a claim ended. Each write of an owner is fenced by id and token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HOLD = Batch(id=BigInteger, token=BigInteger)
 
 
 def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
-    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
-    job's end (T11). What is missing is locked or lost; see `fates`."""
+    """Renew leases, counted from now. Return the renewed ones, with whether an operator has requested the
+    job's cancel (T11). A missing one is locked or lost; see `fates`."""
     dialect = dialect_of(conn)
     given = {**dialect.batch_parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
     return {
@@ -41,7 +41,7 @@ def _extend(dialect: Dialect) -> Change:
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
-    """Return the rights that an owner has, by id. Reads every row that is reserved."""
+    """Return the rights that an owner has, by id. Reads every reserved row."""
     mine = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner)
     return [(id, token) for id, token in conn.execute(select(*RIGHT).where(*mine).order_by(jobs.c.id))]
 
@@ -50,7 +50,7 @@ def owned(conn: Connection, owner: str) -> list[Right]:
 
 
 class Fate(Enum):
-    """What became of a right to a job, where a settle or a heartbeat matched no row or its reply was lost."""
+    """The state of a right to a job after a settle or a heartbeat matched no row, or its reply was lost."""
 
     HELD = "held"
     SETTLED = "settled"
@@ -64,11 +64,11 @@ def fates(
     keep_finished: bool = True,
     dropped: Collection[Right] = (),
 ) -> dict[Right, Fate]:
-    """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost
+    """Look up each right: still held under the token (a row lock was in the way), settled under it, or lost
     to another owner.
 
-    A row that is gone altogether was settled where finished jobs, or these, are not kept. A standby is not
-    believed: it raises.
+    A missing row counts as settled where finished jobs, or these, are not kept. Raises on a standby, whose
+    rows may be old.
     """
     dialect_of(conn).refuse_standby(conn)  # guard: standby-is-not-believed
     wanted = list(wanted)
@@ -95,7 +95,7 @@ def fates(
 
 
 def still_holds(conn: Connection, id: str) -> bool:
-    """Say whether anything is reserved by a worker, locked rows included."""
+    """Whether a worker has reserved any row, locked rows included."""
     return (
         conn.scalar(
             select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == id).limit(1)

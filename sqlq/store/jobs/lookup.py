@@ -42,13 +42,13 @@ BATCH = 1_000
 
 
 def possible(ids: Iterable[int]) -> list[int]:
-    """Return those of these numbers that a database can compare with an id; of the others there is no job."""
+    """Return those of these numbers that can be ids; no job has one of the others."""
     return [id for id in ids if id in IDS]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which jobs are meant: some ids, a task's, a queue's, a flow's, or, with none of these given, all."""
+    """A selection of jobs: by ids, task, queue or flow; without any of these, all."""
 
     ids: tuple[int, ...] = ()
     task: str | None = None
@@ -74,7 +74,7 @@ _OF_THE_END = (
     *("result", "reason", "exception", "message", "traceback", "cancel_requested_at", "expires_at"),
     *("blocked_by", "due_at", "start_ms", "replayed_as"),
 )
-"""What is in some of the tables only."""
+"""Columns that only some of the tables have."""
 
 
 def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
@@ -104,13 +104,13 @@ _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
 
 
 def require_own(asked: AnyJob, found: JobDetails | None) -> None:
-    """Raise `JobNotFoundError` where a handle was asked for, and what was found is another job's."""
+    """Raise `JobNotFoundError` where the caller passed a handle and the row found belongs to another job."""
     if isinstance(asked, Handle):
         asked.require_own(None if found is None else milliseconds_of(found.created_at))
 
 
 def details(conn: Connection, id: int, seal: Seal | None = None) -> JobDetails | None:
-    """Return everything about a job, in whichever table it is; `seal` opens what is sealed."""
+    """Return everything about a job, in whichever table it is; `seal` opens signed or encrypted texts."""
     for query, source in _EVERYWHERE:
         row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
         if row is not None:
@@ -128,13 +128,13 @@ def listing(
     within: int | None = None,
     seal: Seal | None = None,
 ) -> Listing:
-    """Return jobs, the newest first, at most `limit` of them; with `within` of so many of the newest in each
-    table, since what is asked for may be rare. `seal` opens what is sealed."""
+    """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
+    each table, since matches may be rare. `seal` opens signed or encrypted texts."""
     sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
     chosen = Selection(task=task, queue=queue)
     found: list[JobDetails] = []
     rare = bool(queue or task) or state not in (None, State.RUNNING, State.FAILED)
-    if not rare:  # all are asked for, or an index has those that are
+    if not rare:  # every job matches, or an index finds those that do
         within = None
     floors: list[int] = []
     for query, source, belongs in sources:
@@ -153,7 +153,7 @@ def listing(
 
 
 def _told_from_started(conn: Connection, found: list[JobDetails]) -> list[JobDetails]:
-    """Return jobs such that one which its worker holds and has not started is told from one that runs."""
+    """Return the jobs with `started` set: False for one that its worker holds but has not started."""
     if not any(job.state is State.RUNNING for job in found):
         return found
     held = workers.held(conn)
@@ -168,7 +168,7 @@ def _told_from_started(conn: Connection, found: list[JobDetails]) -> list[JobDet
 
 
 class Ending(NamedTuple):
-    """The state of a job, the moment of its schedule, and its error."""
+    """The state of a job, its scheduled time, and its error."""
 
     state: str
     scheduled_for: datetime | None
@@ -176,7 +176,7 @@ class Ending(NamedTuple):
 
 
 def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
-    """Return what has become of jobs, by id; those that are kept no longer are not among them."""
+    """Return the states of jobs, by id; deleted ones are missing."""
     found: dict[int, Ending] = {}
     for query, source in _EVERYWHERE:
         columns = query.selected_columns
@@ -193,14 +193,14 @@ def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
 
 
 class Listing(NamedTuple):
-    """Jobs, and whether there can be no others that should be among them."""
+    """Jobs, and whether the list is complete: no other job can belong to it."""
 
     jobs: list[JobDetails]
     complete: bool
 
 
 def _place_of(conn: Connection, source: Table, place: int) -> int | None:
-    """Return the id of the newest job but `place`, if there are so many."""
+    """Return the id of the job at `place`, counted from the newest as 0; None if there are fewer jobs."""
     found: int | None = conn.scalar(select(source.c.id).order_by(source.c.id.desc()).offset(place).limit(1))
     return found
 
@@ -208,8 +208,8 @@ def _place_of(conn: Connection, source: Table, place: int) -> int | None:
 def _among_newest(
     source: Table, belongs: ColumnElement[bool], chosen: Selection, within: int, limit: int
 ) -> Select[Any]:
-    """Return the ids of what is chosen of the newest jobs: these are found first, without their payloads, so
-    that no plan reads more of the table."""
+    """Return the ids of the selected jobs among the newest. A subquery finds the newest first, without their
+    payloads, so that no plan reads more of the table."""
     columns = (source.c.id, source.c.queue, source.c.task, belongs.label("belongs"))
     newest = select(*columns).order_by(source.c.id.desc()).limit(within).subquery()
     return (
@@ -221,7 +221,7 @@ def _among_newest(
 
 
 class Failures(NamedTuple):
-    """How many jobs of a task failed of the same error, and the newest of them."""
+    """The number of jobs of a task that failed with the same error, and the newest of them."""
 
     task: str
     error: str
@@ -232,8 +232,8 @@ class Failures(NamedTuple):
 def failures(
     conn: Connection, chosen: Selection, *, within: int | None = None
 ) -> tuple[list[Failures], bool]:
-    """Count failed jobs by task and error, the most frequent first, and say whether all were counted; with
-    `within` so many of the newest are."""
+    """Count failed jobs by task and error, the most frequent first; return also whether all were counted.
+    With `within`, count only that many of the newest."""
     source: FromClause = failed_jobs
     complete = True
     if within is not None:
@@ -254,7 +254,8 @@ def failures(
 
 
 FIRST_LINE_CHARACTERS = 200
-"""Of a message; what differs behind them counts as the same error."""
+"""Characters of a message that distinguish errors; texts that differ only behind them count as the same
+error."""
 
 
 def _job(row: RowMapping, seal: Seal | None = None) -> JobDetails:
@@ -283,7 +284,7 @@ def _job(row: RowMapping, seal: Seal | None = None) -> JobDetails:
 
 
 def _progress(done: Any, of: Any, note: Any) -> Progress | None:
-    """Return the progress in a row, which SQLite lets hold anything."""
+    """Return the progress in a row; on SQLite the columns may hold anything."""
     if not isinstance(done, int | float):
         return None
     return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
@@ -306,7 +307,7 @@ def decoded(text: Any) -> Any:
 
 
 def _last_line(row: RowMapping, started_at: datetime | None) -> AttemptRecord | None:
-    """Return the line of the attempt that goes on, or that has ended the job, which no record holds."""
+    """Return the history line of the current or last attempt, which no record holds yet."""
     state = State(row.state)
     claimed = (row.attempts if row.reserved_at is not None else None, row.reserved_at, started_at)
     if state is State.RUNNING:
@@ -331,15 +332,15 @@ def _records(text: str | None) -> list[Any]:
 
 
 class Waiting(NamedTuple):
-    """How many jobs are due and unclaimed; `exact` unless there were too many to look at."""
+    """The number of due, unclaimed jobs; `exact` is False where the count reached its limit."""
 
     number: int
     exact: bool
 
 
 def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Waiting:
-    """Count the jobs that are due, of these queues or all; looks at no more than `limit` of those that no
-    worker holds."""
+    """Count the due jobs of these queues, or of all. Reads at most `limit` of the jobs that no worker
+    holds."""
     looked_at = select((jobs.c.available_at <= now()).label("due")).where(jobs.c.reserved_at.is_(None))
     if queues is not None:
         looked_at = looked_at.where(jobs.c.queue.in_(queues))

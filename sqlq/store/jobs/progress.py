@@ -1,4 +1,4 @@
-"""What a worker writes of a running job beside its lease: how far it has come, and how long it is kept."""
+"""Writes the progress and the retention of running jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlq.schema.tables import jobs
 
 
 class Note(NamedTuple):
-    """What to write of one job: its progress, unless `progress` is None, and its retention where its row says
+    """An update of one job: its progress, unless `progress` is None, and its retention where its row has
     none."""
 
     id: int
@@ -42,7 +42,7 @@ def write(
     waits: bool = False,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> set[Right]:
-    """Write notes in one statement, each fenced by itself, and return the rights that were their owner's.
+    """Write notes in one statement, each fenced by itself; return the rights that their owner still had.
 
     A row that another transaction has locked is left out, or with `waits` waited for.
     """

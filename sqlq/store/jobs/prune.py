@@ -30,7 +30,7 @@ from sqlq.store.limits.wakes import Wake, write
 
 
 class Gone(NamedTuple):
-    """Jobs that have ended, or were deleted; those of them that were steps, and of which flows."""
+    """Jobs that ended or were deleted; those of them that were steps, and the flows of these."""
 
     ids: list[int]
     steps: list[int]
@@ -38,7 +38,7 @@ class Gone(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> Gone:
-        """Return what rows of id and flow_id say."""
+        """Build it from rows that have `id` and `flow_id`."""
         ids: list[int] = []
         of_flows: dict[int, int] = {}
         for row in rows:
@@ -65,8 +65,8 @@ def forget_failed(conn: Connection, chosen: Selection) -> Gone:
 
 
 def _clear_up_after(conn: Connection, gone: Gone) -> None:
-    """Delete the edges of steps that are gone, and flows that were left without a step. What waits for a step
-    that is gone keeps its edge, and finds it in no table."""
+    """Delete the edges of steps that are gone, and flows without a step left. A step that waits for a deleted
+    one keeps its edge, and the edge leads to no row."""
     if not gone.steps:
         return
     conn.execute(delete(edges).where(edges.c.job_id.in_(gone.steps)))
@@ -75,27 +75,27 @@ def _clear_up_after(conn: Connection, gone: Gone) -> None:
 
 
 def erase(conn: Connection, queues: Collection[str]) -> None:
-    """Delete every job of these queues, whatever its state, and flows that are left without a step; for
-    queues that no other program uses."""
+    """Delete every job of these queues, whatever its state, and flows without a step left. Only for queues
+    that no other program uses."""
     for source, _ in TABLES:
         erasing = Change(source, source.c.queue.in_(queues), returning=(source.c.id, source.c.flow_id))
         _clear_up_after(conn, Gone.of(dialect_of(conn).change(conn, erasing)))
 
 
 def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
-    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first, and return how
-    many; those with a retention of their own stay."""
+    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return the
+    number. Jobs with a retention of their own stay."""
     return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
 
 
 def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> int:
-    """Delete failed jobs that failed longer ago than that, the oldest first, and return how many; those with
-    a retention of their own stay."""
+    """Delete failed jobs that failed longer ago than that, the oldest first; return the number. Jobs with a
+    retention of their own stay."""
     return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
 
 
 def prune_expired(conn: Connection, *, limit: int) -> int:
-    """Delete ended jobs, failed ones too, whose own retention is over; return how many."""
+    """Delete ended jobs, failed ones too, whose own retention is over; return the number."""
     pruned = 0
     for source in (finished_jobs, failed_jobs):
         ends = source.c.expires_at
@@ -114,7 +114,7 @@ def _prune(
 
 
 def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
-    """Delete at most `most` of the chosen rows; one that is locked is left to the next turn."""
+    """Delete at most `most` of the chosen rows; a locked one is left to the next run."""
     # guard: what-is-asked-for-is-kept
     chosen = chosen.where(or_(source.c.flow_id.is_(None), ~_is_asked_for(source)))
     ids = chosen.limit(bindparam("most", type_=Integer))
@@ -125,8 +125,8 @@ def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: di
 
 
 def _is_asked_for(source: Table) -> ColumnElement[bool]:
-    """Whether an ended job is a step for which another waits, or whose result that may still take: since it
-    is live, or has failed and may be retried."""
+    """Whether another step waits for an ended job, or may still take its result. A step may do so while it is
+    live, or once it is retried after a failure."""
     waits = select(edges.c.job_id).where(edges.c.depends_on == source.c.id)
     live = waits.where(exists().where(jobs.c.id == edges.c.job_id))
     failed = failed_jobs.alias("failed_step")

@@ -1,8 +1,8 @@
 """Replays: copies of ended jobs under new ids (T14).
 
-The row of the ended job is locked, copied by the database itself, and says afterwards as which job it was
-replayed, all in one transaction: so of several that replay it at once one does, and a replay that was broken
-off goes on where it ended.
+One transaction locks the row of the ended job, lets the database copy it, and marks it with the id of the
+replay. So of several concurrent replays of one job only one succeeds, and an interrupted replay continues
+where it ended.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ COPIED = (
     *("queue", "task", "payload", "priority", "max_attempts", "timeout_ms", "on_success", "on_failure"),
     *("headers", "label", "backoff", "retention_ms", "schedule", "scheduled_for", "limit_key"),
 )
-"""What a replay has of the job that it is a replay of. It has no unique key: that stood for the work which
-was done then. It has no time to be started in, since that is over, and begins at no cursor."""
+"""The columns that a replay takes from the original job. It has no unique key, which stood for the original
+work; no `start_by`, which is over; and no cursor."""
 
 
 class Begin(NamedTuple):
-    """When a replay began by the database's clock, and the newest job that there was."""
+    """The start of a replay by the database's clock, and the newest job at that time."""
 
     moment: datetime
     newest: int
 
 
 def begin(conn: Connection) -> Begin:
-    """Return what bounds a replay: what it enqueues itself, and may have ended meanwhile, is not replayed."""
+    """Return the bounds of a replay, so that it does not replay the jobs that it enqueues itself."""
     newest = (select(func.max(table.c.id)) for table, _ in TABLES)
     ids = [conn.scalar(query) or 0 for query in newest]
     return Begin(conn.execute(select(type_coerce(now(), Moment))).scalar_one(), max(ids))
@@ -85,8 +85,7 @@ def begin(conn: Connection) -> Begin:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which ended jobs are to be replayed. Without ids and `again`, none that was replayed before, or is a
-    replay itself."""
+    """The ended jobs to replay. Without ids and `again` it leaves out replayed jobs and replays."""
 
     begin: Begin
     states: tuple[State, ...]
@@ -98,7 +97,7 @@ class Choice:
     again: bool = False
 
     def where(self, table: Table, ended_at: ColumnElement[Any], state: ColumnElement[Any]) -> Any:
-        """Whether a job is among them, or would be but for what was replayed before, and steps of flows."""
+        """Whether a job matches, replayed jobs and steps of flows included."""
         rules: list[ColumnElement[bool]] = [
             table.c.id <= self.begin.newest  # guard: a-replay-does-not-meet-itself
         ]
@@ -128,8 +127,8 @@ class Choice:
 
 
 class Found(NamedTuple):
-    """How many jobs of a choice are to be replayed, how many of them were before, and how many are steps of
-    flows."""
+    """The number of jobs of a choice that will be replayed, those replayed `already`, and those that are
+    `steps` of flows."""
 
     number: int
     already: int
@@ -175,7 +174,7 @@ def _next_of(choice: Choice, after_id: int, most: int) -> list[Select[Any]]:
 
 
 class Ended(NamedTuple):
-    """What a replay wants to know of a job that is named by its id."""
+    """An ended job that the caller named by its id."""
 
     state: str
     task: str
@@ -198,8 +197,8 @@ def ended(conn: Connection, ids: Sequence[int]) -> tuple[dict[int, Ended], set[i
 
 
 class Pace(NamedTuple):
-    """When replays are due: `number` of them in `period_ms`, the first of these after so many `before`, less
-    what has passed since the beginning."""
+    """When replays are due: `number` of them in each `period_ms`. `before` replays came earlier, and
+    `passed_ms` have passed since the start."""
 
     number: int
     period_ms: int
@@ -239,11 +238,10 @@ def replay(
     changed: Changed | None = None,
     caller: Mapping[str, str] = _NOBODY,
 ) -> list[Made]:
-    """Enqueue replays of the next batch of a choice; return them in the order of the jobs that they are
-    replays of, which is that of their ids.
+    """Enqueue replays of the next batch of a choice; return them ordered by the id of the original job.
 
-    What another transaction has locked is passed over. A replay under a limit waits in its line, as any new
-    job. `caller` is the context of who asks for it, which goes into their headers.
+    A row that another transaction has locked is skipped. A replay under a limit waits in its line, as any new
+    job. `caller` is the context of the operator, which goes into the headers.
     """
     dialect = dialect_of(conn)
     rows = [
@@ -290,13 +288,13 @@ def _copy(
 
 
 def _headers(ended: FromClause, caller: Mapping[str, str]) -> ColumnElement[Any]:
-    """Return the headers of a replay: those of the job that it is a replay of, and, where either that job or
-    the caller was traced, that it is one.
+    """Return the headers of a replay: a copy of the original's, marked as a replay where the original or the
+    caller was traced.
 
-    Written as text, since what SQL has inserted may be no JSON; then it stays such as no handler is given. A
-    name that is there already, since the job was a replay itself, counts where it comes last. Where there are
-    no headers there is no trace that a replay could be taken for a part of, and none are made. Long ones are
-    left as they are, that they do not become longer than headers may be: a character has up to four bytes.
+    The mark is added as text, since headers written by SQL may be no JSON; these stay such that no handler
+    gets them. A replay of a replay has the mark twice, and the last one counts. Without headers there is no
+    trace to join, so none are made. Long headers stay as they are, since a character has up to four bytes and
+    headers have a limit.
     """
     said = json.dumps(dict(caller))[1:]
     if len(said) > LONGEST_MARK:
@@ -333,7 +331,7 @@ _MARKS = Batch(id=BigInteger, replay=BigInteger)
 
 @cache
 def _mark(dialect: Dialect, table: Table) -> Any:
-    """Note of jobs as which they were replayed."""
+    """Write the ids of the replays into the rows of the original jobs."""
     rows = dialect.batch_table(_MARKS)
     return update(table).values(replayed_as=rows.c.replay).where(table.c.id == rows.c.id)
 

@@ -1,8 +1,9 @@
-"""What has become of jobs, as those who wait for them see it: one statement asks for all of them.
+"""Results of jobs for the processes that wait for them: one statement reads all of them.
 
-Where commits are not seen by themselves, two sorts of notifications go between processes. Who waits says for
-which jobs, on the channel on which workers are told of new ones; and a worker that has written the end of one
-of those says so, on a channel of its own. Both are hints: who waits looks in any case.
+Where a process does not see commits by itself, it sends or receives two sorts of notifications. A waiting
+process sends the ids of its jobs on the workers' channel. A worker that has written the end of such a job
+sends its id on a channel of its own. Neither is needed for correctness, since the waiting process polls in
+any case.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from sqlq.store.jobs.rows import TABLES, slices
 from sqlq.store.workers import notify
 
 AT_ONCE = 10_000
-"""For so many jobs one statement asks."""
+"""The most jobs that one statement reads."""
 WAITS = "waits "
-"""How what a waiter says begins; a hint to workers is empty."""
+"""The prefix of a waiting process's notification; one that wakes workers is empty."""
 MOST_NAMED = 2_000
 _LONGEST = 7_500
 """Bytes of a notification, of which PostgreSQL takes just under 8,000."""
 
 
 class Seen(NamedTuple):
-    """What was seen of a job. `result` is JSON text; of a job that has not ended there is nothing but its
+    """The state of a job as one look found it. `result` is JSON text. A job that has not ended has only its
     state."""
 
     id: int
@@ -52,7 +53,7 @@ class Seen(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended, with any outcome."""
         return self.state in _OVER
 
 
@@ -60,15 +61,14 @@ _OVER = (State.FINISHED, State.FAILED, State.CANCELLED)
 
 
 def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
-    """Return what is to be seen of jobs, by their ids: by one snapshot, in which a job is in one table and
-    not between two. Those that are in none are not among them. True stands for a job of which more than the
-    state is wanted."""
+    """Return the states of jobs, by their ids. All come from one snapshot, in which each job is in one table
+    and never between two. Unknown jobs are missing. True in `wanted` requests more than the state."""
     compiled = _compiled(conn.dialect, schema_of(conn))
     return _seen(wanted, dialect_of(conn), compiled, lambda *asked: conn.exec_driver_sql(*asked).all())
 
 
 def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:
-    """Do so in a transaction of its own, past SQLAlchemy."""
+    """Do the same in a transaction of its own, without SQLAlchemy."""
     compiled = _compiled(database.engine.dialect, database.schema)
 
     def asks(statement: str, parameters: Any) -> list[Sequence[Any]]:
@@ -120,12 +120,12 @@ def _look(dialect: Dialect) -> Any:
 
 
 def listen(conn: Connection) -> None:
-    """Have this connection hear which jobs have ended for which somebody waits (PostgreSQL)."""
+    """Subscribe this connection to the ends of jobs for which a process waits (PostgreSQL)."""
     conn.exec_driver_sql(f'LISTEN "{_channel(schema_of(conn))}"')
 
 
 def ask(conn: Connection, ids: Iterable[int]) -> None:
-    """Tell workers that somebody waits for these jobs (PostgreSQL)."""
+    """Notify workers that this process waits for these jobs (PostgreSQL)."""
     wanted = list(ids)
     said = [ANY_JOB] if len(wanted) > MOST_NAMED else _named(wanted)
     for words in said:
@@ -133,13 +133,13 @@ def ask(conn: Connection, ids: Iterable[int]) -> None:
 
 
 def answer(database: Database, ids: Iterable[int]) -> None:
-    """Tell those who wait that these jobs have ended (PostgreSQL)."""
+    """Notify waiting processes that these jobs have ended (PostgreSQL)."""
     for words in _named(ids):
         notify.hint(database, _channel(database.schema), words)
 
 
 def _named(ids: Iterable[int]) -> list[str]:
-    """Return ids as texts that a notification takes."""
+    """Return ids as texts, each short enough for a notification."""
     said: list[str] = []
     for id in ids:
         if said and len(said[-1]) < _LONGEST:

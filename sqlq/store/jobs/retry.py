@@ -21,19 +21,18 @@ from sqlq.store.jobs.unique import LIVE_KEY
 from sqlq.store.limits.wakes import Wake, write
 
 CARRIED_BATCH = 100
-"""Of a move that carries whole rows through this process, payloads of up to 1 MiB included."""
+"""Rows of one move, which carries them through this process with payloads of up to 1 MiB."""
 
 
 # -- mending (T13, T15) --------------------------------------------------------------------------------------
 
 
 def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
-    """Move a batch of failed jobs back to be run again; return the ids moved, and those whose unique key is
-    held by a live job, which stay.
+    """Move a batch of failed jobs back to be run again. Return the ids moved, and those that stay because a
+    live job holds their unique key.
 
-    At most 100 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker
-    of the failed attempt still matches nothing; what the last attempt failed of joins the errors of the
-    earlier ones.
+    At most 100 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker of
+    the failed attempt still matches no row. The last error joins those of the earlier attempts.
     """
     dialect = dialect_of(conn)
     failed = select(failed_jobs).where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
@@ -68,8 +67,8 @@ def _put_back(row: Row[Any]) -> dict[str, Any]:
 
 
 def _history_with_the_last(row: Row[Any]) -> str:
-    """The lines of earlier attempts, what the job failed of, and that an operator has put it back; a full
-    record keeps the oldest, as in a retry, and is told of operators for longer."""
+    """Return the history with two more records: the last failure, and the operator's retry. A full history
+    keeps its oldest records, as in a retry; records of operators may exceed that size."""
     found = _records(row.errors)
     if len(row.errors or "") <= ERROR_BYTES:
         started_at = history.started_at(row.reserved_at, row.start_ms)

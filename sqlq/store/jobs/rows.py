@@ -1,6 +1,8 @@
-"""What an insert says of its jobs: the columns that all have, and those of the options that one of them says.
+"""The columns that an insert of jobs names: those that every job has, and the options that at least one of
+them has.
 
-Every parameter costs time, and the rest is the table's default. Most jobs say no option, and are due at once.
+Every parameter costs time, and other columns get the table's default. Most jobs have no option, and are due
+at once.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from sqlq.schema.types import Moment, after, far, moment_after, now
 
 T = TypeVar("T")
 
-# A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a
-# NULL in what an insert returns.
+# A new row is not reserved, so this does not test `reserved_at`. In RETURNING of an insert, SQLite 3.40
+# evaluates `reserved_at IS NOT NULL` of a NULL as 1.
 NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
 NEW_OR_BLOCKED = case((jobs.c.available_at >= far(), State.BLOCKED.value), else_=NEW_STATE)
 LIVE_STATE = case(
@@ -39,7 +41,7 @@ TABLES: tuple[tuple[Table, ColumnElement[str]], ...] = (
     (finished_jobs, ENDED_STATE),
     (failed_jobs, literal(State.FAILED.value)),
 )
-"""Where a job may be, and its state there."""
+"""The tables of jobs, each with the state of its rows."""
 
 _ALWAYS = {"queue": Text, "task": Text, "payload": Text, "max_attempts": Integer}
 _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
@@ -58,25 +60,25 @@ _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
 }
 """The columns of options."""
 DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
-"""What `available_at` is computed from."""
+"""The inputs of `available_at`."""
 _START: dict[str, type[TypeEngine[Any]]] = {"start_by": Moment, "expires_ms": BigInteger}
-"""What `start_by` is computed from, with when the job is due."""
+"""The inputs of `start_by`, beside the time when the job is due."""
 _LIMIT: dict[str, type[TypeEngine[Any]]] = {"limit": Text}
 """The key of the limit that blocks a job."""
 _COMPUTED = (*DUE, *_START, *_LIMIT)
 
 COLUMNS = {**_ALWAYS, **_OPTIONS}
-"""What a job can say of itself beside its times."""
+"""The columns that a job can have beside its times."""
 _TYPES = {**COLUMNS, **DUE, **_START, **_LIMIT}
 _ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
 _FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
-"""Each by the name it has in `NewJob`."""
+"""The name of each in `NewJob`."""
 _COMMON = ("queue", "task", "max_attempts")
 _SAYABLE = (*_OPTIONS, *_COMPUTED)
 
 
 def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
-    """Return what reads from a job the values of these columns."""
+    """Return a getter of the values of these columns from a job."""
     return attrgetter(*(_FIELDS[name] for name in names))
 
 
@@ -91,7 +93,7 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def said_by(job: NewJob) -> tuple[str, ...]:
-    """Return which options a job says."""
+    """Return the options that a job has."""
     values = _values(job)
     if values == _UNSAID:
         return ()
@@ -101,13 +103,13 @@ def said_by(job: NewJob) -> tuple[str, ...]:
 
 
 def said_by_any(new: Sequence[NewJob]) -> tuple[str, ...]:
-    """Return which options at least one of these jobs says."""
+    """Return the options that at least one of these jobs has."""
     said = {name for job in new for name in said_by(job)}
     return tuple(name for name in _SAYABLE if name in said)
 
 
 def parameters_of(said: Sequence[str]) -> tuple[str, ...]:
-    """Return the parameters of an insert of jobs that say these options."""
+    """Return the parameters of an insert of jobs that have these options."""
     return (*_ALWAYS, *said)
 
 
@@ -120,7 +122,7 @@ def row_of(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
 
 
 def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, Any]:
-    """Return the parameters of one job as a driver takes them, to which SQLAlchemy does nothing any more."""
+    """Return the parameters of one job as the driver takes them; SQLAlchemy does not process them."""
     row = row_of(job, said)
     for name, moment in (
         ("moment", job.available_at),
@@ -133,12 +135,12 @@ def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, A
 
 
 def state_of(said: Sequence[str]) -> ColumnElement[Any]:
-    """Return the state in which jobs are that say these options."""
+    """Return the state of new jobs that have these options."""
     return NEW_OR_BLOCKED if "limit" in said else NEW_STATE
 
 
 def is_delayed(said: Sequence[str]) -> bool:
-    """Whether jobs that say these options may be due later."""
+    """Whether jobs that have these options may be due later."""
     return not DUE.keys().isdisjoint(said)
 
 
@@ -147,8 +149,8 @@ def is_due_at_once(job: NewJob) -> bool:
 
 
 def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> Mapping[str, Any]:
-    """Return the columns that are computed of jobs that say so; `value` finds what they say. A job under a
-    limit is blocked until it has its turn."""
+    """Return the computed columns of jobs; `value` returns the expression of an option. A job under a limit
+    is blocked until it is admitted."""
     due: ColumnElement[Any] = after(value("delay_ms")) if "delay_ms" in said else now()
     if "moment" in said:
         due = func.coalesce(value("moment"), due)
@@ -164,7 +166,7 @@ def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> M
 
 
 def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-    """Return the columns of jobs that wait for a slot of a limit, where the jobs are `limited`."""
+    """Return the columns of jobs; those that are `limited` wait for a slot of their limit."""
     return {
         "available_at": case((limited, far()), else_=due),
         "blocked_by": case((limited, "limit"), else_=null()),  # guard: a-limited-job-is-blocked
@@ -177,12 +179,12 @@ def _parameter(name: str) -> ColumnElement[Any]:
 
 
 def computed(said: Sequence[str]) -> Mapping[str, Any]:
-    """Return the columns of an insert of one job that are computed from what these options say."""
+    """Return the computed columns of an insert of one job that has these options."""
     return _times(said, _parameter)
 
 
 def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
-    """Return the statement that inserts these jobs, and its parameters. It returns ids; states, too, where
+    """Return the statement that inserts these jobs, and its parameters. It returns ids, and also states where
     not all jobs are due at once."""
     first = new[0]
     if (
@@ -204,8 +206,8 @@ def _batch(said: tuple[str, ...]) -> Batch:
 
 @cache
 def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
-    """For jobs that differ in their payloads only, as most batches: what they have in common is sent once,
-    and the payloads as one text. A statement that takes each value of each row by itself costs several times
+    """Insert jobs that differ only in their payloads, as in most batches. It sends the common values once,
+    and the payloads as one text. A statement with a parameter for each value of each row costs several times
     as much."""
     texts = dialect.texts()
     common = {

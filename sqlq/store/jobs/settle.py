@@ -1,14 +1,14 @@
-"""The one door out of `running`: here alone an attempt ends, and its job ends with it or waits again.
+"""The one door out of `running`: only here an attempt ends, and its job ends with it or waits again.
 
     settle          what a worker says of its attempts            T4 to T7
     complete        a handler, in a transaction of its own        T4
     rescue, lose    who finds that a job's worker is gone         T8, T9
     cancel          an operator, of waiting jobs and by force     T10, T12
 
-Each of them comes down to `_end`, which takes rows out of `jobs`, and `_put_back`, which lets them wait
-again; both write only where the fence lets them, and return the rights that it let through. `_follow` then
-enqueues what follows the jobs that ended, in the same transaction: the row and its follow-up are committed
-together or not at all, and of several that believe to hold a job only one gets past the fence.
+Each of them uses `_end`, which takes rows out of `jobs`, and `_put_back`, which lets them wait again. Both
+write only rows that the fence lets through, and return the rights to these. `_follow` then enqueues the
+follow-ups of the ended jobs in the same transaction: both are committed together or not at all. If several
+owners believe to hold a job, only one gets past the fence.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _end(
     waits: bool = False,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> set[Right]:
-    """Move the jobs of a batch that their owner still holds into `target`, or with None delete them; return
-    the rights to them. With `waits` a row that another transaction has locked is waited for."""
+    """Move the jobs that their owner still holds into `target`, or with None delete them; return the rights
+    to them. With `waits`, wait for rows that another transaction has locked."""
     dialect = dialect_of(conn)
     if target is not None:
         return dialect.move(conn, batch, rows, target, waits=waits, options=options)
@@ -117,10 +117,10 @@ def _put_back(
     changes: Changes,
     keys: Mapping[int, str],
 ) -> set[Right]:
-    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, or with None in their old
-    places in the queue, with `changes`; return the rights to them.
+    """Let the jobs that their owner still holds wait for `delay_ms`, with `changes`; return the rights to
+    them. With a delay of None they keep their old places in the queue.
 
-    Those that have `keys` of limits, by their ids, give their slots back and wait in line.
+    Jobs with a limit, by id in `keys`, release their slots and wait in line.
     """
     dialect = dialect_of(conn)
     done: set[Right] = set()
@@ -143,14 +143,14 @@ def _put_back(
 
 
 def _follow(conn: Connection, follow_ups: Iterable[NewJob | None], schema: str | None) -> None:
-    """Enqueue what follows jobs that end in this transaction."""
+    """Enqueue the follow-ups of jobs that end in this transaction."""
     new = [job for job in follow_ups if job is not None]
     if new:  # guard: follow-ups-are-written
         insert(conn, new, schema)
 
 
 Changes: TypeAlias = Callable[[CTE], Mapping[str, Any]]
-"""Given the jobs of a batch that are held, with the batch's columns, says what changes in their rows."""
+"""Return the changed columns, given the held jobs of a batch with the batch's columns."""
 
 _UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
 
@@ -182,12 +182,11 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
 
 
 def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
-    """Write how attempts ended, and return the rights that were still their owner's.
+    """Write the outcomes of attempts, and return the rights that their owner still had.
 
-    Each row is fenced by itself. One that is not returned was either locked by another transaction at that
-    moment, or is not the owner's any more: `jobs.fates` tells which. With `keep_finished` False a finished
-    job leaves no row. Settlements with a follow-up belong into one transaction: on a connection whose
-    statements commit one by one, a crash between two of them would lose it.
+    Each row is fenced by itself. Another transaction has locked a missing one, or its owner has lost it: see
+    `jobs.fates`. With `keep_finished` False a finished job leaves no row. Settlements with a follow-up belong
+    in one transaction: if statements commit one by one, a crash between two of them loses the follow-up.
     """
     ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
     waiting: dict[tuple[Batch, Changes], list[tuple[Any, ...]]] = defaultdict(list)
@@ -242,7 +241,7 @@ _FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reas
 _FINISH_LATER = Batch(
     id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text, start_ms=BigInteger
 )
-"""Of a job that was claimed before: its history is worth a column more."""
+"""For a job that was claimed before: its history needs one more column."""
 _FAIL = Batch(
     id=BigInteger,
     token=BigInteger,
@@ -276,8 +275,7 @@ def _note_of(s: Settlement, released: Released) -> str:
 
 
 def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
-    """The lines of earlier attempts and one more, as a JSON array in text; a full record keeps the
-    oldest."""
+    """The history with one more record, as a JSON array in text; a full history keeps its oldest records."""
     return case(
         (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
         (func.length(jobs.c.errors) > most, jobs.c.errors),
@@ -313,7 +311,7 @@ def _released(mine: CTE) -> Mapping[str, Any]:
 
 
 def _released_in_time(mine: CTE) -> Mapping[str, Any]:
-    """Of a job that has been started in its time: there is none any more that it could miss."""
+    """Release a job that was started in time: from now on it has no `start_by` to miss."""
     return {**_released(mine), "start_by": null()}  # guard: what-began-in-time-goes-on
 
 
@@ -330,11 +328,10 @@ def complete(
     follow_up: NewJob | None = None,
     course: AttemptTimes | None = None,
 ) -> bool:
-    """Finish one job on a caller's connection, and say whether the right to it still held; if it did, enqueue
+    """Finish one job on a caller's connection, and return whether the right to it still held; if so, enqueue
     its follow-up. `course` is for a job that was claimed before.
 
-    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on
-    with.
+    It waits for a row that a heartbeat has locked: unlike a batch, it has no other row to write.
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     batch, row = _finished(right, "completed", done.result, done.note, course)
@@ -350,7 +347,7 @@ def complete(
 
 
 class Rescued(NamedTuple):
-    """A job taken from an owner that did not renew: `failed` when it had no attempts left."""
+    """A job taken from an owner that did not renew its lease; `failed` if it had no attempts left."""
 
     id: int
     task: str
@@ -364,10 +361,10 @@ class Rescued(NamedTuple):
 
 
 def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
-    """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
+    """Take jobs whose lease has expired from their owners, in one transaction; return them.
 
-    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
-    before anything else is written: from then on the old owner matches nothing.
+    The statement that locks the row also judges its expiry, so a heartbeat that came first wins. The token
+    rises before any other write: from then on the old owner matches no row.
     """
     expired = dialect_of(conn).change(conn, _REVOKE, {"most": limit})
     return _lose(conn, expired, "did not renew its lease")
@@ -380,16 +377,16 @@ def lose(
     *,
     late: Collection[Right] = (),
 ) -> list[Rescued]:
-    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it, and
-    `late` which attempts were past their timeout then."""
+    """Take jobs from an owner that is known to be dead, as `rescue` does. `why` is the cause of its death;
+    the attempts in `late` were past their timeout then."""
     dialect = dialect_of(conn)
     revoked = dialect.change(conn, _revoke(dialect), dialect.batch_parameters(HOLD, sorted(wanted)))
     return _lose(conn, revoked, why, {id for id, _ in late})
 
 
 def give_back(conn: Connection, wanted: Collection[Right]) -> set[Right]:
-    """Give back jobs that their owner never began, in its stead; return the rights that it still had. A row
-    that another transaction has locked is passed over."""
+    """Release, for their owner, jobs that it never started; return the rights that it still had. A row that
+    another transaction has locked is skipped."""
     if not wanted:
         return set()
     dialect = dialect_of(conn)
@@ -449,12 +446,12 @@ def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
 
 
 def wake(conn: Connection, keys: Iterable[str]) -> None:
-    """Have these keys looked at when this transaction commits: what it ends gives their slots back."""
+    """Schedule a look at these keys at the commit of this transaction, which frees their slots."""
     write(conn, dialect_of(conn), {Wake(key) for key in keys})
 
 
 def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
-    """End jobs that were taken from their owners, with what follows them."""
+    """End jobs that were taken from their owners, with their follow-ups."""
     rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
     seal, forged = seal_of(conn), set[int]()
     if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
@@ -469,7 +466,7 @@ _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
 
 
 class HasEnded(Protocol):
-    """A job that is about to end, as its line in the log names it."""
+    """A job that is about to end, with the fields of its log record."""
 
     @property
     def id(self) -> int: ...
@@ -485,11 +482,10 @@ J = TypeVar("J", bound=HasEnded)
 def end_apart(
     conn: Connection, some: Sequence[J], end: Callable[[Sequence[J]], object], why: str
 ) -> Sequence[J]:
-    """End jobs together, and return those that ended; `why` says of one why it ends.
+    """End jobs together, and return those that ended; `why` is the reason for the log.
 
-    What the database does not take, for want of a right, for a row that another table has under the same id,
-    or for a rule of the host's own, keeps none of the others back: the job stays as it is, and is found again
-    the next time.
+    The database may refuse a job, for want of a right, for an id that another table has, or by a host's rule.
+    The other jobs still end. The refused job stays as it is, and the next run finds it again.
     """
     if not some:
         return []
@@ -517,7 +513,7 @@ def _lost(mine: CTE) -> Mapping[str, Any]:
     return {"errors": _errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
 
 
-# A row that was reserved by hand need not say until when.
+# A row that was reserved by hand may have no lease end.
 _HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now()
 # guard: rescue-takes-the-expired
 _EXPIRED = (
@@ -562,9 +558,9 @@ def _revoke(dialect: Dialect) -> Change:
 
 
 def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
-    """End jobs as cancelled whose rows this transaction has locked; nothing follows them.
+    """End jobs as cancelled whose rows this transaction has locked, without follow-ups.
 
-    The lock is the fence here: nobody claims or settles a row under it.
+    The lock is the fence here: no worker claims or settles a locked row.
     """
     _finish(conn, jobs, locked, "cancelled", reason)
 
@@ -579,8 +575,8 @@ def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, re
 
 
 def skip(conn: Connection, step: int, reason: str) -> bool:
-    """End a job that waits, or has failed, as one that has finished, without a result; say whether it was
-    there. A row that another transaction has locked is waited for."""
+    """Finish a waiting or failed job without a result; return whether there was one. It waits for a row that
+    another transaction has locked."""
     for table, waits in ((jobs, jobs.c.reserved_at.is_(None)), (failed_jobs, true())):
         this = (table.c.id == step, waits)
         found = dialect_of(conn).lock(conn, select(table.c.limit_key).where(*this), waits=True)
@@ -594,6 +590,6 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
 
 def revoke(conn: Connection, locked: Sequence[int]) -> None:
     """Raise the token of running jobs whose rows this transaction has locked: from then on their owners match
-    nothing."""
+    no row."""
     # guard: forced-cancel-raises-the-token
     conn.execute(update(jobs).where(jobs.c.id.in_(locked)).values(lease_token=next_token(jobs.c.lease_token)))

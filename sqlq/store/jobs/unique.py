@@ -1,7 +1,7 @@
-"""Jobs with unique keys: each is inserted, or found, or takes the place of the one that waits.
+"""Jobs with unique keys: each is inserted, finds the existing one, or replaces the waiting one.
 
-All of a call's keys are touched in one order, whatever becomes of each, so that two producers cannot deadlock
-on each other: statement by statement in runs of the sorted keys that are treated alike.
+A call touches all its keys in one order, whatever happens to each, so that two producers cannot deadlock. One
+statement handles each run of sorted keys with the same rule for conflicts.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ def insert_keyed(
     lasting = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
     several = (len(places) > 1 or bool(lasting)) and not dialect.one_writer
     missed: list[JobKey] = []
-    # A rival's job can end between the insert that met it and the look at it: then the key is free, and we
-    # try again. With higher keys in hand that would be out of order, so they are let go of before.
+    # Another producer's job can end between the insert that met it and the look at it: then the key is free,
+    # and we try again. With locks on higher keys that would be out of order, so the rollback releases them
+    # first.
     for _ in range(_ROUNDS):
         with conn.begin_nested() if several else nullcontext() as savepoint:
             done, missed = _insert_in_order(conn, dialect, new, places, lasting, options)
             if not missed and several and lasting:
-                # its job may have ended after it was looked for, and before the insert, which waited for that
+                # the key's job may have ended between the look for it and the insert, which waited for it
                 made = [key for key in lasting if any(done[i].created for i in places[key])]
                 # guard: what-has-just-ended-keeps-its-key
                 missed = list(held(conn, dialect, made, options))
@@ -81,9 +82,8 @@ def _insert_in_order(
     lasting: Sequence[JobKey],
     options: Mapping[str, Any],
 ) -> tuple[dict[int, Job], list[JobKey]]:
-    """Insert one job of each key, or let it take the place of the one that waits, or find the live one;
-    return the jobs by their places, and the keys of which there was neither. Of those that last, a job that
-    has ended is found, too."""
+    """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
+    their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
     waiting = dict(places)
     counts = {key: _that_counts(new, found) for key, found in places.items()}
     done: dict[int, Job] = {}
@@ -118,20 +118,20 @@ def _insert_in_order(
 
 
 def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
-    """Return the place of the job that counts of several with one key: the last that takes another's place,
-    or the first where none does."""
+    """Return the place of the job that counts among several with one key: the last that replaces a waiting
+    job, else the first."""
     return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
 
 
 class Conflict(NamedTuple):
-    """What becomes of a waiting job whose unique key a new one has: how long after it was first enqueued it
-    may at most be due where it is postponed, None where it is only replaced."""
+    """How a new job changes the waiting one with its unique key. `at_most_ms` bounds a postponement, counted
+    from the first enqueue; None if the waiting job is only replaced."""
 
     at_most_ms: int | None
 
 
 def conflict_of(job: NewJob) -> Conflict | None:
-    """Return what becomes of the waiting job whose unique key this one has; None where it is kept."""
+    """Return how this job changes the waiting one with its unique key; None if that one is kept."""
     if job.on_conflict == "keep":
         return None
     return Conflict(job.at_most_ms if job.on_conflict == "postpone" else None)
@@ -163,11 +163,11 @@ def inserting(
 
 
 def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
-    """Return the columns of a waiting job that a new one replaces: all that the new one says but for when it
-    is due, and no attempts. With `at_most_ms` it is due when the new one is, if that is later, and no longer
-    than this after it was first enqueued.
+    """Return the changed columns of a waiting job that a new one replaces: all of the new one's but its due
+    time, and no attempts. With `at_most_ms` the job is due when the new one is, if that is later, but no
+    later than this after it was first enqueued.
 
-    The id, the token and the time of its creation stay: a worker that held the job matches nothing.
+    The id, the token and the creation time stay: a worker that held the job matches no row.
     """
     values = {name: new[name] for name in _REPLACED}
     values |= {name: literal(0) for name in _COUNTED}
@@ -186,15 +186,15 @@ _REPLACED = (
     *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
     *("headers", "label", "backoff", "retention_ms", "start_by"),
 )
-"""What a job says of itself that takes another's place; its queue and unique key are the other's."""
+"""The columns that a replacing job sets; queue and unique key stay the same."""
 _FORGOTTEN = (
     *("errors", "cursor", "progress", "progress_of", "progress_note"),
     *("unknown_since", "cancel_requested_at"),
 )
-"""What the other had come to."""
+"""The columns that a replacement clears."""
 _COUNTED = ("attempts", "releases", "losses")
 REPLACED = (*_REPLACED, *_COUNTED, *_FORGOTTEN, "available_at")
-"""What an enqueue writes into the row of a job that it replaces or postpones."""
+"""The columns that an enqueue writes into a job that it replaces or postpones."""
 
 
 _ROUNDS = 20
@@ -202,17 +202,16 @@ _ROUNDS = 20
 JobKey: TypeAlias = tuple[str, str | None]
 """A queue and a unique key in it."""
 _KEYS_AT_ONCE = 1_000
-"""Drivers take 32,767 parameters in one statement, and each key is two, in two tables."""
+"""Drivers take 32,767 parameters in one statement, and each key needs two, in two tables."""
 
 
 def lasts(job: NewJob) -> bool:
-    """Whether a job's key is to name it until its row is gone."""
+    """Whether a job holds its key until its row is deleted."""
     return job.unique_until == "pruned"
 
 
 def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[NewJob]) -> None:
-    """Raise `EnqueueError` for a key that lasts in a transaction that sees nothing that is committed after it
-    began."""
+    """Raise `EnqueueError` for a permanent key under REPEATABLE READ or stricter."""
     job = next(filter(lasts, new), None)
     if job is not None and (level := dialect.stricter_isolation(conn)) is not None:
         # guard: lasting-keys-need-read-committed
@@ -230,7 +229,7 @@ def held(
     *,
     live: bool = False,
 ) -> dict[JobKey, Job]:
-    """Return the ended jobs that hold these keys, of several the newest; or the `live` ones."""
+    """Return the ended jobs that hold these keys, the newest of each; or the `live` ones."""
     found: dict[JobKey, Job] = {}
     for some in slices(keys, _KEYS_AT_ONCE):
         given = dialect.batch_parameters(_KEYS, some)
@@ -241,7 +240,7 @@ def held(
 
 
 def holder(conn: Connection, queue: str, key: str) -> int | None:
-    """Return the job that holds a key, by one snapshot: a live one, or the newest that has ended."""
+    """Return the job that holds a key in one snapshot: a live one, or the newest ended one."""
     rows = conn.execute(_HOLDERS, {"queue": queue, "key": key}).all()
     return max(((live, id) for live, id in rows), default=(0, None))[1]
 

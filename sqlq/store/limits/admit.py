@@ -1,9 +1,9 @@
-"""Admission: which of the jobs that wait in the line of a limit may run now.
+"""Admission: choose the jobs in the line of a limit that may run now (a semaphore for each key).
 
-A slot is a row: admitted is what has the key and is not blocked, from its admission until it ends or is put
-back. So a slot lives and dies with its job, and no death can lose or double one. To lock a key and to count
-its rows are two statements, since the count must see what was committed while the lock was waited for. Keys
-are locked in ascending order, so that two admissions cannot deadlock.
+A slot is a row: a job with the key that is not blocked, from its admission until it ends or is released. So a
+slot lives and dies with its job, and no crash can lose or double one. One statement locks a key, and a second
+one counts its rows: the count must include commits made during the wait for the lock. Keys are locked in
+ascending order, so that two admissions cannot deadlock.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ WAKES_AT_ONCE = 500
 KEYS_AT_ONCE = 500
 JOBS_AT_ONCE = 1_000
 AHEAD = timedelta(milliseconds=100)
-"""So far ahead a rate grants starts; the claim keeps the time. Half of it before the last of them is over the
-key is looked at again."""
+"""A rate grants starts this far ahead; the claim keeps the time. The key is looked at again half this time
+before its next start that is not granted yet."""
 A_DAY = timedelta(days=1)
 SAYS = Rule._fields
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
@@ -53,8 +53,8 @@ ONE_BY_ONE = Rule(max_running=1, in_order=True)
 
 @dataclass
 class Admitted:
-    """What an admission has done: how many jobs it has admitted, and when they may start, in milliseconds
-    from now, where that is not at once; of which keys there may be more."""
+    """The effect of an admission: the number of jobs admitted, and the delays in milliseconds of those that
+    start later. `more` has the keys with more jobs to admit."""
 
     number: int = 0
     starts_ms: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Admitted:
 
 
 class Served:
-    """The queues that workers serve, asked for at most once in `seconds`."""
+    """The queues that workers serve, read at most once in `seconds`."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
@@ -71,7 +71,7 @@ class Served:
         self._names: list[str] | None = None
 
     def names(self, conn: Connection) -> list[str] | None:
-        """Return them; None where one worker serves all, or none is alive that could tell."""
+        """Return them; None where one worker serves all queues, or no worker is alive."""
         moment = time.monotonic()
         if moment - self._asked_at >= self._seconds:
             self._names, self._asked_at = workers.served(conn), moment
@@ -85,8 +85,8 @@ def look(
     most: int = WAKES_AT_ONCE,
     served: Served | None = None,
 ) -> Admitted:
-    """Take at most `most` wakes that are due, and admit what may run of their keys and of the keys given, of
-    which there are no more than `KEYS_AT_ONCE`.
+    """Take at most `most` due wakes, and admit jobs of their keys and of the given ones (at most
+    `KEYS_AT_ONCE`).
 
     One transaction: a crash leaves the wakes as they were. Jobs of queues that are paused, or that no worker
     serves, stay in line.
@@ -96,7 +96,7 @@ def look(
 
 
 def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Served | None = None) -> Admitted:
-    """Do so in the transaction that is open."""
+    """Do the same in the open transaction."""
     taken = dialect_of(conn).change(conn, _TAKE, {"most": most}) if most else []
     wanted = {*keys, *(wake.limit_key for wake in taken)}
     done = _admit(conn, wanted, _said(taken), served or Served())
@@ -122,7 +122,7 @@ _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit
 
 
 def _said(taken: Iterable[Any]) -> dict[str, Rule]:
-    """Return what the newest wake of each key says that says anything."""
+    """Return the rule of each key, from its newest wake that has one."""
     said: dict[str, Rule] = {}
     for wake in sorted(taken, key=lambda wake: int(wake.id)):
         rule = _rule(wake)
@@ -139,14 +139,14 @@ def _rule(row: Any) -> Rule:
 
 
 def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], served: Served) -> Admitted:
-    """Admit jobs of these keys, about a thousand at most, by the rules that are said and written."""
+    """Admit jobs of these keys, about a thousand at most, by the rules of the wakes and of the keys' rows."""
     done = Admitted()
     if not keys:
         return done
     dialect = dialect_of(conn)
     most = max(1, JOBS_AT_ONCE // len(keys))
     grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), said, most)}
-    if gone := said.keys() - grants.keys():  # forgotten just now: it is made anew by the next look
+    if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
         write(conn, dialect, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
         done.more_wakes = True
     for id, key in dialect.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
@@ -169,8 +169,8 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
 def _grants(
     conn: Connection, dialect: Dialect, keys: Sequence[str], said: dict[str, Rule], most: int
 ) -> Iterator[Grant]:
-    """Lock the rows of these keys, write what is said into them, and yield what may be granted. A key without
-    a row is left to a sweep."""
+    """Lock the rows of these keys, write the wakes' rules into them, and yield a grant for each. A key
+    without a row is left to a sweep."""
     _add(conn, dialect, said)
     rows = dialect.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)  # guard: a-key-is-waited-for
     if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
@@ -179,7 +179,7 @@ def _grants(
         rule, next_free_at, changed = _rule(row), row.next_free_at, False
         wanted = said.get(row.limit_key, rule)
         if row.pinned_at is not None:  # guard: an-operators-word-counts
-            # but for the order, of which nobody knew when the key was set before its first job
+            # except the order, which was unknown if the operator set the key before its first job
             in_order = wanted.in_order  # guard: what-is-set-keeps-the-order
             wanted = wanted._replace(rate=rule.rate, period_ms=rule.period_ms) if in_order else rule
         if wanted != rule:
@@ -189,20 +189,20 @@ def _grants(
 
 
 def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
-    """Give a key, whose row is locked, another rule; return from when on its next start is free."""
+    """Give a key, whose row is locked, another rule; return the time of its next free start."""
     next_free_at = _next_free(row, rule)
     conn.execute(_CHANGE, {"of": row.limit_key, "at": next_free_at, **rule._asdict()})
     return next_free_at
 
 
 def _next_free(row: Any, rule: Rule) -> datetime | None:
-    """Return when the next start of a key is free by another rule: so long after the last one as this says,
-    and not as the one before said, by which it might be a day."""
+    """Return the time of a key's next free start under another rule. It counts the new rule's distance from
+    the last start; under the old rule the wait might be a day."""
     free_at: datetime | None = row.next_free_at
     before = _rule(row)
     if free_at is None or rule.rate is None or rule.period_ms is None:
         return free_at
-    # in whole milliseconds, and so never early; no start is granted further ahead than so
+    # in whole milliseconds, and so never early; no start is granted further ahead than this
     distance = timedelta(milliseconds=-(-rule.period_ms // rule.rate))
     latest: datetime = row.moment + AHEAD + distance
     if before.rate is not None and before.period_ms is not None:
@@ -211,16 +211,16 @@ def _next_free(row: Any, rule: Rule) -> datetime | None:
 
 
 def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
-    """Make a row for each of these keys that has none; before any row is locked, and in the order of keys, so
-    that two that add the same cannot deadlock."""
+    """Insert a row for each of these keys that has none. This comes before any row lock, and in the order of
+    keys, so that two transactions that add the same keys cannot deadlock."""
     if said:
         rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
         conn.execute(dialect.insert_or_skip(limits, _KEY), rows)
 
 
 def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
-    """Return, of keys that have no row, what their wakes say; those that have none, since SQL inserted their
-    jobs, go one after the other, which is less than any limit allows."""
+    """Return the rules of keys that have no row, from their wakes. Keys without a wake, whose jobs SQL
+    inserted, run one job after the other, which is stricter than any limit."""
     known = set(conn.scalars(_KNOWN, {"keys": list(keys)}))
     unknown = [key for key in keys if key not in known]
     if not unknown:
@@ -231,7 +231,7 @@ def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
 
 @dataclass
 class Grant:
-    """What may be granted to a key."""
+    """The starts that an admission may grant to a key."""
 
     key: str
     rule: Rule
@@ -240,7 +240,7 @@ class Grant:
     most: int
     shortest_us: int
     changed: bool = False
-    """Whether its rule is another one than before."""
+    """Whether its rule has changed."""
     ids: list[int] = field(default_factory=list)
     """The jobs that are granted a start."""
 
@@ -250,7 +250,7 @@ class Grant:
 
     @property
     def number(self) -> int:
-        """How many starts the rate allows by the end of the time that is granted ahead."""
+        """The number of starts that the rate allows by the end of the time granted ahead."""
         if self.rule.rate is None or self.rule.period_ms is None:
             return self.most
         ahead_us = (self.moment + AHEAD - self._first) // _US
@@ -263,8 +263,8 @@ class Grant:
         return self.moment if self.next_free_at is None else max(self.next_free_at, self.moment)
 
     def start(self, place: int) -> datetime:
-        """Return the start that comes at this place, counted from 0; never earlier than evenly spread ones
-        are."""
+        """Return the time of the start at this place, counted from 0; never earlier than evenly spread
+        starts."""
         assert self.rule.rate is not None
         assert self.rule.period_ms is not None
         us = place * self.rule.period_ms * 1000
@@ -276,13 +276,13 @@ class Grant:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the starts are used up, and nobody has said yet when to look again: who granted the last of
-        them has."""
+        """Whether the starts are used up and this admission must schedule the next look. If it granted no
+        start, the admission that granted the last one has scheduled it."""
         is_news = bool(self.ids) or self.changed  # guard: one-wake-for-the-next-start
         return self.rule.rate is not None and len(self.ids) == self.number and is_news
 
     def again(self) -> Wake:
-        """Return when to look at the key again whose starts are used up."""
+        """Return the wake for the next look at a key whose starts are used up."""
         return Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
 
 
@@ -335,10 +335,10 @@ def are_in_use(database: Database) -> bool:
 
 
 def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple[Admitted, str | None]:
-    """Take slots from jobs that nobody may claim, and admit what may run of the next keys in whose lines jobs
-    wait; return the key to go on from, None when it was the last.
+    """Take slots from jobs that no worker may claim, and admit jobs of the next keys with a line. Return the
+    key to continue from; None at the end.
 
-    It finds the lines whose wake was taken by a process that died, and those that never had one.
+    It finds the lines whose wake was lost with a process, and those that never had a wake.
     """
     with database.begin() as conn:
         keys, freed = sweep_on(conn, after_key, most)
@@ -348,8 +348,8 @@ def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple
 
 
 def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], list[str]]:
-    """Return the next keys in whose lines jobs wait, each with a row by now, and those of which slots were
-    given back, once for each slot."""
+    """Return the next keys with a line, each of which now has a row, and the keys of freed slots, once for
+    each slot."""
     dialect = dialect_of(conn)
     rows = [*dialect.change(conn, _BACK_INTO_LINE, {"most": JOBS_AT_ONCE})]
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
@@ -363,7 +363,7 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
 
 
 def _keys_in_line(*where: ColumnElement[bool]) -> Any:
-    """Choose keys at which jobs wait, each by one look into the index of the lines, and at last a NULL."""
+    """Select the keys with a line, each by one probe of the index of lines, and at last a NULL."""
     least = func.min(jobs.c.limit_key)
     first = (
         select(least.label("key"))
@@ -385,7 +385,7 @@ _ANY = select(
 
 
 def _back_into_line(in_vain: ColumnElement[bool]) -> Change:
-    """Return what takes slots from jobs that wait for a worker in vain."""
+    """Return the change that takes slots from jobs that wait for a worker in vain."""
     holds_a_slot = (jobs.c.limit_key.is_not(None), jobs.c.blocked_by.is_(None), jobs.c.reserved_at.is_(None))
     found = select(jobs.c.id).where(*holds_a_slot, in_vain).order_by(jobs.c.id)
     # guard: paused-hold-no-slots
@@ -408,11 +408,11 @@ _BACK_INTO_LINE_UNSERVED = _back_into_line(jobs.c.queue.not_in(bindparam("served
 
 
 def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
-    """Forget at most `most` keys that no job has and nobody has looked at for so long, those aside that an
-    operator has set; return how many.
+    """Delete at most `most` keys that no job has and no admission used for that long, but none that an
+    operator has set. Return the number.
 
-    What the limit says comes back with the next job that is enqueued under it. A replay of a job that ended
-    before its key was forgotten does not say it: such jobs go one after the other.
+    The next job that is enqueued under the limit brings its rule back. A replay of a job that ended before
+    has no rule with it: such jobs run one after the other.
     """
     return len(dialect_of(conn).change(conn, _FORGET, {"ago_ms": -unused_ms, "most": most}))
 
@@ -445,13 +445,13 @@ _FORGET = Change(limits, _unused, returning=(limits.c.limit_key,))
 # -- looking, and an operator's word -------------------------------------------------------------------------
 
 COUNTED = 10_000
-"""So many jobs of a line are counted."""
+"""The most jobs of a line that are counted."""
 
 
 def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
-    """Return keys that begin so, in their order, with what each allows and holds.
+    """Return the keys with this prefix, in their order, with the rule and the counts of each.
 
-    A key that no worker has looked at yet has no row: its jobs alone know it.
+    A key that no worker has looked at yet has no row; only its jobs have it.
     """
 
     def begins(column: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -468,7 +468,8 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
 
 
 def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
-    """Return what a key holds, and what its row says, which is None before a worker has looked at the key."""
+    """Return the counts of a key and the rule in its row, which is None before a worker has looked at the
+    key."""
 
     def counted(*where: Any) -> int:
         some = select(jobs.c.id).where(jobs.c.limit_key == key, *where).limit(COUNTED + 1)
@@ -491,13 +492,13 @@ def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
 
 
 def status(conn: Connection, key: str) -> LimitStatus | None:
-    """Return what a key allows and holds; None where it is not known."""
+    """Return the rule and the counts of a key; None where it has no row."""
     row = conn.execute(select(limits, now().label("moment")).where(limits.c.limit_key == key)).one_or_none()
     return None if row is None else _status(conn, key, row)
 
 
 def pin(conn: Connection, key: str, rule: Rule) -> None:
-    """Set what a key allows, until `unpin`, and have it looked at."""
+    """Override the rule of a key until `unpin`, and schedule a look at it."""
     dialect = dialect_of(conn)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
     conn.execute(dialect.insert_or_change(limits, _KEY, values, lambda new: {"pinned_at": now()}))
@@ -505,13 +506,13 @@ def pin(conn: Connection, key: str, rule: Rule) -> None:
 
 
 def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
-    """Let tasks say again what a key allows, and have that be `rule`, where that is known."""
+    """End the override of a key: the tasks' rule holds again, at once if `rule` is known."""
     conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=null()))
     write(conn, dialect_of(conn), [Wake(key)] if rule is None else _set(conn, key, rule))
 
 
 def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
-    """Give a key another rule; return when to look at it: now, and before its next start."""
+    """Give a key another rule; return the wakes for it: now, and before its next start."""
     again = {Wake(key)}
     for row in dialect_of(conn).lock(conn, _LOCK, {"keys": [key]}, waits=True):
         next_free_at = _change(conn, row, rule)
@@ -521,9 +522,9 @@ def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
 
 
 class Starving(NamedTuple):
-    """A line in which a job could have run long ago: since when and in which queue, and how many jobs hold
-    its slots, of which so many no worker has claimed, in this queue for one; `held_by` is a job that has
-    failed, and holds a line that goes on only after it."""
+    """A line in which a job could have run long ago. `running` jobs hold its slots, of which no worker has
+    claimed `unclaimed`; `queue` is the queue of one of these. `held_by` is a failed job that blocks a line in
+    order."""
 
     key: str
     due_at: datetime
@@ -535,7 +536,7 @@ class Starving(NamedTuple):
 
 
 def starving(conn: Connection, since_ms: int, most: int) -> list[Starving]:
-    """Return the lines in which a job has been due for so long, the longest first."""
+    """Return the lines in which a job has been due for that long, the longest first."""
     first = func.min(jobs.c.due_at)
     late = jobs.c.due_at < after(bindparam("ago_ms", type_=BigInteger))
     lines = select(jobs.c.limit_key, first).where(_in_line, late).group_by(jobs.c.limit_key)
@@ -556,7 +557,7 @@ def starving(conn: Connection, since_ms: int, most: int) -> list[Starving]:
 
 
 def _held_by(conn: Connection, key: str, head: int) -> int | None:
-    """Return the failed job that holds the line of a key, if one does."""
+    """Return the failed job that blocks the line of a key, if there is one."""
     holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
     failed = select(func.min(failed_jobs.c.id)).where(
         failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds

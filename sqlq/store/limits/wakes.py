@@ -1,8 +1,8 @@
-"""Wakes: which key of a limit is to be looked at, and when.
+"""Wakes: which key of a limit an admission has to look at, and when.
 
-A wake is written in the transaction that blocks a job by its limit, or that gives a slot back where nobody
-looks at once. It is a row of its own for each transaction, so that no enqueue waits for another; and it
-carries what the limit says, since a row that many share may be written by admissions alone.
+The transaction that blocks a job by its limit writes a wake; so does one that frees a slot and does not look
+itself. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake carries the
+limit's rule, since only admissions may write the row that many jobs share.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sqlq.schema.tables import wakes
 from sqlq.schema.types import Moment, after, now
 
 UNSAID = Rule()
-"""The rule of a wake that does not know what the limit says."""
+"""The rule of a wake that does not know the limit's rule."""
 
 
 class Wake(NamedTuple):
-    """A key to look at, in so many milliseconds or at a moment; and what its limit says."""
+    """A key to look at, after a delay or at a time, and its limit's rule."""
 
     key: str
     rule: Rule = UNSAID
@@ -34,10 +34,10 @@ class Wake(NamedTuple):
 
 
 def of(new: Iterable[NewJob]) -> set[Wake]:
-    """Return the wakes for jobs that are enqueued: one for each key and moment.
+    """Return the wakes for new jobs: one for each key and time.
 
-    What a limit says is said at once, also for a job that is due later: else it would come after what newer
-    jobs say, and undo that.
+    A wake brings the rule at once, even for a job that is due later. Otherwise it would arrive after the
+    rules of newer jobs, and undo them.
     """
     found: set[Wake] = set()
     for job in new:

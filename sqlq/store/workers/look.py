@@ -1,4 +1,4 @@
-"""Looks for what workers wait for: jobs that are due, schedules, requests of operators."""
+"""Queries of the poller: due jobs, due schedules, and requests of operators."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sqlq.store.workers.workers import Wanted
 
 
 def due_in(database: Database, names: Sequence[str] | None = None) -> dict[str, float]:
-    """Return the queues that hold jobs that no worker has reserved, and in how many milliseconds the next of
-    each is due (0 or less: it is due).
+    """Return the queues with unreserved jobs, each with the milliseconds until its next job is due (0 or
+    less: it is due).
 
-    Of the queues named, or of all. Those that are paused are left out. One probe of the claim index for each
-    queue and priority, whatever its length; takes no lock on SQLite.
+    It searches the queues named, or all, and leaves out paused ones. It costs one probe of the claim index
+    for each queue and priority, whatever the length; it takes no lock on SQLite.
     """
     dialect, schema = database.dialect, database.schema
     rows = database.run_past_sqlalchemy(lambda ask: dialect.due_in(ask, schema, names), reads=True)
@@ -27,24 +27,24 @@ def due_in(database: Database, names: Sequence[str] | None = None) -> dict[str, 
 
 
 class Look(NamedTuple):
-    """What a host sees when it looks for its workers."""
+    """The result of one poll for the workers of a host."""
 
     due: dict[str, float]
-    """As `due_in` has it."""
+    """As `due_in` returns it."""
     listens: bool
-    """Whether the connection that was asked hears hints."""
+    """Whether the connection that polled receives notifications."""
     hosts: int | None
-    """How many hosts look, this one included; None where that was not asked."""
+    """The number of hosts that poll, this one included; None where that was not queried."""
     expired: bool | None
-    """Whether a lease has run out; None where it was not asked what there is for chores."""
+    """Whether a lease has expired; None where the poll was not for maintenance services too."""
     late: bool | None
     """Whether a job was not started in time; None likewise."""
     limited: bool | None
     """Whether a job is under a limit; None likewise."""
     tick_ms: float | None
-    """In how many milliseconds the next schedule is due; None where there is none."""
+    """The milliseconds until the next schedule is due; None where there is none."""
     wanted: Wanted
-    """What operators ask of the workers."""
+    """The requests of operators to the workers."""
 
 
 def look(
@@ -56,8 +56,8 @@ def look(
     chores: bool,
     workers: Sequence[str] = (),
 ) -> Look:
-    """Look, on a connection that may LISTEN, for all that a host wants to know about once a second, and, if
-    asked, whether there is something to do for its chores (PostgreSQL)."""
+    """Run the poll that a host repeats about once a second, on a connection that may LISTEN (PostgreSQL).
+    With `chores` it also finds out whether the maintenance services have work."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
         lambda statement, parameters: dialect.run(driver, statement, parameters),
@@ -82,4 +82,4 @@ _next = (
     .scalar_subquery()
 )
 waiting_queues = _first.union_all(select(_next).where(_first.c.name.is_not(None)))
-"""The names of the queues that hold jobs that no worker has reserved, and at last a NULL."""
+"""The names of the queues with unreserved jobs, and at last a NULL."""

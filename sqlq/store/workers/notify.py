@@ -1,4 +1,4 @@
-"""Sends and receives notifications, by which workers wake one another. They are never a guard."""
+"""Sends and receives notifications, by which workers wake one another. No guarantee depends on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def notify(database: Database) -> None:
 def notifying_statement(
     statement: str, parameters: Mapping[str, Any], schema: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """Return a statement that is a transaction by itself, with a hint to idle workers at its commit
+    """Return a statement that is a transaction by itself and notifies idle workers at its commit
     (PostgreSQL)."""
     told = f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
     return told, {**parameters, "channel": channel(schema)}
@@ -35,7 +35,7 @@ def wake_others(conn: Connection) -> None:
 
 
 def listen(conn: Connection) -> None:
-    """Have this connection receive what `notify` sends (PostgreSQL)."""
+    """Subscribe this connection to the notifications that `notify` sends (PostgreSQL)."""
     conn.exec_driver_sql(f'LISTEN "{_channel_of(conn)}"')
 
 
@@ -60,8 +60,8 @@ def _channel_of(conn: Connection) -> str:
 
 def hint(database: Database, channel: str, words: str = "") -> None:
     """Send a notification, in a transaction of its own (PostgreSQL)."""
-    # No hint outlives the server, so there is nothing that waiting for the disk could save. What it speaks of
-    # was committed before.
+    # No notification outlives the server, so waiting for the disk would save nothing. Its subject was
+    # committed before.
     # guard: hint-alone-is-asynchronous
     database.run_statement(
         "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "

@@ -16,7 +16,7 @@ from sqlq.store.workers.notify import wake_others
 
 
 def paused(conn: Connection) -> Pauses:
-    """Return what is paused."""
+    """Return the pauses of queues."""
     query = select(queues.c.queue, queues.c.paused_at, queues.c.paused_until)
     rows = conn.execute(query.where(queues.c.paused_at.is_not(None)).order_by(queues.c.queue))
     return Pauses({row.queue: Pause(row.paused_at, row.paused_until) for row in rows})
@@ -27,7 +27,7 @@ ALL = ""
 
 
 class Pause(NamedTuple):
-    """Since when, and until when, nothing is claimed; `until` None for without an end."""
+    """The time in which workers claim nothing; `until` is None for a pause without end."""
 
     since: datetime
     until: datetime | None
@@ -55,7 +55,7 @@ _PAUSED = select(queues.c.queue, queues.c.paused_until, type_coerce(now(), Momen
 
 
 def end_pauses(conn: Connection) -> list[str]:
-    """Resume what was paused until a moment that has come; return the queues, "" for all."""
+    """End the pauses whose time is over; return the queues, "" for all."""
     return [row.queue for row in dialect_of(conn).change(conn, _END)]
 
 
@@ -64,7 +64,7 @@ _END = Change(queues, queues.c.paused_until <= now(), _resumed, returning=(queue
 
 
 def next_end(conn: Connection) -> float | None:
-    """Return in how many milliseconds the next pause is over; None where none has an end."""
+    """Return the milliseconds until the next pause ends; None where none has an end."""
     row = conn.execute(select(func.min(queues.c.paused_until), type_coerce(now(), Moment))).one()
     until, moment = row
     return None if until is None else float((until - moment).total_seconds() * 1000)
@@ -74,11 +74,11 @@ def next_end(conn: Connection) -> float | None:
 
 
 def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool:
-    """Let no worker claim from a queue until it is resumed, or for so long; return whether it was not paused
-    before. What was said last about the end counts.
+    """Let no worker claim from a queue until it is resumed, or for `lasting_ms`; return whether it was not
+    paused before. A later call replaces the end.
 
-    Takes effect with the next claim: the claim statement itself looks at the pause. That of all queues is
-    seen by each worker within two seconds.
+    It takes effect with the next claim, since the claim statement itself checks the pause. Each worker
+    observes a pause of all queues within two seconds.
     """
     dialect = dialect_of(conn)
     until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))

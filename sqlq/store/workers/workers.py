@@ -1,4 +1,4 @@
-"""The rows of workers: what each one tells of itself, and what operators ask of it."""
+"""The rows of workers: the state that each one reports, and the requests of operators."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sqlq.schema.types import Moment, after, now
 from sqlq.store.workers.pauses import _PAUSED, ALL
 
 ALIVE_MS = 3 * LEASE_MS
-"""A worker is taken for alive this long after its last heartbeat. With the default lease it then missed nine
-in a row: a database that was away for a minute does not make every worker look dead, and one that died does
-not look alive for long."""
+"""A worker counts as alive this long after its last heartbeat; with the default lease it then missed nine in
+a row. So one minute without the database does not make every worker look dead, and a dead one does not look
+alive for long."""
 
 
 def register(
@@ -36,7 +36,7 @@ def register(
     name: str | None = None,
     state: str = "working",
 ) -> None:
-    """Enter a worker; `queues` None means that it serves all, `supervisor_pid` None that it has no
+    """Register a worker. `queues` is None if it serves all queues, `supervisor_pid` is None without a
     supervisor. `state` is one of those of `store.control`."""
     named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
     conn.execute(
@@ -55,20 +55,19 @@ def register(
 
 
 def seen(conn: Connection, id: str) -> bool:
-    """Note that a worker lives, and say whether it is still entered: one that slept for a day was swept out,
-    and registers again."""
+    """Write a worker's heartbeat; return whether its row exists. A sweep deletes the row of a worker that
+    slept for a day, which then registers again."""
     return conn.execute(update(workers).where(workers.c.id == id).values(seen_at=now())).rowcount == 1
 
 
 def stand_in(
     conn: Connection, owners: Collection[str], *, lease_ms: int
 ) -> tuple[set[str], dict[str, dict[Right, bool]]]:
-    """Renew all that these workers hold, and note that they live, for their supervisor.
+    """Renew all leases of these workers and write their heartbeats, for their supervisor.
 
-    Rows that another transaction has locked are passed over, so that one worker that is stuck keeps the
-    leases of no other from being renewed. Returns which of the workers are entered, and for each the rights
-    renewed, and whether their end is asked for. The id of a worker is made anew for each process and never
-    used again, so that it stands for its rights.
+    It skips rows that another transaction has locked, so one stuck worker does not block the renewal of other
+    leases. Returns the workers whose rows exist, and for each the renewed rights, with whether their cancel
+    is requested. Each process makes a new worker id, and none is used twice, so the id suffices as a fence.
     """
     dialect = dialect_of(conn)
     given = {"owners": sorted(owners)}
@@ -100,23 +99,23 @@ _SEEN = Change(workers, _entered, {"seen_at": now()}, returning=(workers.c.id,))
 
 
 def note_unstarted(conn: Connection, id: str, number: int) -> None:
-    """Note how many jobs a worker has held for long without starting them, for the doctor."""
+    """Write the number of jobs that a worker has held for long without starting them, for the doctor."""
     conn.execute(update(workers).where(workers.c.id == id).values(unstarted=number))
 
 
 def note_held(conn: Connection, id: str, jobs: Sequence[int]) -> None:
-    """Note which jobs a worker holds without having started them."""
+    """Write which jobs a worker holds and has not started."""
     named = json.dumps(list(jobs)) if jobs else None
     conn.execute(update(workers).where(workers.c.id == id).values(held_jobs=named))
 
 
 def leave(conn: Connection, id: str) -> None:
-    """Take a worker out."""
+    """Delete the row of a worker that ends."""
     conn.execute(delete(workers).where(workers.c.id == id))
 
 
 def sweep(conn: Connection, *, silent_ms: int) -> None:
-    """Take out workers that have been silent for long; theirs is no orderly end."""
+    """Delete the rows of workers that were silent for long, after a crash for example."""
     conn.execute(
         delete(workers).where(workers.c.seen_at < after(bindparam("ago_ms", type_=BigInteger))),
         {"ago_ms": -silent_ms},
@@ -125,7 +124,7 @@ def sweep(conn: Connection, *, silent_ms: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker as it has entered itself; `queues` is a JSON array, None for all."""
+    """The row of a worker; `queues` is a JSON array, None for all."""
 
     id: str
     host: str
@@ -135,17 +134,17 @@ class WorkerRow:
     queues: str | None
     concurrency: int
     unstarted: int
-    """How many jobs it has held for long without starting them."""
+    """The number of jobs it has held for long without starting them."""
     held_jobs: str | None
     """Which jobs it holds and has not started yet, as JSON; None for none."""
     started_at: datetime
     seen_at: datetime
     name: str | None
     state: str
-    """starting, working, paused or stopping, as it says itself."""
+    """starting, working, paused or stopping, as it reports itself."""
     state_at: datetime
     asked: str | None
-    """What an operator has asked of it last."""
+    """The last request of an operator."""
     asked_at: datetime | None
     cancels_at: datetime | None
 
@@ -158,8 +157,7 @@ def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
 
 
 def served(conn: Connection, *, within_ms: int = ALIVE_MS) -> list[str] | None:
-    """Return the queues that the workers serve that are alive; None where one of them serves all, or none is
-    alive that could tell."""
+    """Return the queues that living workers serve; None where one of them serves all, or none is alive."""
     recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
     query = select(workers.c.queues).where(recent).distinct()
     found = list(conn.scalars(query, {"ago_ms": -within_ms}))
@@ -177,7 +175,7 @@ def entered(conn: Connection) -> list[WorkerRow]:
 
 
 def _worker(row: Any) -> WorkerRow:
-    """Return a worker as it has entered itself; one that names its queues as no worker does, serves none."""
+    """Return the row of a worker; if its `queues` are not as a worker writes them, it serves none."""
     found = WorkerRow(*row)
     if found.queues is None or _names(found.queues):
         return found
@@ -194,7 +192,7 @@ def _names(queues: str) -> list[str]:
 
 
 def held(conn: Connection) -> set[tuple[str, int]]:
-    """Return which worker holds which job without having started it, as each has noted."""
+    """Return the pairs of a worker and a job that it holds and has not started, by the workers' rows."""
     rows = conn.execute(select(workers.c.id, workers.c.held_jobs).where(workers.c.held_jobs.is_not(None)))
     return {(owner, job) for owner, text in rows for job in held_in(text)}
 
@@ -209,8 +207,8 @@ def held_in(text: str | None) -> list[int]:
 
 
 class ReservedJob(NamedTuple):
-    """A job that a worker holds, from its claim until its outcome is written; whether it has `started` is
-    known a few seconds after its claim."""
+    """A job that a worker holds, from its claim until its outcome is written. `started` is accurate a few
+    seconds after the claim."""
 
     id: int
     task: str
@@ -221,8 +219,8 @@ class ReservedJob(NamedTuple):
 
 
 def reserved(conn: Connection) -> list[ReservedJob]:
-    """Return every job that is reserved, the longest held first; no more than the workers' slots, and what
-    they start next."""
+    """Return every reserved job, the longest held first: at most the workers' slots, and the jobs that they
+    start next."""
     query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at).where(
         jobs.c.reserved_at.is_not(None)
     )
@@ -230,20 +228,20 @@ def reserved(conn: Connection) -> list[ReservedJob]:
 
 
 def moment(conn: Connection) -> datetime:
-    """Return what time it is by the database's clock."""
+    """Return the time of the database's clock."""
     found: datetime = conn.execute(select(type_coerce(now(), Moment))).scalar_one()
     return found
 
 
 STARTING, WORKING, PAUSED, STOPPING = "starting", "working", "paused", "stopping"
-"""What a worker says that it is at."""
+"""The states that a worker reports."""
 STUCK = "stuck"
-"""What its supervisor says of one that gives no sign of life."""
+"""The state that a supervisor reports of an unresponsive worker."""
 
 
 class Request(NamedTuple):
-    """What a worker is asked: a word and its moment, and the moment of the last request to cancel a job it
-    runs. Moments are numbers that are compared with none but each other."""
+    """The requests to a worker: the last one with its time, and the time of the last request to cancel a job
+    it runs. The times are numbers, comparable only with each other."""
 
     worker: str
     asked: str | None
@@ -252,22 +250,22 @@ class Request(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What operators want of workers."""
+    """The requests of operators to workers."""
 
     requests: tuple[Request, ...] = ()
     all_paused: bool = False
     pause_ms: float | None = None
-    """In how many milliseconds the next pause of a queue, or of all, is over; None where none has an end."""
+    """The milliseconds until the next pause, of a queue or of all, ends; None where none has an end."""
 
 
 def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wanted:
-    """Return what a look has seen."""
+    """Return the requests that a poll has read."""
     found = () if requests is None else tuple(Request(*each) for each in json.loads(requests))
     return Wanted(found, bool(all_paused), pause_ms)
 
 
 def read(conn: Connection, id: str) -> Wanted:
-    """Return what is wanted of one worker, and of all."""
+    """Return the requests to one worker, and to all."""
     asked = conn.execute(_ASKED, {"id": id}).one_or_none()
     paused = conn.execute(_PAUSED).all()
     ends = [row.paused_until for row in paused if row.paused_until is not None]
@@ -287,7 +285,7 @@ _ASKED = select(
 
 
 def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
-    """Ask workers for something: pause, resume, stop or restart; return those that are still entered."""
+    """Send workers a request: pause, resume, stop or restart. Return those whose rows exist."""
     return _write(conn, ids, asked=word, asked_at=now())
 
 
@@ -299,7 +297,7 @@ def _write(conn: Connection, ids: Collection[str], **values: Any) -> set[str]:
 
 
 def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
-    """Note what a worker is at; unless it `waits`, not while another transaction has locked its row."""
+    """Write the state of a worker; without `waits`, skip it while another transaction has locked the row."""
     values = {"state": state, "state_at": now()}
     this = select(workers.c.id).where(workers.c.id == id)
     saying = Change(workers, this, values, returning=(workers.c.id,), waits=waits)
@@ -307,13 +305,12 @@ def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
 
 
 def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:
-    """Have workers look whether jobs that they run are to be cancelled, which else they would see at their
-    next heartbeat."""
+    """Have workers look for requests to cancel now; otherwise they would see them at their next heartbeat."""
     _write(conn, owners, cancels_at=now())
 
 
 def cancelled(conn: Connection, owner: str) -> set[Right]:
-    """Return the rights of a worker whose end an operator has asked for."""
+    """Return the rights of a worker to jobs whose cancel an operator has requested."""
     query = select(jobs.c.id, jobs.c.lease_token).where(
         jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner, jobs.c.cancel_requested_at.is_not(None)
     )
