@@ -100,7 +100,7 @@ _MOVED: Final = {
         )
     },
 }
-"""Names of before, and what stands for them now."""
+"""Former names, and the names that stand for them now."""
 
 
 def __getattr__(name: str) -> Any:

@@ -72,8 +72,8 @@ def include_name(
 ) -> bool:
     """Keep the host's autogenerate away from sqlq's tables; everything else is included.
 
-    Only in sqlq's own schema (`schema`, else SQLQ_SCHEMA, else the default one, and on SQLite always that): a
-    `jobs` in another is the host's. Beside a function of the host's own:
+    Only tables in sqlq's own schema are left out: `schema`, else SQLQ_SCHEMA, else the default one, and on
+    SQLite always that. A `jobs` in another schema is the host's. Beside a function of the host's own:
 
         def include_name(name, type_, parent_names):
             return sqlq.alembic.include_name(name, type_, parent_names) and name != "legacy"

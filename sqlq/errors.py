@@ -80,15 +80,15 @@ class ScheduleNotFoundError(ConfigurationError):
 
 
 class NoResultError(SqlqError):
-    """A job has no result: it has not finished, or what its handler returned was not kept."""
+    """A job has no result: it has not finished, or its handler's result was not kept."""
 
 
 class JobFailedError(NoResultError):
     """The job that was waited for has failed for good.
 
     `id` and `task` name it. `reason` is why it failed: error, timeout, worker_lost, unknown_task, bad_payload
-    or bad_signature. `exception`, `message` and `traceback` are the class, the message and the traceback of
-    its last attempt's error, as text; None where there is none. `attempts` were made.
+    or bad_signature. `exception`, `message` and `traceback` are those of its last attempt's error, as text;
+    None where there is none. `attempts` were made.
     """
 
     def __init__(

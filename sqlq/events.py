@@ -1,6 +1,6 @@
 """Publishes job events to the listeners of an App (`App.on`): after the fact, in batches, never in the way.
 
-Each listener has a thread and a bounded queue of its own, so that a slow one delays neither jobs nor other
+Each listener has a thread and a bounded queue of its own. So a slow one delays neither jobs nor other
 listeners.
 """
 
@@ -49,7 +49,7 @@ MOST_WAITING = 100_000
 GATHER_SECONDS = 0.1
 """How long events gather before a listener gets them."""
 IDLE_SECONDS = 10.0
-"""After so long without an event the thread of a listener ends."""
+"""The thread of a listener ends after this long without an event."""
 COMPLAINT_SECONDS = 60.0
 LAST_WORDS_SECONDS = 1.0
 """How long a process that ends waits for its listeners."""
@@ -62,11 +62,11 @@ class JobEvent:
 
     `seconds` is how long the attempt ran, `delay_seconds` after how long the next one is due. `reason` is as
     in `failed_jobs`: error, timeout, worker_lost, unknown_task, bad_payload or bad_signature. For a cancelled
-    job it is the text given to `sqlq.Cancel`, for a lost or rescued one what happened. `error` is the
-    exception as text: `error.exception` its class, `error.message`, `error.traceback`. `exception` is the
-    exception itself where this process has met it, else one that stands for it. `worker` is the id of the
-    worker that lost the job. `label` is the job's, of events of attempts in this process and of `enqueued`.
-    `trace_id` and `span_id` are the attempt's where it was traced (`sqlq.otel`).
+    job it is the text given to `sqlq.Cancel`, for a lost or rescued one the cause. `error` is the exception
+    as text: `error.exception` its class, `error.message`, `error.traceback`. `exception` is the exception
+    itself where this process has met it, else one that stands for it. `worker` is the id of the worker that
+    lost the job. `label` is the job's, of events of attempts in this process and of `enqueued`. `trace_id`
+    and `span_id` are the attempt's where it was traced (`sqlq.otel`).
     """
 
     name: str
@@ -136,7 +136,7 @@ class Listener:
         self._thread = thread
 
     def flush(self, seconds: float) -> bool:
-        """Pass all waiting events to the function. Return whether it was done within so many seconds."""
+        """Pass all waiting events to the function. Return whether it was done within `seconds`."""
         if self._pid != os.getpid():
             return True
         with self._changed:
@@ -248,7 +248,7 @@ class Events:
             at_the_end_of(conn, committed=tell_all)
 
     def flush(self, seconds: float) -> bool:
-        """Pass all waiting events to their listeners. Return whether all was done within so many seconds."""
+        """Pass all waiting events to their listeners. Return whether all was done within `seconds`."""
         until = time.monotonic() + seconds
         return all(listener.flush(max(0.0, until - time.monotonic())) for listener in self._listeners)
 

@@ -1,10 +1,10 @@
 """Traces: `instrument(app)` joins OpenTelemetry's traces through the queue. Needs opentelemetry-api, which
 comes with `pip install 'sqlq[otel]'`. The application chooses the SDK and exporter.
 
-Spans follow the semantic conventions for messaging: `create mail` where a job for the queue mail is enqueued,
-`process mail` around each attempt. The context travels in the job's headers: `traceparent`, `tracestate`,
-`baggage`, as the application's propagators write them. A row that SQL has inserted may have a `traceparent`
-among its headers, too.
+Spans follow the semantic conventions for messaging. A span `create mail` is for the enqueue of a job in the
+queue mail, a span `process mail` for each attempt. The context travels in the job's headers: `traceparent`,
+`tracestate`, `baggage`, as the application's propagators write them. A row that SQL has inserted may have a
+`traceparent` among its headers, too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Stamp:
         return self._spans.created(job)
 
     def of_replays(self) -> Mapping[str, str]:
-        """Return the context of who replays."""
+        """Return the trace context of the caller that replays."""
         carrier: dict[str, str] = {}
         inject(carrier)
         return carrier
@@ -144,7 +144,7 @@ class _Spans:
         if replay is not None:  # guard: a-replay-is-in-a-trace-of-its-own
             if creation.is_valid:
                 links.append(Link(creation, {"messaging.message.id": str(replay.get("of"))}))
-            # what else the propagators carry, as baggage, stays that of the job
+            # anything else that the propagators carry, as baggage, stays that of the job
             apart = trace.set_span_in_context(trace.INVALID_SPAN, context)
             context = extract(_texts(replay), apart)
             creation = _span(context)

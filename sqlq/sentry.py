@@ -35,10 +35,10 @@ def instrument(app: App) -> None:
     `sqlq.job`, `sqlq.attempt` and `sqlq.reason`.
 
     Call it once, in the module that makes the App; `sentry_sdk.init` is the application's to call, before or
-    after. Each attempt has a scope of its own, whose breadcrumbs and tags go with the event, and with what
-    the handler sends itself. The error's line in the log makes no second event. An attempt that another one
-    follows makes none. In a process with several Apps, instrument all. Arguments of jobs are not sent. Raises
-    `ConfigurationError` for a second call.
+    after. Each attempt has a scope of its own. Its breadcrumbs and tags go with the event, and with events
+    that the handler sends itself. The error's line in the log makes no second event. An attempt that another
+    one follows makes none. In a process with several Apps, instrument all. Arguments of jobs are not sent.
+    Raises `ConfigurationError` for a second call.
 
     >>> instrument(app)  # doctest: +SKIP
     """
@@ -53,13 +53,13 @@ def instrument(app: App) -> None:
 
 @cache
 def _leave_lines_out() -> None:
-    """Have Sentry pass what it makes of log lines to `_without_lines`, once in a process."""
+    """Have Sentry pass its events of log lines to `_without_lines`, once in a process."""
     add_global_event_processor(_without_lines)
 
 
 def _without_lines(event: Any, hint: dict[str, Any]) -> Any:
-    """Leave out what Sentry makes of the log line of a job that failed for good: the event with its tags is
-    sent besides."""
+    """Leave out Sentry's event of the log line of a job that failed for good. The event with its tags is sent
+    besides."""
     record = hint.get("log_record")
     if record is None or not _instrumented or record.name != "sqlq.worker" or not hasattr(record, "job_id"):
         return event

@@ -27,14 +27,14 @@ class CommandLine(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of role that may do what it does, one of `KINDS`."""
+        """The kind of role that has the rights for it, one of `KINDS`."""
 
 
 KINDS = (
     *("producer", "untrusted-producer", "replacing-producer"),
     *("worker", "operator", "reader", "keys"),
 )
-"""The kinds of roles of PostgreSQL, each by what it does; `store.rights` has their rights."""
+"""The kinds of roles of PostgreSQL, each by its work; `store.rights` has their rights."""
 OWNER = "owner"
 """The kind that no GRANT makes: the role that has migrated."""
 
@@ -77,7 +77,7 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
 
 
 def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str | None = None) -> str:
-    """Return what mends that a role lacks rights: one command, whichever of them it lacks."""
+    """Return the advice for a role that lacks rights: one command, whichever of them it lacks."""
     kind = kind or ("producer" if current is None else current.kind)
     if kind == OWNER:
         return "connect as the role that owns the tables, or may create them"
@@ -85,7 +85,7 @@ def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str
     return f"the owner of the tables mends it by what `{grants}` prints"
 
 
-# Also what turns the direction of text around, ends a line, or has no UTF-8.
+# Also characters that turn the direction of text around, end a line, or have no UTF-8.
 STEERS = r"\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # guard: nothing-steers-a-terminal
 """Characters that could steer a terminal, for a class of a regular expression. The control characters below a
 space are not among them."""

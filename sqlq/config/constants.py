@@ -38,7 +38,7 @@ after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
-"""How long a job of an unknown task is returned to the queue before it fails: a rolling deploy is over by
+"""How long a job of an unknown task returns to the queue before it fails: a rolling deploy is over by
 then."""
 
 LONGEST_NAME: Final = 255
@@ -46,7 +46,7 @@ PAYLOAD_BYTES: Final = 1024 * 1024
 RESULT_BYTES: Final = 1024 * 1024
 ERROR_BYTES: Final = 64 * 1024
 NOTES_BYTES: Final = 16 * 1024
-"""Up to so many characters of a job's history an attempt that did not count leaves a line."""
+"""The longest history of a job, in characters, to which an attempt that did not count still adds a line."""
 HEADERS_BYTES: Final = 16 * 1024
 CURSOR_BYTES: Final = 64 * 1024
 NOTE_CHARACTERS: Final = 255

@@ -1,8 +1,8 @@
 """Durations and times as people write them, and as sqlq stores them.
 
-Only the database's clock decides what is due or expired; what crosses the boundary is a duration in whole
-milliseconds. A time given by the caller must carry its time zone, because a naive one means another instant
-on every machine.
+Only the database's clock decides what is due or expired. Durations cross the boundary in whole milliseconds.
+A time given by the caller must carry its time zone, because a naive one means another instant on every
+machine.
 """
 
 from __future__ import annotations

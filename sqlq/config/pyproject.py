@@ -48,8 +48,8 @@ def find(start: Path | None = None) -> Project | None:
     one) upwards. None where there is none.
 
     A file of another user is passed over, and one line is logged: it would choose which code runs here.
-    Raises `ConfigurationError` for a file with the table that cannot be read as TOML, and for a key or value
-    that is not known.
+    Raises `ConfigurationError` for a file with the table that cannot be read as TOML, and for an unknown key
+    or value.
     """
     try:
         here = (start or Path.cwd()).absolute()
@@ -94,7 +94,7 @@ def _read(file: Path, written: bytes) -> Project | None:
 
     try:
         table = tomllib.loads(written.decode()).get("tool", {}).get("sqlq")
-    # beside errors in TOML: other bytes than UTF-8, and what is too long or too deep
+    # beside errors in TOML: other bytes than UTF-8, and text that is too long or too deep
     except (ValueError, AttributeError, RecursionError) as error:  # guard: no-toml-is-said
         raise ConfigurationError(f"{file} cannot be read as TOML: {error}") from None
     if table is None:  # the words stood in a comment

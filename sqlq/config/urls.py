@@ -165,7 +165,7 @@ def masked(url: URL) -> str:
 
 
 def has_secret(url: URL) -> bool:
-    """Whether what `masked` returns is not the whole URL."""
+    """Whether `masked` returns less than the whole URL."""
     return masked(url) != url.render_as_string(hide_password=False)
 
 
@@ -175,8 +175,8 @@ _MASK = "***"
 
 
 def shown(url: URL) -> str:
-    """Return the URL as it may be shown to a person in another directory: without its password, an SQLite
-    file with its whole path."""
+    """Return the URL as it may be shown to a person in another directory. It has no password, and an SQLite
+    file has its whole path."""
     return f"sqlite:///{Path(url.database or '').absolute()}" if _is_file(url) else masked(url)
 
 
@@ -187,8 +187,8 @@ def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | 
     """Return the PostgreSQL schema the tables live in: the argument, else SQLQ_SCHEMA, else None for the
     default one.
 
-    Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters, and for an
-    argument where the database is one of SQLite.
+    Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters. Raises it,
+    too, for an argument where the database is one of SQLite.
     """
     what = "SQLQ_SCHEMA" if argument is None else "schema"
     name = argument if argument is not None else os.environ.get("SQLQ_SCHEMA") or None
@@ -229,7 +229,7 @@ DirectCalls = Literal["allow", "warn", "refuse"]
 
 
 def checked_eager(value: Any, what: str = "eager") -> Eager:
-    """Return what `eager` may be. Raises `ConfigurationError` for anything else."""
+    """Return a valid value of `eager`. Raises `ConfigurationError` for anything else."""
     if value is True or value is False or value == "commit":  # guard: eager-is-no-text
         return cast("Eager", value)
     raise ConfigurationError(
@@ -238,7 +238,7 @@ def checked_eager(value: Any, what: str = "eager") -> Eager:
 
 
 def checked_calls(value: Any, what: str = "direct_calls") -> DirectCalls:
-    """Return what `direct_calls` may be. Raises `ConfigurationError` for anything else."""
+    """Return a valid value of `direct_calls`. Raises `ConfigurationError` for anything else."""
     if value not in get_args(DirectCalls):
         raise ConfigurationError(f'{what} is {value!r}: it is "allow", "warn" or "refuse"')
     return cast("DirectCalls", value)

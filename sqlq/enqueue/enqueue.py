@@ -138,7 +138,7 @@ class Enqueuer:
             raise
 
     def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:
-        """Do other work of sqlq's in the caller's transaction, as jobs are enqueued in it; `work` gets the
+        """Do other work of sqlq's in the caller's transaction, as jobs are enqueued in it. `work` gets the
         connection, and the schema of the tables."""
         conn = connection_to_write(session)
         if isinstance(conn, Borrowed):
@@ -377,7 +377,7 @@ def _debug(done: list[Job]) -> None:
 
 
 def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
-    """Return the jobs of a batch. Raises `EnqueueError` for what is no batch."""
+    """Return the jobs of a batch. Raises `EnqueueError` for anything else."""
     if not isinstance(jobs, Iterable):
         raise EnqueueError(
             f"enqueue_many takes a list of what task.new(…) returns, not a {kind_of(jobs)}: write "
@@ -414,7 +414,7 @@ def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
 
 
 def check_new(new: Sequence[NewJob]) -> None:
-    """Raise `EnqueueError` for what is no job that can be enqueued."""
+    """Raise `EnqueueError` for anything but a job that can be enqueued."""
     for job in new:
         if not isinstance(job, NewJob):
             hint = "calling a task runs it here and now; " if job is None or asyncio.iscoroutine(job) else ""

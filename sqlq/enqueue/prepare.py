@@ -29,7 +29,7 @@ class Stamps:
     """The enqueue middleware of one App."""
 
     def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
-        """Raises `ConfigurationError` for what cannot be carried."""
+        """Raises `ConfigurationError` for anything but context variables with distinct names."""
         self._functions: list[Stamp] = []
         self._carry = {var.name: var for var in _checked_carry(carry)}
 
@@ -65,8 +65,8 @@ class Stamps:
         return values
 
     def stamped(self, job: NewJob, first: Mapping[str, Any], carried: Mapping[str, Any]) -> NewJob:
-        """Return a job with all its headers, `first` being its task's. Raises `EnqueueError` for what cannot
-        be one."""
+        """Return a job with all its headers, `first` being its task's. Raises `EnqueueError` for one that is
+        no valid header."""
         found = dict(first)
         for function in self._functions:
             said = function(job)
@@ -134,7 +134,7 @@ def _check_stamps(function: Any) -> None:
 
 
 class Additions:
-    """Adds to jobs by what one App has declared up to now: headers, limits, and options of their queues."""
+    """Adds to jobs the declarations of one App up to now: headers, limits, and options of their queues."""
 
     def __init__(self, tasks: Registry, limits: DeclaredLimits, stamps: Stamps) -> None:
         self._tasks = tasks
@@ -142,7 +142,7 @@ class Additions:
         self._stamps = stamps
 
     def to(self, new: list[NewJob[Any]]) -> list[NewJob[Any]]:
-        """Return jobs with what is added to them."""
+        """Return jobs with the App's additions."""
         if self._limits:
             new = [self._limited(job) for job in new]
         if not (self._stamps or self._tasks.adds_to_jobs):
@@ -167,7 +167,7 @@ class Additions:
         return job if rule is job.rule else replace(job, rule=rule)
 
     def to_flow(self, job: AnyFlow) -> Plan:
-        """Return a flow as it is written, with what is added to its jobs."""
+        """Return a flow as it is written, with the App's additions to its jobs."""
         plan = Flow.of(job).plan()
         return plan._replace(jobs=[without_expiry(job) for job in self.to(plan.jobs)])
 

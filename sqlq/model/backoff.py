@@ -119,8 +119,8 @@ def stored(option: Any, error: type[Exception]) -> str:
 
 
 def read(text: str) -> Backoff:
-    """Return the backoff in a job's row: one of sqlq's own, or a duration or list of them in JSON, as SQL may
-    have inserted. Raises `ConfigurationError` for anything else."""
+    """Return the backoff in a job's row: one of sqlq's own, or a duration or list of them. SQL may have
+    inserted those as JSON. Raises `ConfigurationError` for anything else."""
     try:
         said = json.loads(text)
         if not isinstance(said, dict):

@@ -48,8 +48,8 @@ class Ending(Protocol):
 class Follower(NamedTuple):
     """A task that follows the end of a job, as the job's row names it.
 
-    Other options of the task count as for any job that SQL inserts: when a worker that knows the task claims
-    the follow-up.
+    Other options of the task count as for any job that SQL inserts. They take effect when a worker that knows
+    the task claims the follow-up.
     """
 
     task: str
@@ -57,7 +57,7 @@ class Follower(NamedTuple):
     priority: int = 0
 
     def as_text(self) -> str:
-        """Return the JSON for the row; what is a default is left out."""
+        """Return the JSON for the row, without default values."""
         named = {name: value for name, value in self._asdict().items() if value != _DEFAULTS.get(name)}
         return json.dumps(named, ensure_ascii=False)
 
@@ -66,8 +66,8 @@ class Follower(NamedTuple):
         """Return the task that a row names in a column; None where the row has `null`, after which none
         follows.
 
-        Keys that are not known here are another release's, and left alone. Raises `ArgumentsError` for what
-        names no task, in a queue, with a priority.
+        Keys that are not known here are another release's, and left alone. Raises `ArgumentsError` for text
+        that names no task, in a queue, with a priority.
         """
         try:
             named = json.loads(text)

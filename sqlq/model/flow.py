@@ -1,7 +1,7 @@
 """Flows as a caller writes them: jobs that wait for others. Their life in the database is in `store.flows`.
 
 A flow is laid step by step, and a step can only wait for steps that were added before it. So there is no
-cycle, and what cannot be is refused where it is written, before anything is sent to a database.
+cycle. An impossible step is refused where it is written, before anything is sent to a database.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GROWN_FROM = -1
 
 
 class Edge(NamedTuple):
-    """Step number `step` waits for the step number `after` to end so; `place` is its place among those that
+    """Step number `step` waits for the step number `after` to end so. `place` is its place among those that
     the step waits for."""
 
     step: int
@@ -60,7 +60,8 @@ class Plan(NamedTuple):
 
 
 class Result:
-    """Stands in the arguments of a job for what a step before it returns, or a list of what several do."""
+    """Stands in the arguments of a job for the result of an earlier step, or for a list of several
+    results."""
 
     __slots__ = ("is_list", "source")
 
@@ -82,7 +83,7 @@ class Result:
 
 
 class MakesJobs(Protocol):
-    """A task: in a chain it is called with the result of what comes before it."""
+    """A task: in a chain it is called with the result of the part before it."""
 
     def new(self, /, *args: Any) -> NewJob[Any]: ...
     def as_follow_up(self, option: str, error: type[Exception]) -> str: ...
@@ -93,7 +94,7 @@ Part: TypeAlias = "NewJob[Any] | MakesJobs | Chain[Any] | Group[Any]"
 
 
 class Step(Generic[R_co]):
-    """A job of a flow: what other steps wait for, and whose result they may take."""
+    """A job of a flow. Other steps may wait for it, and take its result."""
 
     def __init__(self, flow: Flow, number: int, job: NewJob[R_co]) -> None:
         self._flow = flow
@@ -174,7 +175,7 @@ class _Composed(Generic[R_co]):
         self.parts = [_checked_part(part) for part in parts]
 
     def then(self, *parts: Any) -> Chain[Any]:
-        """Return a chain of this and what comes after it."""
+        """Return a chain of this and the parts after it."""
         return Chain([cast("Part", self), *parts])
 
     def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
@@ -215,7 +216,7 @@ def chain(*parts: Any) -> Chain[Any]:
 
     A part is a job, a chain, a group, or a task. A task is called with the result of the part before it, or
     the list of results of a group. When one fails, those after it stay blocked until it is retried. Give the
-    chain to `app.enqueue` or `flow.add`. Raises `EnqueueError` for what is no part.
+    chain to `app.enqueue` or `flow.add`. Raises `EnqueueError` for anything else as a part.
 
     >>> app.enqueue(sqlq.chain(fetch.new(url), parse, store))  # doctest: +SKIP
     """
@@ -239,7 +240,7 @@ def group(*parts: Any) -> Group[Any]:
 
     A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order. A chain in it
     has the result of its last job, a group in it those of its jobs. A group of nothing has finished at once,
-    and its results are an empty list. Raises `EnqueueError` for what is no part.
+    and its results are an empty list. Raises `EnqueueError` for anything else as a part.
 
     >>> app.enqueue(sqlq.group(ask.new("a"), ask.new("b")).then(choose))  # doctest: +SKIP
     """
@@ -247,11 +248,11 @@ def group(*parts: Any) -> Group[Any]:
 
 
 class Flow:
-    """Jobs of which some wait for others: enqueued whole or not at all.
+    """Jobs, some of which wait for others: enqueued whole or not at all.
 
     A `name` is for people, and need not be the only one of its kind. A flow is enqueued once, and takes no
     steps after that, also where its transaction is rolled back: make it anew then. (A chain or group is no
-    flow yet but the plan of one, and may be enqueued many times, as a job may.) Raises `EnqueueError` for a
+    flow yet but the plan of one. It may be enqueued many times, as a job may.) Raises `EnqueueError` for a
     name that cannot be stored.
 
     >>> flow = sqlq.Flow("order 7")
@@ -300,11 +301,11 @@ class Flow:
     def add(self, job: Any, *, after: Any = (), when: When = "success") -> Any:
         """Add a job, a chain or a group, and return its step, or the steps at its end.
 
-        It runs when the steps `after` which it comes have ended. `when` is how they have to end: with
-        `success` (finished), `failure` (failed for good), or `ended`, in whatever way, cancelled too. Pass a
-        mapping `{step: when}` to set `when` for each step. A step that can no longer run, since a step before
-        it ended otherwise, is cancelled. A delay counts from the enqueue. A step whose result is an argument
-        of the job is waited for, whether or not it is named. Raises `EnqueueError` for steps of another flow,
+        It runs when the steps `after` which it comes have ended. `when` is how they have to end: `success`
+        (finished), `failure` (failed for good), or `ended` (in any way, cancelled too). Pass a mapping
+        `{step: when}` to set `when` for each step. A step that can no longer run, since a step before it
+        ended otherwise, is cancelled. A delay counts from the enqueue. A step whose result is an argument of
+        the job is waited for, whether or not it is named. Raises `EnqueueError` for steps of another flow,
         and for a job that cannot be a step.
 
         >>> flow.add(alarm.new(7), after=[paid], when="failure")  # doctest: +SKIP
@@ -319,7 +320,7 @@ class Flow:
         )
 
     def lay(self, part: Any, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
-        """Add a part, and return what it has become; `given` is what a task is called with."""
+        """Add a part, and return its place in the flow; `given` are the arguments for a task."""
         if isinstance(part, _Composed):
             laid = part.lay(self, waits, given)
             if isinstance(part, Group):
@@ -330,8 +331,8 @@ class Flow:
         return _Laid([step], {step.number: "success"}, is_list=False)
 
     def plan(self) -> Plan:
-        """Return what is to be written. Raises `EnqueueError` for a flow without steps, and one that is
-        enqueued."""
+        """Return the flow as it is to be written. Raises `EnqueueError` for a flow without steps, and one
+        that is enqueued."""
         if self.is_enqueued:  # guard: a-flow-is-enqueued-once
             raise EnqueueError(
                 f"{self!r} is enqueued already, and a second time would make another one: make it anew, with "

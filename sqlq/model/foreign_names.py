@@ -1,4 +1,4 @@
-"""Names that other job queues have for things: who writes one reads what it is called here."""
+"""Names that other job queues have for things: the error for one has the name here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NameOfAnotherQueue:
 
     @classmethod
     def answer(cls, owner: type, advice: Mapping[str, str]) -> None:
-        """Have `owner` answer each of these names with what to write instead."""
+        """Have `owner` answer each of these names with its advice."""
         for name, instead in advice.items():
             setattr(owner, name, cls(name, instead))
 

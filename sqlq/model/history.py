@@ -31,8 +31,7 @@ NOTES: Final[tuple[str, ...]] = get_args(Note)
 
 
 class AttemptTimes(NamedTuple):
-    """When an attempt was claimed, started and ended, and by whom, as far as that is known to who writes its
-    line."""
+    """The times of an attempt, and its worker, as far as the writer of its line knows them."""
 
     claimed_at: datetime | None = None
     started_at: datetime | None = None
@@ -65,7 +64,7 @@ class AttemptRecord:
     Times carry their time zone. They are by the clock of the line's writer, and decide nothing. An unknown
     value is None, as is `started_at` of a lost attempt. `worker` is the id of the worker, `host` its host and
     process. `reason`, `exception` and `message` are of its error. The line of an ended job's last attempt is
-    by the database's clock; `started_at` is not kept where a job's first claim finished it.
+    by the database's clock. `started_at` is not kept where a job's first claim finished it.
 
     >>> [line.outcome for line in app.jobs.get(42).history]  # doctest: +SKIP
     ['failed', 'lost', 'snoozed', 'finished']
@@ -86,7 +85,7 @@ class AttemptRecord:
 def written(
     attempts: int | None, said: Mapping[str, Any], course: AttemptTimes, at: datetime | None = None
 ) -> str:
-    """Return a line as the row has it: one JSON object, without what is not known."""
+    """Return a line as the row has it: one JSON object, without unknown values."""
     ended = at or course.ended_at or datetime.now(UTC)
     line: dict[str, Any] = {} if attempts is None else {"attempt": attempts}
     line |= {"at": _text(ended), **said}
@@ -113,8 +112,8 @@ def is_error(record: Mapping[str, Any]) -> bool:
 
 
 def read(record: Mapping[str, Any]) -> AttemptRecord:
-    """Return the line that a record stands for, which another program may have written: what is not of its
-    kind is left out."""
+    """Return the line that a record stands for. Another program may have written it: values of another kind
+    are left out."""
     outcome: Any = record.get("note")
     if is_error(record):
         outcome = "lost" if record.get("reason") == "worker_lost" else "failed"

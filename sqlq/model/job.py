@@ -4,8 +4,8 @@
        │                ▲     ▲                   │
        └──► blocked ────┘     └── retry, snooze, release
 
-The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
-itself.
+The state is derived from the row, so it cannot contradict itself: is it reserved, is it due, which table is
+it in.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class NewJob(HasArguments, Generic[R_co]):
     on_failure: str | None = None
     label: str | None = None
     headers_text: str | None = None
-    """Its own headers, as JSON; what the App adds comes to them when the job is enqueued."""
+    """Its own headers, as JSON; the App adds its own when the job is enqueued."""
     backoff: str | None = None
     """As the job's row has it; None where the task defines it."""
     retention_ms: int | None = None
@@ -197,25 +197,25 @@ class NewJob(HasArguments, Generic[R_co]):
         {"countdown": "delay", "eta": "available_at", "retries": "max_attempts", "ttl": "retention"},
     )
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
-        """Return this job with other options; what is not given stays as it is.
+        """Return this job with other options; an option that is not given stays as it is.
 
         `delay` counts from the enqueue by the database's clock. `available_at` is a time with a time zone.
         Give one of the two. A larger `priority` (−100 to 100) runs first. `expires` is how long after it is
-        due the job may be started, or until when; one that was not started is cancelled. A `timeout` of None
-        takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes but a
-        function of your own. `retention` is how long the job is kept after it has finished or failed, None
-        for ever. `label` is a short text for people. `headers` is a mapping of names to JSON that travels
-        with the job; headers set before stay where they are not set anew. `on_success` and `on_failure` are
-        tasks. A job of that task follows when this one has finished, or has failed for good. With None none
-        does, whatever the task defines. `limit` is a `sqlq.Limit` or `sqlq.Serial` whose key is plain text,
-        or the name of one that `app.limit` has declared; None takes the task's away.
+        due the job may be started, or until when. A job that was not started is cancelled. A `timeout` of
+        None takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes
+        but a function of your own. `retention` is how long the job is kept after it has finished or failed,
+        None for ever. `label` is a short text for people. `headers` is a mapping of names to JSON that
+        travels with the job. Headers set before stay where they are not set anew. `on_success` and
+        `on_failure` are tasks. A job of that task follows when this one has finished, or has failed for good.
+        With None none does, whatever the task defines. `limit` is a `sqlq.Limit` or `sqlq.Serial` with a key
+        of plain text, or the name of one declared by `app.limit`. None takes the task's away.
 
         With a `unique_key`, at most one job of that key is live in its queue. It is live until it finishes,
         or with `unique_until="start"` until it is first claimed. With "pruned" the key names the job until
-        its row is gone: one that has ended is what `enqueue` answers, too. With `on_conflict="replace"` this
-        job takes the place of the one with its key while that waits, and is due when that is. With "postpone"
-        it is due when this one is, if that is later, but not later than `at_most` after the first was
-        enqueued. Raises `EnqueueError` for a value out of range, naming it.
+        its row is gone: `enqueue` answers with one that has ended, too. With `on_conflict="replace"` this job
+        takes the place of the one with its key while that waits, and is due when that is. With "postpone" it
+        is due when this one is, if that is later. It is due at most `at_most` after the first was enqueued.
+        Raises `EnqueueError` for a value out of range, naming it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
@@ -305,8 +305,8 @@ class Job(Handle, Generic[R_co]):
 
     `created` is False when a live job with the same unique key was there, or with `unique_until="pruned"` one
     that has ended. Then `id` and `state` are that job's. `replaced` is True when that one was waiting, and
-    this call has put its own job in its place. After a rollback of its transaction whatever it is given to
-    raises `JobNotFoundError`, also where SQLite has given its id to another job.
+    this call has put its own job in its place. After a rollback of its transaction each use of it raises
+    `JobNotFoundError`, also where SQLite has given its id to another job.
     """
 
     id: int
@@ -394,7 +394,8 @@ class JobDetails(HasArguments):
     """The last progress that its handler has set. The progress of an earlier attempt stays until the next one
     sets some."""
     cursor: Any = None
-    """How far it has come: what its last checkpoint has saved, of a job with steps what they have."""
+    """How far it has come: the cursor that its last checkpoint has saved, or the saved steps of a job with
+    steps."""
     start_by: datetime | None = None
     """Until when it has to be started; cancelled if it is not."""
     retention_ms: int | None = None
@@ -418,13 +419,13 @@ class JobDetails(HasArguments):
     """When a blocked job wants to start at the earliest, where it has such a time."""
     started: bool | None = None
     """Whether the handler of a running job has begun; None for other jobs. It is False while its worker holds
-    the job and has not started it, which is known a few seconds after the claim."""
+    the job and has not started it. This is known a few seconds after the claim."""
     replay_of: int | None = None
     """The job of which it is a replay."""
     replayed_as: int | None = None
     """The newest job that is a replay of this one, of an ended job."""
     history: tuple[AttemptRecord, ...] = ()
-    """Its attempts from the first to the last, with what came of each; the one that goes on included."""
+    """Its attempts from the first to the last, each with its outcome; the one that goes on included."""
     sealed: str | None = None
     """How its payload is signed or encrypted, as in `encrypted with key 3f9a2c41`; None for a plain one."""
 
@@ -449,7 +450,7 @@ NameOfAnotherQueue.answer(JobDetails, {"status": "job.state"})
 
 
 class ClaimedJob(NamedTuple):
-    """A job a worker holds: id and token are its right to it, the rest is what it needs to run it."""
+    """A job a worker holds. Its id and lease token are the right to write it; the rest is for running it."""
 
     id: int
     lease_token: int
@@ -482,7 +483,7 @@ class ClaimedJob(NamedTuple):
     scheduled_ms: float | None = None
     """The schedule's run time for which it was enqueued, in milliseconds since 1970."""
     cursor: str | None = None
-    """How far it has come, as JSON: what the last checkpoint has saved."""
+    """How far it has come, as JSON: the cursor that the last checkpoint has saved."""
     late_ms: int | None = None
     """How long before its claim the time was over by which it had to be started. Negative where that time is
     still to come, None where it may start at any time."""

@@ -17,8 +17,8 @@ class JobResult:
     `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. For a failed job `reason`
     is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
     signature. `exception` is the class and `message` the text of its last error. `label` is the one that the
-    job has. More is to be had by the id: `app.jobs.get(ended.id)` has the traceback and the errors of earlier
-    attempts, `app.result(ended.id)` what it returned.
+    job has. The id gives more. `app.jobs.get(ended.id)` has the traceback and the errors of earlier attempts,
+    `app.result(ended.id)` the result.
 
     >>> @app.task  # doctest: +SKIP
     ... def alarm(ended: sqlq.JobResult) -> None:

@@ -77,7 +77,7 @@ class _Keyed:
         return isinstance(self.key, str) and names >= set(_fields(self.key))
 
     def check_for(self, task: str, signature: inspect.Signature) -> None:
-        """Raise `ConfigurationError` where the key names what is no parameter of the task's handler."""
+        """Raise `ConfigurationError` where the key names anything but parameters of the task's handler."""
         if not isinstance(self.key, str):
             return
         parameters = signature.parameters.values()
@@ -153,9 +153,9 @@ class Serial(_Keyed):
     """One job of a key at a time, in the order in which they were enqueued, retries included. While one waits
     for its next attempt, those after it wait, too.
 
-    The `key` is as in `sqlq.Limit`. The order is that of ids, among what is committed. After a failure for
-    good the next job goes on; with `on_failure="hold"` none does, until the failed one is retried, or
-    forgotten. Raises `ConfigurationError` for another word.
+    The `key` is as in `sqlq.Limit`. The order is that of ids, among committed jobs. After a failure for good
+    the next job goes on; with `on_failure="hold"` none does, until the failed one is retried, or forgotten.
+    Raises `ConfigurationError` for another word.
 
     >>> Serial("account:{id}")
     Serial(key='account:{id}', on_failure='go on')

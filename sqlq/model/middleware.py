@@ -28,24 +28,24 @@ class Scope:
 
 
 def around_scope(function: Any) -> Scope:
-    """Return the scope of a function that is called with the running job. Raises `ConfigurationError` for
-    what cannot be one."""
+    """Return the scope of a function that is called with the running job. Raises `ConfigurationError` for a
+    function that cannot be middleware."""
     scope = _scope(function, "around", "takes one argument, the running job", "lambda running: tracing()")
     _check_takes(scope, "an around takes one argument, the running job", object())
     return scope
 
 
 def lifespan_scope(function: Any) -> Scope:
-    """Return the scope of a function that is called without arguments. Raises `ConfigurationError` for what
-    cannot be one."""
+    """Return the scope of a function that is called without arguments. Raises `ConfigurationError` for a
+    function that cannot be middleware."""
     scope = _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
     _check_takes(scope, "a lifespan takes no arguments")
     return scope
 
 
 def task_arounds(given: Any, task: str, is_async: bool) -> tuple[Scope, ...] | None:
-    """Return a task's own arounds, None where it declines all. Raises `ConfigurationError` for what cannot
-    be one, and for one that would never run around this task."""
+    """Return a task's own arounds, None where it declines all. Raises `ConfigurationError` for a function
+    that cannot be middleware, and for one that would never run around this task."""
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -129,6 +129,6 @@ def _any_attribute(kind: type, *names: str) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function with its module; of what has none, its `repr`."""
+    """Return the name of a function with its module; its `repr` where it has no name."""
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     return repr(function) if module is None or qualname is None else f"{module}.{qualname}"

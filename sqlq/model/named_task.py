@@ -15,7 +15,7 @@ from sqlq.payload.codec import encode
 
 
 class NamedTask:
-    """A task of which the name is known, and perhaps nothing else; see `App.named`."""
+    """A task whose name is known, and perhaps nothing else; see `App.named`."""
 
     def __init__(self, name: str, known: Task[..., Any] | None = None) -> None:
         self.name = checked_name(name, "the task's name")

@@ -1,4 +1,4 @@
-"""How an attempt of a job may end, and what is written of it.
+"""The outcomes of an attempt, and how they are written.
 
 T4 to T7 are the ways out of `running`: finished, tried again, released, failed for good.
 """
@@ -69,7 +69,7 @@ class Released:
     unknown_task: bool = False
     snoozed: bool = False
     in_time: bool = False
-    """Whether the job has been started in the time that it had for that, so that it has time from now on."""
+    """True if the job was started before its deadline, which no longer applies."""
     reason: str | None = None
     """Why no worker could run it here, where that is why."""
     at: datetime | None = None

@@ -35,7 +35,7 @@ class Retry(Signal):
     backoff.
 
     The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
-    error`, and it is what the job's errors show.
+    error`: the job's errors then show it.
 
     `delay` may also be a datetime with a time zone; one that is past means at once. The next attempts have
     this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
@@ -112,7 +112,8 @@ class RetryPolicy:
         the default."""
         try:
             return milliseconds(self.backoff(attempts), "what the backoff callable returned")
-        # SystemExit and what cannot be shown, too: this is called where an attempt ends, in its slot's thread
+        # SystemExit and errors that cannot be shown, too: this is called where an attempt ends, in its slot's
+        # thread
         except BaseException as error:  # guard: a-backoff-that-fails-loses-nothing
             log.warning("the backoff of a task failed (%s), so the default is used", describe(error).message)
             return milliseconds(_DEFAULT(attempts), "backoff")
@@ -157,8 +158,8 @@ def failed(
     reason: FailureReason = "error",
     delay_ms: int | None = None,
 ) -> Retried | Failed:
-    """Return the outcome of an attempt that failed: another one after `delay_ms`, or else the policy's wait;
-    none where it was the last."""
+    """Return the outcome of an attempt that failed: another one after `delay_ms`, or else the policy's wait.
+    No other follows where it was the last."""
     if not follows(job.attempts, job.max_attempts):
         return Failed(reason, error)
     wait_ms = policy.wait_ms(job.attempts) if delay_ms is None else delay_ms
@@ -214,7 +215,7 @@ def put_off(
 
 
 def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
-    """Return the outcome of a job whose payload, or what it takes, has a key that is not here."""
+    """Return the outcome of a job whose key is not here, for its payload or for a result that it takes."""
     # guard: without-a-key-it-is-put-back
     return put_off(job, "bad_signature", str(error), error, "another worker has that")
 
@@ -233,7 +234,7 @@ def describe(error: BaseException) -> ErrorText:
     """Return an exception as text that any database can store, at most 64 KiB in all.
 
     Never raises: an exception whose `__str__` raises is still an error that must be recorded. Frame locals
-    are not kept, since they hold what was never meant to be stored.
+    are not kept, since they hold values that were never meant to be stored.
     """
     kind = type(error)
     try:
@@ -264,16 +265,16 @@ class _Text(Exception):  # noqa: N818  # shown as the cause of another, and neve
 
 
 def remote_error(error: ErrorText) -> BaseException:
-    """Return an exception for error reporters that stands for one of which there is only text, because
-    another process met it."""
+    """Return an exception for error reporters. It stands for one that another process met, and of which there
+    is only text."""
     found = ExecutionError(f"{error.exception}: {error.message}")
     found.__cause__ = None if error.traceback is None else _Text(error.traceback)
     return found
 
 
 def scrubbed(value: str, limit: int) -> str:
-    """Return text without what databases refuse (NUL, lone surrogates), cut to `limit` bytes of UTF-8 in the
-    middle.
+    """Return text without characters that databases refuse (NUL, lone surrogates), cut to `limit` bytes of
+    UTF-8 in the middle.
 
     Head and tail are kept: the head shows the attempted operation, the tail the error.
     """

@@ -1,7 +1,7 @@
 """When a schedule is due, and for which of its runs a job is enqueued.
 
-Nothing here looks at a clock or a database. The due runs follow from the plan, from the time up to which runs
-were decided, and from the time of the database.
+Nothing here looks at a clock or a database. The due runs follow from the plan, the time up to which runs were
+decided, and the time of the database.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EXAMPLES = 64
 class Schedule:
     """When jobs are enqueued: by a cron expression, every so often, or once at a given time.
 
-    `cron` has five fields, minute hour day month weekday, or six with the second first; `@hourly`, `@daily`,
+    `cron` has five fields, minute hour day month weekday, or six with the second first. `@hourly`, `@daily`,
     `@weekly`, `@monthly` and `@yearly` are taken, too. It is read in `timezone`, an IANA name, UTC unless
     given. Where clocks go forward, a job at a fixed time that is left out comes at once after the gap. Where
     they go back, it comes once, at the first of the two. An expression with `*` for its hour, or with minutes
@@ -50,11 +50,11 @@ class Schedule:
     `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is the time of a single run.
 
     There are no runs before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
-    job is available up to so long after its run time. `catch_up` decides what follows an outage: one job for
-    the "latest" run missed, or jobs for "all" of them (at most the newest 1,000). With "skip" none follows
-    for runs more than 60 s past. `overlap` decides about a run at which the last job has not ended: "allow"
-    enqueues another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for what
-    cannot be.
+    job is available up to so long after its run time. `catch_up` decides about runs missed in an outage: one
+    job for the "latest", or jobs for "all" (at most the newest 1,000). With "skip" none follows for runs more
+    than 60 s past. `overlap` decides about a run at which the last job has not ended. "allow" enqueues
+    another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for options that
+    are out of range or contradict each other.
 
     >>> Schedule("0 3 * * *", timezone="Europe/Berlin").next(datetime(2026, 3, 28, 12, tzinfo=UTC))
     datetime.datetime(2026, 3, 29, 1, 0, tzinfo=datetime.timezone.utc)
@@ -198,7 +198,7 @@ class Schedule:
     # -- in a row --------------------------------------------------------------------------------------------
 
     def as_text(self) -> str:
-        """Return the schedule as a row has it: JSON of what is not as it is by default."""
+        """Return the schedule as a row has it: JSON of the options that differ from their defaults."""
         found: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -222,8 +222,8 @@ class Due(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The decision about a schedule that is due. It has the runs for which jobs are enqueued, how many get
-    none, up to where that is decided, and when to look next."""
+    """The decision about a schedule that is due. It has the runs that get a job, and the number of those that
+    get none. `last_at` is up to where that is decided, `next_at` when to look next."""
 
     moments: list[datetime]
     skipped: int
@@ -339,7 +339,7 @@ def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule
 
 
 def checked_template(job: Any, name: str) -> NewJob[Any]:
-    """Return the job of a schedule. Raises `ConfigurationError` for what cannot be enqueued again and
+    """Return the job of a schedule. Raises `ConfigurationError` for a job that cannot be enqueued again and
     again."""
     if not isinstance(job, NewJob):
         raise ConfigurationError(

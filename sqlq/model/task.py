@@ -1,6 +1,6 @@
 """Tasks: a name, a handler and its options; and the registry of them.
 
-A worker runs what is registered and nothing else: a name in a row is looked up, never imported.
+A worker runs only registered tasks: a name in a row is looked up, never imported.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class Task(Generic[P, R]):
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:
         """Return a job of this task with these arguments, for `app.enqueue`.
 
-        The arguments are bound to the handler's signature and turned into JSON now: later changes to a list
+        The arguments are bound to the handler's signature and turned into JSON now. Later changes to a list
         that was passed do not matter. A value goes as its annotation has it (a UUID as its text), else as it
         is if it is JSON. Tuples that no annotation names arrive as lists. Raises `ArgumentsError` when the
         arguments do not fit the signature, or exceed 1 MiB in all. It does so, too, when None is given for a
         parameter annotated as something that cannot be None. And it does so when a value has no form in JSON
-        or would not arrive as it was sent: the message names its path.
+        or would not arrive unchanged: the message names its path.
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
@@ -160,8 +160,7 @@ class Task(Generic[P, R]):
     def _of_results(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[tuple[int | str, Result]]
     ) -> NewJob[R]:
-        """Return a job of which some arguments are results of steps before it: null stands in their
-        places."""
+        """Return a job with results of steps before it among its arguments: null stands in their places."""
         for where, result in results:
             self._refuse_result(where, result)
         places = {where for where, _ in results}
@@ -175,7 +174,7 @@ class Task(Generic[P, R]):
         )
 
     def _refuse_result(self, where: int | str, result: Result) -> None:
-        """Raise `ArgumentsError` where a step returns what the handler certainly does not take."""
+        """Raise `ArgumentsError` where the handler certainly does not take the result of a step."""
         if result.is_list or not isinstance(result.source, Step):
             return
         before = None if self.app is None else self.app.tasks.get(result.source.job.task)

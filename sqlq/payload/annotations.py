@@ -1,9 +1,9 @@
 """Reads the annotations of a handler's parameters and of its result.
 
-An annotation with nothing but JSON's own types needs no conversion: such values go as they are, unchanged and
-unchecked but for being JSON. Others name a conversion (`sqlq.payload.conversion`), which is imported by the
-first annotation that needs one. An annotation that cannot be read, or that nothing can be made of, refuses
-nothing that is JSON: handlers have annotations for other reasons, too.
+An annotation with nothing but JSON's own types needs no conversion. Such values go as they are, checked only
+for being JSON. Others name a conversion (`sqlq.payload.conversion`), which is imported by the first
+annotation that needs one. An annotation that cannot be read, or has no conversion, refuses nothing that is
+JSON: handlers have annotations for other reasons, too.
 """
 
 from __future__ import annotations
@@ -142,16 +142,16 @@ class Conversion(Protocol):
     """Converts the values of one annotation into JSON and back."""
 
     def encode(self, value: Any, path: str) -> Any:
-        """Return a value as JSON has it. Raises `ArgumentsError` for what does not fit, or would not arrive
-        as it was sent."""
+        """Return a value as JSON has it. Raises `ArgumentsError` for a value that does not fit, or would not
+        arrive as it was sent."""
 
     def decode(self, form: Any, path: str) -> Any:
         """Return the value that this JSON stands for. Raises `MisfitError` where another release's annotation
         may take it, `ArgumentsError` where none will."""
 
     def shown(self, value: Any) -> Any:
-        """Return a value as JSON has it, whether or not it fits. Raises whatever for what JSON cannot
-        have."""
+        """Return a value as JSON has it, whether or not it fits. Raises any error for a value that JSON
+        cannot have."""
 
 
 class Unusable(NamedTuple):
@@ -181,7 +181,7 @@ def _or_none(hint: Any) -> Any:
 
 
 def conversion_of(hint: Any) -> Conversion | None:
-    """Return what an annotation makes of values; None for nothing."""
+    """Return the conversion of an annotation; None where it needs none."""
     if is_plain(hint):
         return None
     if isinstance(hint, Unreadable):
@@ -200,7 +200,7 @@ _PLAIN_OBJECTS = (dict, Mapping, MutableMapping)
 
 
 def awaited(hint: Any) -> Any:
-    """Return the annotation of what awaiting a result gives, for a function that returns an awaitable."""
+    """Return the annotation of an awaited result, for a function that returns an awaitable."""
     return get_args(hint)[-1] if get_origin(hint) in (Awaitable, Coroutine) else hint
 
 

@@ -27,10 +27,10 @@ class MisfitError(ArgumentsError):
 
 
 def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", names: Sequence[str] = ()) -> str:
-    """Return arguments as the JSON text of a payload: `{"args": […], "kwargs": {…}}`, what is empty left out.
+    """Return arguments as the JSON text of a payload: `{"args": […], "kwargs": {…}}`, without empty parts.
 
-    Decoding it gives equal values (tuples as lists). Raises `ArgumentsError` naming the path of what would
-    not survive; `names` are those of the first parameters.
+    Decoding it gives equal values (tuples as lists). Raises `ArgumentsError` with the path of a value that
+    would not survive; `names` are those of the first parameters.
     """
     for i, value in enumerate(args):
         check_json(value, where + argument_name(i, names))
@@ -67,8 +67,8 @@ _encoder = json.JSONEncoder(ensure_ascii=False, default=as_text)
 
 
 def encode_plain(args: Sequence[Any]) -> str | None:
-    """Return what `encode` does of numbers and plain text, in a fifth of the time; None for what needs a
-    closer look."""
+    """Return the same text as `encode` for numbers and plain text, in a fifth of the time. None for arguments
+    that need a closer look."""
     parts = []
     for value in args:
         kind = type(value)
@@ -96,8 +96,8 @@ _in_quotes = json.encoder.encode_basestring
 
 
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments in a payload. Raises `ArgumentsError` with what is wrong with it, and `SealError`
-    for one that has a seal."""
+    """Return the arguments in a payload. Raises `ArgumentsError` for one that cannot be read, with the
+    reason, and `SealError` for one that has a seal."""
     try:
         value = _readers[0](payload)
     except Exception:

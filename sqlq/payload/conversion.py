@@ -1,9 +1,8 @@
 """Values of annotated types as JSON, and back: UUIDs, times, decimals, enums, dataclasses and so on.
 
-msgspec does it: what a type looks like as JSON is its choice, and stable. Two promises are sqlq's own. A
-value that is enqueued arrives equal, or is refused by its path: each value is read back before it is let
-through. And a worker never drops what it does not know: JSON with a field that its class lacks is not for
-this release.
+msgspec does it, and chooses a stable form in JSON for each type. Two promises are sqlq's own. A value that is
+enqueued arrives equal, or is refused by its path. Each one is read back before it is let through. And a
+worker never drops an unknown field: JSON with a field that its class lacks is not for this release.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def _shown(value: Any) -> Any:
         return str(value)
     if _is_pydantic(type(value)):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    # what a class of its own makes of text or a number
+    # a class derived from text or a number as the plain type
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -224,7 +223,7 @@ def _misfit(error: Exception, path: str) -> ArgumentsError:
 
 
 def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
-    """Return the error for what of a value JSON cannot have."""
+    """Return the error for the part of a value that JSON cannot have."""
     for suffix, part in _items(value):
         try:
             msgspec.to_builtins(part, str_keys=True, enc_hook=_shown)
@@ -240,8 +239,7 @@ def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
 
 
 def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str | None:
-    """Return a message about the part of a value, or of its JSON, that does not arrive; None if all of it
-    does.
+    """Return a message about a part of a value, or of its JSON, that does not arrive; None if all does.
 
     A value may be given as the JSON it would become: text for a UUID, a dict for a dataclass.
     """

@@ -5,7 +5,7 @@
 
 A seal is bound to the kind (a payload or a result), the task and the queue. So a row cannot be passed off as
 another task's. It is not bound to the id of a job: a row that was signed or encrypted once can be written
-again. The consequences, and what else is not covered, are in `docs/guide/sealed.md`.
+again. `docs/guide/sealed.md` has the consequences, and the rest that is not covered.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Unopened(dict[str, str]):
 
 
 class Key:
-    """One key, of which only the id is ever shown. Its keys for signing and for encrypting are derived from
-    it."""
+    """One key, whose id alone is ever shown. Its keys for signing and for encrypting are derived from it."""
 
     __slots__ = ("_cipher", "_encrypting", "_signing", "id", "text")
 
@@ -79,7 +78,7 @@ class Key:
         return f"Key({self.id})"
 
     def signature(self, context: bytes, text: str) -> str:
-        """Return what signs a text in a context, which has no line break in it."""
+        """Return the signature of a text in a context, which has no line break in it."""
         digest = hmac.digest(self._signing, b"%b\n%b" % (context, text.encode()), "sha256")
         return base64.urlsafe_b64encode(digest)[:-1].decode()
 
@@ -180,7 +179,7 @@ class Seal:
 
     def opened(self, kind: Kind, task: str, queue: str, text: str) -> str:
         """Return the text that was signed or encrypted. Raises `SealError` where these keys have not signed
-        or encrypted it for this task and queue, and for a plain text where those are refused."""
+        or encrypted it for this task and queue. Raises it for a plain text, too, where those are refused."""
         if not isinstance(text, str) or not text.startswith(HEAD):
             if self.refuses_plain(queue):  # guard: plain-rows-are-refused
                 raise SealError(
@@ -205,7 +204,7 @@ class Seal:
                 fits = plain is not None and _equal(key.signature(context, plain), given)
         except ConfigurationError as error:  # the library is missing
             raise SealError(f"its {kind} cannot be opened: {error}", lacks_key=True) from None
-        except UnicodeError:  # SQLite lets in what is no text
+        except UnicodeError:  # SQLite lets in bytes that are no text
             plain, fits = None, False
         if plain is not None and fits:  # guard: signatures-are-checked
             return plain
@@ -224,8 +223,8 @@ class Seal:
 
     def result_for(self, taker: str, task: str, queue: str, text: str) -> str:
         """Return a result, opened, for a step in the queue `taker`. Raises as `opened`. Raises also where the
-        job's queue takes plain rows and the taker's queue refuses them: whoever writes plain rows may have
-        had the result made."""
+        job's queue takes plain rows and the taker's queue refuses them. Anybody who writes plain rows may
+        have had such a result made."""
         if self.refuses_plain(taker) and not self.refuses_plain(queue):  # guard: plain-queues-feed-no-sealed
             raise SealError(
                 f"its queue {queue} takes plain rows, and so nothing it returns goes into sealed ones as in "
@@ -310,7 +309,7 @@ def _derived(raw: bytes, purpose: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _context(how: str, id: str, kind: Kind, task: str, queue: str) -> bytes:
-    """Return what a seal is bound to. JSON, so that no two contexts are the same bytes."""
+    """Return the context to which a seal is bound. JSON, so that no two contexts are the same bytes."""
     # guard: bound-to-task-and-queue
     return json.dumps(["sqlq", how, id, kind, str(task), str(queue)]).encode()
 
@@ -326,7 +325,7 @@ class _Parts(NamedTuple):
 
 def _parts(text: str) -> _Parts | None:
     """Return the parts of a text with the head of a seal; None where they are incomplete, as after a cut. It
-    goes by positions and not by a pattern, which would look at each character of what may be a million."""
+    goes by positions: a pattern would look at each character of perhaps a million."""
     start = len(HEAD)
     how, id, data = text[start : start + 2], text[start + 3 : start + MARK], start + MARK + 1
     if (
@@ -351,7 +350,7 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _unwrapped(kind: Kind, rest: str | None) -> str | None:
-    """Return the text that was signed, of what follows the signature; None where it is none."""
+    """Return the signed text from the text after the signature; None where it is none."""
     if kind == "result":
         return rest[len(_RESULT) :] if rest is not None and rest.startswith(_RESULT) else None
     return "{}" if rest is None else f"{{{rest}}}"

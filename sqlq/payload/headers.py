@@ -1,4 +1,4 @@
-"""Headers: what travels with a job beside its arguments, as a JSON object of at most 16 KiB.
+"""Headers: data that travels with a job beside its arguments, as a JSON object of at most 16 KiB.
 
 Names that begin with `sqlq.` are sqlq's own; `sqlq.carry` holds the context variables that an App carries.
 """
@@ -24,8 +24,8 @@ was traced, also its context, in text."""
 
 
 def checked(given: Any, what: str, error: type[Exception] = EnqueueError) -> dict[str, Any]:
-    """Return headers that a user gave as a dict. Raises `error` for what is no mapping of names to JSON, and
-    for a name that is sqlq's own."""
+    """Return headers that a user gave as a dict. Raises `error` for anything but a mapping of names to JSON,
+    and for a name that is sqlq's own."""
     if not isinstance(given, Mapping):
         raise error(
             f"{what} is {given!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
@@ -65,7 +65,7 @@ def encode(headers: Mapping[str, Any], what: str, error: type[Exception] = Enque
 
 
 def decode(text: Any) -> dict[str, Any]:
-    """Return the headers in a row. Raises `ArgumentsError` for what sqlq itself would not have written
+    """Return the headers in a row. Raises `ArgumentsError` for a text that sqlq itself would not have written
     there."""
     if not isinstance(text, str):
         raise ArgumentsError("the headers are not text")

@@ -1,7 +1,7 @@
-"""Results: what handlers returned, for those who wait for it.
+"""Results of handlers, for callers that wait for them.
 
 A job ends in one of three ways, and each has its answer: a value, `JobFailedError` or `JobCancelledError`.
-`waiter` wakes those who wait.
+`waiter` wakes those callers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Waited(Generic[R]):
 class Ends(Generic[R]):
     """How jobs end, as they do: to be gone through by `for` or by `async for`.
 
-    Raises `WaitTimeoutError` when the time is over, counted from the first step of the loop, and
+    Raises `WaitTimeoutError` when the time is over, counted from the first step of the loop. Raises
     `JobNotFoundError` for a job that is not there.
     """
 
@@ -199,8 +199,8 @@ class Ends(Generic[R]):
         return self._found(what.id, None)
 
     def _look_at_last(self, watch: Watch) -> list[Seen]:
-        """Look at what has not been looked at in all the time that there was, since the first connection took
-        longer; return what has ended."""
+        """Look at the jobs that the waiter never looked at, since its first connection took longer than the
+        timeout. Return those that have ended."""
         unseen = [id for id in watch.waits_for if id not in self.seen and id not in watch.seen]
         if not unseen or self._results.waiter.is_away:
             return []
@@ -269,7 +269,7 @@ class Results:
     """Results and states of the jobs in a database, and of those that ran in this process."""
 
     def __init__(self, database: Database, tasks: Registry, here: Callable[[], Any]) -> None:
-        """`here` returns what jobs go through that run in this process, inline or eagerly; None where none
+        """`here` returns the runner of jobs that run in this process, inline or eagerly; None where none
         have."""
         self.database = database
         self._tasks = tasks
@@ -296,7 +296,7 @@ class Results:
         return None if self.here is None or is_row else self.here.find(id_of(job))
 
     def seen_here(self, job: Handle | int) -> Seen | None:
-        """Return what became of a job that ran in this process; None for one that is a row."""
+        """Return the last state of a job that ran in this process; None for one that is a row."""
         return None if (here := self.job_here(job)) is None else here.seen()
 
     def result(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None, *, raw: bool) -> Any:
@@ -426,7 +426,7 @@ def _waited(ends: Ends[R], known: Mapping[int, AnyJob]) -> Waited[R]:
 
 
 def distinct(jobs: Iterable[AnyJob]) -> dict[int, AnyJob]:
-    """Return jobs by their ids. Raises `ConfigurationError` for what is none."""
+    """Return jobs by their ids. Raises `ConfigurationError` for anything else."""
     if isinstance(jobs, EnqueuedFlow):
         raise ConfigurationError("this is a flow: wait for its jobs, as in app.wait(flow.jobs)")
     if isinstance(jobs, (str, Job)) or not isinstance(jobs, Iterable):

@@ -36,13 +36,13 @@ from sqlq.store.jobs.results import Seen
 log = logging.getLogger("sqlq")
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 1.0
-"""How long after a look at a new job the next one comes, three times as long after each, and how long at
-most."""
+"""The time between the first two looks at a new job, and the longest between two looks. Each wait is three
+times as long as the one before."""
 SHORTEST_GLANCE_SECONDS, LONGEST_GLANCE_SECONDS = 0.000_5, 0.002
 """How often SQLite's data_version is looked at, which takes some microseconds: at first, and when nothing
 has happened for a while."""
 LOOKS_SHARE = 4
-"""Where each commit of others has it look, a look takes no more than one part in so many of the time."""
+"""Where each commit of others causes a look, looks take at most one part in LOOKS_SHARE of the time."""
 IDLE_SECONDS = 30.0
 """How long the thread and its connection stay when nobody waits."""
 CLOSE_SECONDS = 2.0
@@ -93,7 +93,7 @@ class Waiting:
         """Whether the database did not answer the last query."""
 
     def watch(self, watch: Watch) -> None:
-        """Begin to look for what a watch waits for; returns at once."""
+        """Begin to look for the jobs of a watch; returns at once."""
         if self._pid != os.getpid():  # a forked child inherits the object, but no thread
             self._start_anew()
         with self._lock:
@@ -106,7 +106,7 @@ class Waiting:
             self._new |= watch.waits_for
 
     def stop(self, watch: Watch) -> None:
-        """Look no more for what a watch still waits for."""
+        """Look no more for the jobs that a watch still waits for."""
         with self._lock:
             for id in watch.waits_for:
                 self._drop(id, watch)
@@ -122,7 +122,7 @@ class Waiting:
             thread.join(CLOSE_SECONDS)
 
     def _begin(self) -> None:
-        """Start the thread; where none is to be had, who comes next tries again."""
+        """Start the thread. Where none is to be had, the next caller tries again."""
         bell, ring = socket.socketpair()
         bell.settimeout(0)
         ring.settimeout(0)
@@ -268,7 +268,7 @@ class Waiting:
                         told.append((watch, Gone(id)))
                     elif not seen.is_over:
                         watch.seen[id] = seen
-                    elif is_whole or not watch.whole:  # who has come meanwhile may want more
+                    elif is_whole or not watch.whole:  # a watch that was added meanwhile may want more
                         self._drop(id, watch)
                         told.append((watch, seen))
         for watch, what in told:
@@ -276,10 +276,10 @@ class Waiting:
 
 
 class _Source:
-    """Where it is seen what has become of jobs."""
+    """The place where the states of jobs are read."""
 
     def ask(self, ids: Iterable[int]) -> None:
-        """Let it be known for which jobs somebody waits."""
+        """Have workers know for which jobs somebody waits."""
 
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
         raise NotImplementedError
@@ -300,8 +300,8 @@ def _rang(bell: socket.socket) -> bool:
 
 
 class _Listens(_Source):
-    """On a connection that LISTENs, where the way to the database carries that; elsewhere looks alone have to
-    do."""
+    """On a connection that LISTENs, where the way to the database carries that; elsewhere polling alone is
+    used."""
 
     def __init__(self, database: Database, bell: socket.socket, hearing: Hearing, open_: ExitStack) -> None:
         self._bell = bell
@@ -345,7 +345,7 @@ class _Listens(_Source):
         return found
 
     def wait(self, until: float) -> Iterable[int] | None:
-        # what came together with an answer, the selector does not see
+        # the selector does not see notifications that came together with an answer
         self._selector.select(0.0 if self._has_asked else max(0.0, until - time.monotonic()))
         self._has_asked = False
         _rang(self._bell)
@@ -375,7 +375,7 @@ class _Glances(_Source):
 
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
         began = time.monotonic()
-        self._version = self._data_version()  # before the look: what is committed meanwhile is seen anew
+        self._version = self._data_version()  # before the look: a commit meanwhile is then seen anew
         found = results.look_alone(self._database, wanted)
         ended = time.monotonic()
         self._rests_until = ended + (LOOKS_SHARE - 1) * (ended - began)
