@@ -155,7 +155,7 @@ class Database:
     """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first
     needed.
 
-    `create` allows it to make an SQLite file. Otherwise a missing file raises an error: a worker that quietly
+    `create` allows it to make an SQLite file. Otherwise a missing file raises an error. A worker that quietly
     made an empty database would wait for ever for jobs in another one.
     """
 
@@ -173,7 +173,7 @@ class Database:
 
     @classmethod
     def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
-        """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
+        """Return the database at a URL that `urls.database_url` has accepted. Connects to nothing yet."""
         options: dict[str, Any] = {}
         if in_memory(url):
             options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
@@ -226,7 +226,7 @@ class Database:
 
     @cached_property
     def for_loops(self) -> Database:
-        """The same database for endless loops that retry: with a pool apart from user code, short timeouts,
+        """The same database for endless loops that retry. It has a pool apart from user code, short timeouts,
         and no check of a connection before use. Closed with this one."""
         return self._for(LOOPS)
 
@@ -245,8 +245,8 @@ class Database:
         return database
 
     def for_looking(self, listening: Database) -> Database:
-        """Return the database for a permanent connection that polls for jobs: the one for LISTEN, unless that
-        has a URL of its own. The caller closes it."""
+        """Return the database for a permanent connection that polls for jobs. It is the one for LISTEN,
+        unless that has a URL of its own. The caller closes it."""
         if self.address is None or self.address.listen_url is None:
             return listening
         looking = self._for(CLAIMS)
@@ -302,7 +302,7 @@ class Database:
     def schema_for(self, conn: Connection) -> str | None:
         """Return the schema of the jobs as seen from a caller's connection, without a query.
 
-        It is the one that was set, else the known one of sqlq's own connections, else the default one of the
+        It is the schema that was set, else that of sqlq's own connections if known, else the default of the
         caller's engine.
         """
         if conn.dialect.name == "sqlite":

@@ -39,8 +39,8 @@ from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
 QueuePosition: TypeAlias = tuple[str, int, int, int]
-"""A queue, a priority in it, and the last job that a claim took there: its due time in µs since 1970, and its
-id."""
+"""A queue, a priority in it, and the due time (µs since 1970) and id of the last job that a claim took
+there."""
 
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Verdict(NamedTuple):
-    """The result for a batch of blocked steps: the number `found`, and the ids now `free`, or `cancelled`
+    """The result for a batch of blocked steps: the number `found`, the ids now `free`, and those `cancelled`
     since they can never run."""
 
     found: int
@@ -67,7 +67,7 @@ class Trouble(NamedTuple):
     is_away: bool
     """The database, or the way to it, is away for now, so that waiting is the remedy."""
     rolled_back: bool
-    """The database undid the whole transaction for a reason that may be gone when it is run again."""
+    """The database undid the whole transaction for a reason that may have passed at the next run."""
     refused: bool
     """The database answers, and refuses this one statement: for want of a right, for example. It will refuse
     it again until an operator changes something."""
@@ -115,7 +115,7 @@ def schema_of(conn: Connection) -> str | None:
 
 
 def seal_of(conn: Connection) -> Seal | None:
-    """Return what the database of a connection of sqlq's own encrypts with."""
+    """Return the seal of the database of a connection of sqlq's own."""
     return conn.get_execution_options().get(SEAL)
 
 
@@ -125,7 +125,7 @@ def rights(rows: Iterable[Any]) -> set[Right]:
 
 
 class Batch:
-    """The shape of a batch of rows given as parameters, and what all of its rows have in common."""
+    """The shape of a batch of rows given as parameters, with the constants of all rows."""
 
     def __init__(
         self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
@@ -143,7 +143,7 @@ class Batch:
 
 
 SEAL = "sqlq_seal"
-"""The execution option of sqlq's own connections that holds what their database encrypts with."""
+"""The execution option of sqlq's own connections that holds the `Seal` of their database."""
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 
@@ -390,8 +390,7 @@ class Dialect:
         claim may take some of each. If jobs were enqueued alternately these lie together, and SQLite writes
         whole pages. Within a queue, each priority is one range of the claim index. So a claim steps over rows
         scheduled at a higher priority as a whole instead of reading them. No other worker claims a row
-        meanwhile: the rows are locked, or (where there are no row locks) the transaction has the database's
-        write lock.
+        meanwhile: the rows are locked, or without row locks the transaction has the database's write lock.
         """
         raise NotImplementedError
 
@@ -410,7 +409,7 @@ class Dialect:
         """Return each queue with unreserved jobs, and the milliseconds until its next job is due. It returns
         the queues named, or all, without paused ones.
 
-        The first row of each priority in the claim index is the next due one, so it reads one row for each
+        The first row of each priority in the claim index is the next due one. So it reads one row for each
         queue and priority.
         """
         raise NotImplementedError
@@ -432,8 +431,8 @@ class Dialect:
         - `listens`: whether this connection LISTENs to the channel.
         - `hosts`: the number of hosts with a heartbeat within this time.
         - With `chores`: whether a lease has expired, a job was not started in time, any job is under a limit.
-        - The requests of operators for `store.control.wanted`: of these workers, as JSON; whether all queues
-          are paused; the milliseconds until the next pause ends.
+        - The arguments of `workers.wanted`: the requests to these workers as JSON, whether all queues are
+          paused, and the milliseconds until the next pause ends.
         """
         raise NotImplementedError
 
@@ -466,8 +465,8 @@ class Dialect:
         waits: bool = False,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
-        """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns;
-        return the rights to them. With `waits`, wait for rows that another transaction has locked."""
+        """Move the jobs that their owner still holds into `target`, with the batch's own columns; return the
+        rights to them. With `waits`, wait for rows that another transaction has locked."""
         parameters = self.batch_parameters(batch, rows)
         moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
         if moved:
@@ -489,8 +488,8 @@ class Dialect:
         return None
 
     def commits_at_once(self, pooled: Any) -> bool:
-        """Whether each write on this connection, as the pool has it, commits at once: its driver has no open
-        transaction, and begins none."""
+        """Whether each write on this pooled connection commits at once: its driver has no open transaction,
+        and begins none."""
         return False
 
     # -- unblock ---------------------------------------------------------------------------------------------
@@ -540,7 +539,7 @@ class Dialect:
     # -- trouble ---------------------------------------------------------------------------------------------
 
     def trouble(self, error: BaseException) -> Trouble:
-        """Return what an error of the database, or of its driver, means."""
+        """Return the meaning of an error of the database or its driver."""
         raise NotImplementedError
 
     def may_only_be_read(self, url: URL) -> bool:
@@ -551,8 +550,8 @@ class Dialect:
         """Set up an engine of sqlq's own: how its transactions begin, how long they wait.
 
         With `looks_at_idle`, a pooled connection that died while idle is replaced before use. A close by a
-        server or a proxy shows without a query. Only after a longer rest, in which a firewall may have
-        forgotten the connection, a ping checks it, which costs a round trip.
+        server or a proxy shows without a query. Only after a longer rest a ping checks it, at the cost of a
+        round trip: a firewall may have forgotten the connection.
 
         With `plans_once`, statements prepared on its connections are planned once, for tables of any size.
         Planning a claim takes as long as running it. A plan for an empty table stays when there are a million

@@ -32,6 +32,6 @@ def dialect_at(url: URL) -> Dialect:
 
 
 def stricter_isolation(conn: Connection) -> str | None:
-    """Return the transaction's isolation level if it is stricter than READ COMMITTED, with one snapshot for
-    all statements; None where that does not matter."""
+    """Return the transaction's isolation level if it is stricter than READ COMMITTED: one snapshot then
+    serves all its statements. None where that does not matter."""
     return dialect_of(conn).stricter_isolation(conn)

@@ -1,12 +1,12 @@
 """Creates, upgrades and downgrades the tables. The only module that imports Alembic, which costs 60 MB and
 0.4 s.
 
-A migration is one transaction on one connection: it takes a lock, checks the database, then runs the
-revisions and writes the version number. It happens as a whole or not at all, and leaves nothing behind when
-its process is killed. An empty database is upgraded in one transaction. One with tables is upgraded revision
-by revision. So no lock is held for longer than one revision needs, and workers can run at each revision.
+A migration is one transaction on one connection. It takes a lock, checks the database, runs the revisions and
+writes the version number. It happens as a whole or not at all, and leaves nothing behind when its process is
+killed. An empty database is upgraded in one transaction. One with tables is upgraded revision by revision. So
+no lock is held for longer than one revision needs, and workers can run at each revision.
 
-A revision that changes a view names it in `views = ("queue_stats",)`, and drops no other, since users' views
+A revision that changes a view names it in `views = ("queue_stats",)`. It drops no other, since users' views
 may depend on that.
 
 A revision that builds an index declares `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
@@ -98,7 +98,7 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
 
     Creates the SQLite file and the PostgreSQL schema where they are missing. If several processes call it,
     one migrates; the others wait and find nothing to do. It may run while jobs are enqueued and worked on: it
-    waits for no lock longer than `live.LOCK_TIMEOUT_MS`, and tries again. It leaves newer tables that this
+    waits for no lock longer than `online.LOCK_TIMEOUT_MS`, and tries again. It leaves newer tables that this
     sqlq works with as they are. After a kill or an error at any point, another call continues.
 
     Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it. Raises
@@ -145,10 +145,10 @@ def _following(revision: str) -> Script | None:
 def _build_index(engine: Engine, connection: Connection, schema: str | None, revision: Script) -> None:
     """Carry out a revision that builds an index, on a connection beside this one.
 
-    This one's transaction keeps other migrators out meanwhile, and then moves the number. It is idle for as
-    long as the build takes, and must hold no snapshot then, or the build waits for it for ever. So its last
-    statement before the build has no parameters: by measurement, after one with parameters the protocol keeps
-    the statement open, with its snapshot.
+    This one's transaction keeps other migrators out meanwhile, and then moves the number. It is idle during
+    the build, and must hold no snapshot then, or the build waits for it for ever. So its last statement
+    before the build has no parameters. By measurement, the protocol keeps one with parameters open, with its
+    snapshot.
     """
     name = version.effective_schema(connection, schema)
     assert name is not None
@@ -310,9 +310,9 @@ _SCHEMA = text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname =
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
     """Run the revisions up or down to one, in the transaction of a connection that went through `prepare`.
 
-    Raises `ConfigurationError` for a revision that is unknown, or not in that direction, and where a user's
-    object depends on one that a revision drops. Raises `SchemaVersionError` for tables newer than this sqlq,
-    whose revisions it does not have.
+    Raises `ConfigurationError` for a revision that is unknown or not in that direction. Raises it also if a
+    user's object depends on one that a revision drops. Raises `SchemaVersionError` for tables newer than this
+    sqlq, whose revisions it does not have.
     """
     found = version.read(connection, schema)
     if found is not None and found > version.HEAD:

@@ -1,8 +1,8 @@
 """Reads the notifications that come through LISTEN.
 
 NOTIFY needs no right: any role may send any text, and any number of them. So this parses a text strictly or
-ignores it, and reads texts up to a size each second. It reads a flooded connection at intervals, and empties
-it before each query, since libpq keeps the notifications that come with an answer.
+ignores it, and reads texts up to a size each second. It reads a flooded connection at intervals. It empties
+the connection before each query, since libpq keeps the notifications that come with an answer.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def bound(driver: Any, patience: Patience) -> None:
 
 
 def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> Generator[Any, Any, T]:
-    """Pass on the steps of a wait: the event that psycopg waits for, and the one that became ready (none,
-    every tenth of a second)."""
+    """Pass on the steps of a wait: the event that psycopg waits for, and the one that came (none, every tenth
+    of a second)."""
     seconds = patience.seconds()
     until = time.monotonic() + seconds
     try:

@@ -2,9 +2,9 @@
 
 PostgreSQL looks for an unqualified function, operator or type in every schema of the session's path. It takes
 the one that fits its arguments best, not the one of the first schema. A role that may create in one of these
-schemas could run its code with the rights of whoever runs sqlq's statement. In a caller's session the path is
-the caller's, and through a pooler it changes. So the statement itself names the schema, in
-`pg_catalog.length(…)` and `OPERATOR(pg_catalog.=)`.
+schemas could run its code with the rights of sqlq's session. In a caller's session the path is the caller's,
+and through a pooler it changes. So the statement itself names the schema, in `pg_catalog.length(…)` and
+`OPERATOR(pg_catalog.=)`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def in_catalog(sql: str) -> str:
     """Return a statement written by hand with the schema of each operator and function.
 
     An operator stands between blanks; an assignment (`SET a=1`) and a star (`count(*)`) do not. With a schema
-    all operators have one precedence, from left to right, tighter than IS, NOT and AND, so use brackets for
-    any other order. Do not use IN, BETWEEN, LIKE, IS DISTINCT FROM, NULLIF, USING and NATURAL: their
-    operators take no schema. Write the schema of types by hand.
+    all operators have one precedence, from left to right, tighter than IS, NOT and AND. Use brackets for any
+    other order. Do not use IN, BETWEEN, LIKE, IS DISTINCT FROM, NULLIF, USING and NATURAL: their operators
+    take no schema. Write the schema of types by hand.
     """
     return _NAMES.sub(_named, sql)
 

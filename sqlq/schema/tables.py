@@ -144,7 +144,7 @@ _index("jobs_claim", *_claim_order, where=jobs.c.reserved_at.is_(None))
 
 HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
 """Which live rows hold their unique key. With "start" the first claim releases the key. The token is the only
-permanent mark of a claim: it never returns to 0, so no retry can collide with a newer job."""
+permanent mark of a claim. It never returns to 0, so no retry can collide with a newer job."""
 
 _index("jobs_unique_key", jobs.c.queue, jobs.c.unique_key, where=HOLDS_KEY, unique=True)
 _index("jobs_rescue", jobs.c.id, where=jobs.c.reserved_at.is_not(None))
@@ -216,8 +216,8 @@ def _expires(ended_at: str) -> Column[Any]:
 
 
 def _prune_indexes(table: Table, ended_at: str) -> None:
-    """Index ended jobs by when they may be deleted: most by their age, those with a retention of their own by
-    its end. Each job is in one of the two, so that a prune reads what it deletes and nothing else."""
+    """Index ended jobs by the time of their deletion: most by age, those with a retention of their own by its
+    end. Each job is in one of the two indexes, so that a prune reads only the rows that it deletes."""
     expires_at = table.c.expires_at
     _index(f"{table.name}_prune", table.c[ended_at], table.c.id, where=expires_at.is_(None))
     _index(f"{table.name}_expire", expires_at, table.c.id, where=expires_at.is_not(None))
@@ -405,7 +405,7 @@ wakes = _table(
     texts="limit_key",
     sqlite_autoincrement=True,
 )
-"""Which key to look at, and when. The transaction that blocks a job by its limit writes it: without running
+"""Which key to look at, and when. The transaction that blocks a job by its limit writes it. Without running
 jobs, nothing else would ever look at the key."""
 
 Index("sqlq_wakes_at", wakes.c.at, wakes.c.id)

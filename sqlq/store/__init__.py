@@ -1,6 +1,5 @@
 """Every SQL statement sqlq sends, as functions of a synchronous Connection.
 
-`jobs` is the hot path in the order of the flow, `records` the cold one, `cluster` what workers know of each
-other. `dialect` has the differences between the databases; `database` opens sqlq's own connections and
-transactions.
+`jobs`, `flows`, `limits`, `schedules` and `workers` have the statements about each; `health` has those of the
+doctor. `sqlq.database` opens the connections and has the differences between the databases.
 """

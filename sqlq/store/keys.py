@@ -69,8 +69,8 @@ class Sealed(NamedTuple):
 
 
 def counts(conn: Connection, place: Place, *, within: int | None = None) -> list[Sealed]:
-    """Count the texts in a place by the kind and the key of their seal; with `within`, only in that many of
-    the newest rows."""
+    """Count the texts in a place by the kind and the key of their seal. With `within`, count only in that
+    many of the newest rows."""
     rows = select(place.text.label("text")).where(place.text.is_not(None))
     if within is not None:
         rows = rows.order_by(place.key.desc()).limit(within)
@@ -97,9 +97,9 @@ def rows(
     plain: bool = False,
     lock: bool = False,
 ) -> list[Row]:
-    """Return a batch of rows with signed or encrypted texts, ordered by key, those `after` one key, without
-    texts that begin with `but`. With `plain` also plain texts. With `lock` it locks the rows, and leaves out
-    locked ones."""
+    """Return a batch of rows with signed or encrypted texts, ordered by key. They come `after` one key, and
+    their texts do not begin with `but`. With `plain` also plain texts. With `lock` it locks the rows, and
+    leaves out locked ones."""
     table = place.table
     query = select(place.key, table.c.task, table.c.queue, place.text).where(
         place.text.is_not(None),

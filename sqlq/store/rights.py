@@ -68,7 +68,7 @@ RIGHTS = {
         "UPDATE (result) ON finished_jobs",
     ),
 }
-"""The rights by kind of role, of `commandline.KINDS`."""
+"""The rights by kind of role, of `command_hint.KINDS`."""
 
 
 def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list[str]:

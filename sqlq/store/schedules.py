@@ -1,9 +1,9 @@
 """Every statement about schedules: ticks, declarations of the code, and changes by operators.
 
-A tick is one transaction: it locks the rows of due schedules, inserts their jobs, and writes the time up to
-which each is decided. So each run is decided once, whoever ticks, however often, and wherever a tick dies.
-The next runs follow from `last_at`. `next_at` is only the time of the next look; it is NULL where there is
-none, since the schedule is paused, retired or ended.
+A tick is one transaction. It locks the rows of due schedules, inserts their jobs, and writes the time up to
+which each is decided. So each run is decided once: with any number of tickers and ticks, and after a crash at
+any point. The next runs follow from `last_at`. `next_at` is only the time of the next look; it is NULL for a
+paused, retired or ended schedule.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def recent(text: str) -> list[int]:
 
 
 class Followed(NamedTuple):
-    """The changes that a deploy made, by names of schedules; `foreign` ones are another service's or were
-    added at run time, and stay unchanged."""
+    """The changes that a deploy made, by names of schedules. `foreign` ones are another service's or were
+    added at run time; they stay unchanged."""
 
     added: list[str]
     changed: list[str]
@@ -547,8 +547,8 @@ def late(conn: Connection, *, longer_than_ms: int) -> int:
 
 
 def failing(conn: Connection) -> list[tuple[str, str]]:
-    """Return the active schedules that fail, each with the error. A tick of it failed, its workers do not
-    know the task of its last job, or that task does not take the payload."""
+    """Return the active schedules that fail, each with the error. Its tick failed, or its last job has a task
+    that workers do not know or a payload that the task refuses."""
     goes_on = _table.retired_at.is_(None) & _table.paused_at.is_(None)
     found = [
         (row.name, row.error)

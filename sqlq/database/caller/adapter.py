@@ -77,7 +77,7 @@ class Borrowed:
             done = work()
             self.driver.say("COMMIT")
         except BaseException:
-            with suppress(Exception):  # the connection may be gone, and its transaction with it
+            with suppress(Exception):  # the connection may be lost, and its transaction with it
                 self.driver.say("ROLLBACK")
             raise
         return done, True

@@ -1,9 +1,9 @@
 """Connections that a caller made without SQLAlchemy: of psycopg, psycopg2, asyncpg, sqlite3, aiosqlite or
 Django.
 
-The connection stays the caller's. This module runs statements on it and reads the rows in spite of the
-caller's own settings for rows, which stay as they are. The caller has imported the driver, so this module
-finds it among the loaded modules. It imports nothing for a kind of connection that is not in use.
+The connection stays the caller's. This module runs statements on it, and reads the rows in spite of the
+caller's settings for rows. It does not change these. The caller has imported the driver, so this module finds
+it among the loaded modules. It imports nothing for a kind of connection that is not in use.
 
 On an asynchronous connection the work is awaited on the caller's own event loop, by greenlets, as in
 SQLAlchemy's asynchronous sessions.

@@ -138,8 +138,8 @@ def connection_to_complete(
     instead: str = ", or write completing(connection)",
 ) -> Connection:
     """Return the connection on which a session writes the end of a job, in a transaction that the caller
-    commits. Otherwise as `connection_to_write`. For the message of an error, `alone` is the result of a write
-    outside any transaction, and `instead` is an alternative to beginning one."""
+    commits. Otherwise as `connection_to_write`. In the error message, `alone` is the result of a write
+    outside any transaction, and `instead` an alternative to beginning one."""
     conn = connection_to_write(session)
     if isinstance(conn, Borrowed):
         conn.driver.refuse_broken()
@@ -223,8 +223,8 @@ def connection_of(session: Any) -> Connection:
 
 
 def database_error(conn: Connection | Borrowed, error: BaseException) -> BaseException | None:
-    """Return the database's error on a caller's connection, even if a hook of the caller's raised another in
-    its place; None if there is none."""
+    """Return the database's error on a caller's connection, even if a caller's hook raised another in its
+    place. None if there is none."""
     if isinstance(error, DBAPIError):
         return error
     kind = conn.driver.errors if isinstance(conn, Borrowed) else conn.dialect.loaded_dbapi.Error

@@ -1,9 +1,9 @@
 """Callbacks for the commit and the rollback of a caller's transaction.
 
 A Session reports both by its own events. After its transaction has ended, its connection is back in the pool
-and it can be used again. A Session on a Connection of another fixture's, as in tests that roll all back in
-the end, commits when it reports so. A Connection reports only that it is about to commit. The dialect's
-`do_commit` shows the end of the COMMIT itself.
+and it can be used again. A Session may be on another fixture's Connection, as in tests that roll all back in
+the end. Its commit counts when it reports it. A Connection reports only that it is about to commit. The
+dialect's `do_commit` shows the end of the COMMIT itself.
 """
 
 from __future__ import annotations

@@ -331,9 +331,9 @@ ONLY_ON_REQUEST = sys.maxsize
 def leads_to_one_server(driver: Any) -> bool:
     """Whether a psycopg connection ends at the server process that takes its statements.
 
-    A pooler such as PgBouncer in transaction mode passes statements to processes that never prepared them, or
-    prepared another of the same name. It gives its clients a process number of its own, to find the target of
-    a cancel request.
+    A pooler such as PgBouncer in transaction mode passes statements to any process. The process may never
+    have prepared them, or another of the same name. It gives its clients a process number of its own, to find
+    the target of a cancel request.
     """
     return bool(_at_once(driver, in_catalog("SELECT pg_backend_pid()")) == driver.info.backend_pid)
 

@@ -172,7 +172,7 @@ class Indexes(NamedTuple):
 
 
 def indexes(conn: Connection) -> Indexes:
-    """Compare the indexes of our tables with what a migration makes."""
+    """Compare the indexes of our tables with those of a migration."""
     wanted = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
     if conn.dialect.name == "sqlite":
         found = {

@@ -103,10 +103,10 @@ def build_index(
     """Build an index by `create`, which runs CREATE INDEX CONCURRENTLY IF NOT EXISTS; it can be repeated
     after any interruption.
 
-    An interrupted build leaves an invalid index. Such an index slows every write, enforces its rule as far as
-    it can if it is unique, serves no query, and satisfies IF NOT EXISTS. So this drops it first. But the
-    server may still run the build of a migrator that was killed, so this first waits for every build on the
-    table.
+    An interrupted build leaves an invalid index. Such an index slows every write, serves no query, and
+    satisfies IF NOT EXISTS. If it is unique, it also enforces its rule as far as it can. So this drops it
+    first. But the server may still run the build of a killed migrator, so this first waits for every build on
+    the table.
 
     Call it while no other migrator can be here, for a transaction that holds no lock on the table. Raises
     `ConfigurationError` when a transaction from before the build does not end; errors of the database pass

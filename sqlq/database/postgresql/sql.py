@@ -22,8 +22,8 @@ def quoted(schema: str | None) -> str:
 def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> str:
     """Claim from the queues named, in their order, with any priorities in them.
 
-    Nested loops go over the queues and over the priorities of each, and step to the next lower priority by
-    the claim index. So the statement reads only the rows that it claims.
+    Nested loops go over the queues and their priorities, and step to the next lower priority by the claim
+    index. So the statement reads only the rows that it claims.
     """
     prefix = quoted(schema)
     # guard: pause-postgresql
@@ -149,8 +149,8 @@ def _claim_from(
     are locked.
 
     The CTE is MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more
-    than the limit. By an array PostgreSQL finds each row by its primary key, while a join would read the
-    whole table for a large batch.
+    than the limit. With an array PostgreSQL finds each row by its primary key; a join would read the whole
+    table for a large batch.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     also = _FOLLOW_UPS if follow_ups else ""

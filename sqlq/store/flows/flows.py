@@ -139,8 +139,8 @@ class Before(NamedTuple):
 
 
 def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before]]:
-    """Return the steps before each of these jobs, which are in these queues, in the order in which they were
-    named; their results are opened."""
+    """Return the steps before each of these jobs, in the order of their edges, with opened results. `takers`
+    has the queue of each job."""
     seal = seal_of(conn)
     found: dict[int, list[Before]] = defaultdict(list)
     for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
@@ -245,8 +245,8 @@ def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | Non
 
 
 def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] | None:
-    """Return the row of a flow, those of its steps by their ids, and those of their edges; None where there
-    is no such flow."""
+    """Return the row of a flow, its steps' rows ordered by id, and the rows of their edges; None for an
+    unknown flow."""
     flow = conn.execute(select(flows).where(flows.c.id == flow_id)).one_or_none() if flow_id in IDS else None
     if flow is None:
         return None
@@ -255,13 +255,13 @@ def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] 
 
 
 def exists(conn: Connection, flow_id: int) -> bool:
-    """Whether there is such a flow."""
+    """Whether the flow exists."""
     query = select(flows.c.id).where(flows.c.id == flow_id)
     return flow_id in IDS and conn.scalar(query) is not None
 
 
 def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[str]]]:
-    """Return the rows of the newest flows, and how many steps of each are in which state."""
+    """Return the rows of the newest flows, and the number of steps of each by state."""
     found = list(conn.execute(select(flows).order_by(flows.c.id.desc()).limit(limit)))
     counts: dict[int, Counter[str]] = {row.id: Counter() for row in found}
     for flow_id, state, number in conn.execute(_COUNTS, {"flows": list(counts)}) if found else ():

@@ -48,7 +48,7 @@ def after(database: Database, ended: Iterable[int]) -> Unblocked:
     while waiting:
         batch, waiting = waiting[:ENDED_AT_ONCE], waiting[ENDED_AT_ONCE:]
         found, cancelled = _judge(database, batch, done, are_steps=False)
-        if found >= STEPS_AT_ONCE:  # there may be more, of which some wait on
+        if found >= STEPS_AT_ONCE:  # there may be more, and some wait on
             steps = _waiting_for(database, batch)
             cancelled += [
                 id for part in slices(steps, STEPS_AT_ONCE) for id in _judge_steps(database, part, done)
@@ -82,7 +82,7 @@ def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> lis
 def _judge(
     database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool
 ) -> tuple[int, list[int]]:
-    """Judge a portion of steps; return how many there were, and those cancelled."""
+    """Judge a batch of steps; return their number, and the ids of those cancelled."""
     dialect, schema = database.dialect, database.schema
     verdict = database.ask_alone(
         lambda ask: dialect.unblock(ask, schema, ids, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)

@@ -225,7 +225,7 @@ def _wal_bytes(conn: Connection) -> int | None:
         return None
     try:
         return file.with_name(f"{file.name}-wal").stat().st_size
-    except OSError:  # there is none while nobody is connected
+    except OSError:  # there is none without an open connection
         return 0
 
 

@@ -51,14 +51,13 @@ def cancel(
 ) -> CancelledBatch:
     """Cancel a batch of live jobs.
 
-
     - A job that no worker has reserved ends here and now (T10).
     - A running job gets a request to cancel (T11), or with `force` ends as well (T12).
 
-    The state of a job is judged under its row's lock: if a claim came first, it turns a T10 into a T11. A row
-    that another transaction has locked is skipped and not returned. With `wait_ms` the statement waits for it
-    that long, then raises the database's error. A forced cancel raises the token before any other write: from
-    then on the owner matches no row.
+    The row's lock decides the state of a job: a claim that came first turns a T10 into a T11. A row that
+    another transaction has locked is skipped and not returned. With `wait_ms` the statement waits for it that
+    long, then raises the database's error. A forced cancel raises the token before any other write: from then
+    on the owner matches no row.
     """
     dialect = dialect_of(conn)
     if wait_ms is not None:
@@ -103,7 +102,7 @@ def find(conn: Connection, ids: Sequence[int]) -> Found:
 def holds_jobs(conn: Connection, name: str) -> bool:
     """Whether a queue has live or failed jobs. (Finished ones do not count: there may be many, and they have
     no index.)"""
-    # by its two halves, each of which has an index
+    # in two halves, since each has an index
     waiting = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_(None))
     running = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_not(None))
     failed = exists().where(failed_jobs.c.queue == name)

@@ -1,4 +1,4 @@
-"""How far a job has come, saved in its row in the transaction of its handler."""
+"""Saves the cursor of a job in its row, in the transaction of its handler."""
 
 from __future__ import annotations
 

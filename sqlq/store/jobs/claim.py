@@ -53,8 +53,8 @@ def claimed(
     newest_first: bool = False,
     evenly: bool = False,
 ) -> list[ClaimedJob]:
-    """Return the jobs of a claim in the order they should start: queue by queue, or with `evenly` in turns of
-    one job per queue."""
+    """Return the jobs of a claim in their starting order: queue by queue, or with `evenly` one job of each
+    queue in turn."""
     claimed = [ClaimedJob._make(row) for row in rows]
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")

@@ -27,7 +27,7 @@ class Expired(NamedTuple):
 def expire(conn: Connection, *, limit: int) -> list[Expired]:
     """Cancel at most `limit` waiting jobs whose `start_by` has passed, the earliest first; return them.
 
-    The row's lock decides whether a job still waits, so a claim that came first wins; its worker then finds
+    The row's lock decides whether a job still waits, so a claim that came first wins. Its worker then finds
     the job too late. A row that another transaction has locked is left to the next run.
     """
 

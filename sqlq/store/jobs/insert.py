@@ -85,7 +85,7 @@ def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str
 
 
 def inserted(job: NewJob, row: Sequence[Any]) -> Job:
-    """Return the job of which an `insert_statement` has returned a row."""
+    """Return the job from the row that an `insert_statement` returned."""
     return _job(job, row[0], State.AVAILABLE if is_due_at_once(job) else row[1])
 
 

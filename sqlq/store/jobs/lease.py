@@ -64,7 +64,7 @@ def fates(
     keep_finished: bool = True,
     dropped: Collection[Right] = (),
 ) -> dict[Right, Fate]:
-    """Look up each right: still held under the token (a row lock was in the way), settled under it, or lost
+    """Look up each right: held, settled or lost. Still held means that a row lock was in the way; lost means
     to another owner.
 
     A missing row counts as settled where finished jobs, or these, are not kept. Raises on a standby, whose

@@ -351,7 +351,7 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
 
 
 def states(conn: Connection, queues: Collection[str]) -> dict[str, int]:
-    """Return how many jobs of these queues are in which state."""
+    """Return the number of jobs of these queues by state."""
     query = (
         select(_JOB_STATES.c.state, func.count())
         .where(_JOB_STATES.c.queue.in_(queues))

@@ -1,8 +1,8 @@
 """Replays: copies of ended jobs under new ids (T14).
 
-One transaction locks the row of the ended job, lets the database copy it, and marks it with the id of the
-replay. So of several concurrent replays of one job only one succeeds, and an interrupted replay continues
-where it ended.
+One transaction locks the row of the ended job, copies it in the database, and marks it with the replay's id.
+So of several concurrent replays of one job only one succeeds, and an interrupted replay continues where it
+ended.
 """
 
 from __future__ import annotations
@@ -288,13 +288,13 @@ def _copy(
 
 
 def _headers(ended: FromClause, caller: Mapping[str, str]) -> ColumnElement[Any]:
-    """Return the headers of a replay: a copy of the original's, marked as a replay where the original or the
-    caller was traced.
+    """Return the headers of a replay: a copy of the original's. It is marked as a replay if the original or
+    the caller was traced.
 
-    The mark is added as text, since headers written by SQL may be no JSON; these stay such that no handler
-    gets them. A replay of a replay has the mark twice, and the last one counts. Without headers there is no
-    trace to join, so none are made. Long headers stay as they are, since a character has up to four bytes and
-    headers have a limit.
+    The mark is added as text, since headers written by SQL may be no JSON. Such headers stay invalid, so that
+    no handler gets them. A replay of a replay has the mark twice, and the last one counts. Without headers
+    there is no trace to join, so none are made. Long headers stay as they are, since a character has up to
+    four bytes and headers have a limit.
     """
     said = json.dumps(dict(caller))[1:]
     if len(said) > LONGEST_MARK:

@@ -31,7 +31,7 @@ WAITS = "waits "
 """The prefix of a waiting process's notification; one that wakes workers is empty."""
 MOST_NAMED = 2_000
 _LONGEST = 7_500
-"""Bytes of a notification, of which PostgreSQL takes just under 8,000."""
+"""Bytes of a notification; PostgreSQL takes just under 8,000."""
 
 
 class Seen(NamedTuple):

@@ -1,5 +1,4 @@
-"""The columns that an insert of jobs names: those that every job has, and the options that at least one of
-them has.
+"""The columns that an insert of jobs names: the common ones, and the options of at least one of the jobs.
 
 Every parameter costs time, and other columns get the table's default. Most jobs have no option, and are due
 at once.

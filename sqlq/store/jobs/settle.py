@@ -185,8 +185,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     """Write the outcomes of attempts, and return the rights that their owner still had.
 
     Each row is fenced by itself. Another transaction has locked a missing one, or its owner has lost it: see
-    `jobs.fates`. With `keep_finished` False a finished job leaves no row. Settlements with a follow-up belong
-    in one transaction: if statements commit one by one, a crash between two of them loses the follow-up.
+    `lease.fates`. With `keep_finished` False a finished job leaves no row. Settlements with a follow-up
+    belong in one transaction: otherwise a crash between two statements loses the follow-up.
     """
     ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
     waiting: dict[tuple[Batch, Changes], list[tuple[Any, ...]]] = defaultdict(list)
@@ -484,7 +484,7 @@ def end_apart(
 ) -> Sequence[J]:
     """End jobs together, and return those that ended; `why` is the reason for the log.
 
-    The database may refuse a job, for want of a right, for an id that another table has, or by a host's rule.
+    The database may refuse a job: for want of a right, for a duplicate id in a table, or by a host's rule.
     The other jobs still end. The refused job stays as it is, and the next run finds it again.
     """
     if not some:

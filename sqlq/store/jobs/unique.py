@@ -52,9 +52,8 @@ def insert_keyed(
     lasting = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
     several = (len(places) > 1 or bool(lasting)) and not dialect.one_writer
     missed: list[JobKey] = []
-    # Another producer's job can end between the insert that met it and the look at it: then the key is free,
-    # and we try again. With locks on higher keys that would be out of order, so the rollback releases them
-    # first.
+    # Another producer's job can end between the insert that met it and the lookup. Then the key is free, and
+    # we try again. With locks on higher keys that would be out of order, so the rollback releases them first.
     for _ in range(_ROUNDS):
         with conn.begin_nested() if several else nullcontext() as savepoint:
             done, missed = _insert_in_order(conn, dialect, new, places, lasting, options)
@@ -118,8 +117,8 @@ def _insert_in_order(
 
 
 def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
-    """Return the place of the job that counts among several with one key: the last that replaces a waiting
-    job, else the first."""
+    """Return the place of the effective job among several with one key: the last that replaces a waiting job,
+    else the first."""
     return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
 
 
@@ -163,9 +162,9 @@ def inserting(
 
 
 def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
-    """Return the changed columns of a waiting job that a new one replaces: all of the new one's but its due
-    time, and no attempts. With `at_most_ms` the job is due when the new one is, if that is later, but no
-    later than this after it was first enqueued.
+    """Return the changed columns of a waiting job that a new one replaces: all but the due time, with its
+    counters reset. With `at_most_ms` the later due time of the two counts, but at most `at_most_ms` after the
+    first enqueue.
 
     The id, the token and the creation time stay: a worker that held the job matches no row.
     """

@@ -1,9 +1,9 @@
 """Admission: choose the jobs in the line of a limit that may run now (a semaphore for each key).
 
-A slot is a row: a job with the key that is not blocked, from its admission until it ends or is released. So a
-slot lives and dies with its job, and no crash can lose or double one. One statement locks a key, and a second
-one counts its rows: the count must include commits made during the wait for the lock. Keys are locked in
-ascending order, so that two admissions cannot deadlock.
+A slot is a row: an unblocked job with the key, from its admission until it ends or is released. So a slot
+lives and dies with its job, and no crash can lose or double one. One statement locks a key, and a second one
+counts its rows, to include the commits during the wait for the lock. Keys are locked in ascending order, so
+that two admissions cannot deadlock.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Serve
 
 
 def next_wake_ms(database: Database) -> float | None:
-    """Return in how many milliseconds the next wake is due; None where there is none."""
+    """Return the milliseconds until the next wake is due; None where there is none."""
     with database.single_statements() as conn:
         since = conn.scalar(_NEXT_WAKE)
     return None if since is None else -float(since)
@@ -212,7 +212,7 @@ def _next_free(row: Any, rule: Rule) -> datetime | None:
 
 def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
     """Insert a row for each of these keys that has none. This comes before any row lock, and in the order of
-    keys, so that two transactions that add the same keys cannot deadlock."""
+    keys, so that two concurrent calls cannot deadlock."""
     if said:
         rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
         conn.execute(dialect.insert_or_skip(limits, _KEY), rows)
@@ -348,8 +348,8 @@ def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple
 
 
 def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], list[str]]:
-    """Return the next keys with a line, each of which now has a row, and the keys of freed slots, once for
-    each slot."""
+    """Return the next keys with a line, and the keys of freed slots, once for each slot. Each key with a line
+    now has a row."""
     dialect = dialect_of(conn)
     rows = [*dialect.change(conn, _BACK_INTO_LINE, {"most": JOBS_AT_ONCE})]
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
@@ -408,8 +408,8 @@ _BACK_INTO_LINE_UNSERVED = _back_into_line(jobs.c.queue.not_in(bindparam("served
 
 
 def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
-    """Delete at most `most` keys that no job has and no admission used for that long, but none that an
-    operator has set. Return the number.
+    """Delete at most `most` keys without jobs that no admission has used for that long. Keys that an operator
+    has set stay. Return the number.
 
     The next job that is enqueued under the limit brings its rule back. A replay of a job that ended before
     has no rule with it: such jobs run one after the other.
@@ -468,7 +468,7 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
 
 
 def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
-    """Return the counts of a key and the rule in its row, which is None before a worker has looked at the
+    """Return the counts of a key and the rule in its row; `row` is None before a worker's first look at the
     key."""
 
     def counted(*where: Any) -> int:
@@ -522,8 +522,8 @@ def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
 
 
 class Starving(NamedTuple):
-    """A line in which a job could have run long ago. `running` jobs hold its slots, of which no worker has
-    claimed `unclaimed`; `queue` is the queue of one of these. `held_by` is a failed job that blocks a line in
+    """A line in which a job could have run long ago. `running` jobs hold its slots. No worker has claimed
+    `unclaimed` of them; `queue` is the queue of one of these. `held_by` is a failed job that blocks a line in
     order."""
 
     key: str

@@ -1,8 +1,8 @@
 """Wakes: which key of a limit an admission has to look at, and when.
 
-The transaction that blocks a job by its limit writes a wake; so does one that frees a slot and does not look
-itself. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake carries the
-limit's rule, since only admissions may write the row that many jobs share.
+The transaction that blocks a job by its limit writes a wake. So does one that frees a slot without a look.
+Each transaction inserts a row of its own, so that no enqueue waits for another. A wake carries the limit's
+rule, since only admissions may write the row that many jobs share.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def due_in(database: Database, names: Sequence[str] | None = None) -> dict[str, 
     less: it is due).
 
     It searches the queues named, or all, and leaves out paused ones. It costs one probe of the claim index
-    for each queue and priority, whatever the length; it takes no lock on SQLite.
+    for each queue and priority, of any length. It takes no lock on SQLite.
     """
     dialect, schema = database.dialect, database.schema
     rows = database.run_past_sqlalchemy(lambda ask: dialect.due_in(ask, schema, names), reads=True)

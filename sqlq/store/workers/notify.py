@@ -49,8 +49,7 @@ def listens(conn: Connection) -> bool:
 
 
 def channel(schema: str | None) -> str:
-    """The name of the channel: one for each schema, short enough for PostgreSQL whatever the schema's
-    name."""
+    """The name of the channel: one for each schema, and short enough for PostgreSQL with any schema."""
     return "sqlq_" + hashlib.sha256(str(schema).encode()).hexdigest()[:16]
 
 

@@ -19,8 +19,8 @@ from sqlq.store.workers.pauses import _PAUSED, ALL
 
 ALIVE_MS = 3 * LEASE_MS
 """A worker counts as alive this long after its last heartbeat; with the default lease it then missed nine in
-a row. So one minute without the database does not make every worker look dead, and a dead one does not look
-alive for long."""
+a row. So one minute without the database makes no worker look dead, and a dead one does not look alive for
+long."""
 
 
 def register(
@@ -37,7 +37,7 @@ def register(
     state: str = "working",
 ) -> None:
     """Register a worker. `queues` is None if it serves all queues, `supervisor_pid` is None without a
-    supervisor. `state` is one of those of `store.control`."""
+    supervisor. `state` is one of the four below."""
     named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
     conn.execute(
         insert(workers).values(
@@ -76,7 +76,7 @@ def stand_in(
     for owner, id, token, cancel_requested_at in rows:
         renewed[owner][id, token] = cancel_requested_at is not None
     entered = {row.id for row in dialect.change(conn, _SEEN, given)}
-    if len(entered) < len(owners):  # the rows of the others are gone, or locked
+    if len(entered) < len(owners):  # the rows of the others are deleted or locked
         entered |= set(conn.scalars(_entered, given))
     return entered, renewed
 
@@ -240,8 +240,8 @@ STUCK = "stuck"
 
 
 class Request(NamedTuple):
-    """The requests to a worker: the last one with its time, and the time of the last request to cancel a job
-    it runs. The times are numbers, comparable only with each other."""
+    """The requests to a worker: the last one with its time, and the time of the last request to cancel its
+    jobs. The times are numbers, comparable only with each other."""
 
     worker: str
     asked: str | None
