@@ -58,7 +58,7 @@ def _leave_lines_out() -> None:
 
 
 def _without_lines(event: Any, hint: dict[str, Any]) -> Any:
-    """Leave out Sentry's event of the log line of a job that failed for good: the event with its tags is sent
+    """Leave out Sentry's event of the log line of a job that failed for good. The event with its tags is sent
     besides."""
     record = hint.get("log_record")
     if record is None or not _instrumented or record.name != "sqlq.worker" or not hasattr(record, "job_id"):

@@ -38,7 +38,7 @@ after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
-"""How long a job of an unknown task is returned to the queue before it fails: a rolling deploy is over by
+"""How long a job of an unknown task returns to the queue before it fails: a rolling deploy is over by
 then."""
 
 LONGEST_NAME: Final = 255

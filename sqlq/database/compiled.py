@@ -10,8 +10,8 @@ from sqlq.schema.tables import TOKEN_SCHEMA
 
 
 class Compiled(NamedTuple):
-    """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about
-    what it costs the database to run it."""
+    """A statement as a driver takes it, compiled once. Compiling it anew, or looking it up, takes about as
+    long as the database takes to run it."""
 
     statement: str
     constants: dict[str, Any]

@@ -1,6 +1,6 @@
-"""sqlq's own way to the database: its connections, its transactions, and running one again when it may be.
+"""sqlq's own connections and transactions, and the retry of a transaction where it is safe.
 
-Callers' connections never come from here. User code never sees a connection that does.
+Callers' connections never come from here. User code never sees a connection from here.
 """
 
 from __future__ import annotations
@@ -52,27 +52,26 @@ T = TypeVar("T")
 log = logging.getLogger("sqlq")
 
 _RESTS = {"isolation_level": "AUTOCOMMIT"}
-"""Most statements are a transaction each, so PostgreSQL's connections rest in the mode for those."""
+"""Most statements are a transaction each, so PostgreSQL's connections rest in the mode for these."""
 _POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
 """The connection used last is taken first, so that a thread stays with a server process that knows its
-statements. There is nothing to roll back: SQLAlchemy ends the transactions it began, and whatever goes past
-it is in autocommit."""
+statements. There is nothing to roll back: SQLAlchemy ends its own transactions, and all other statements are
+in autocommit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What connections are for, and so how long they may take."""
+    """A profile of connections: their timeouts and other options."""
 
     answer_seconds: float
     longest_answer_seconds: float
     connect_seconds: int
     pre_ping: bool = False
-    """Whether a pooled connection is looked at before each use. Loops do without: they try again anyway."""
+    """Whether to check a pooled connection before each use. Loops do without, since they retry anyway."""
     at_rest: int | None = None
-    """How many connections from a URL stay open when nobody uses them; None for as many as SQLAlchemy keeps,
-    which is 5."""
+    """The number of idle connections from a URL that stay open; None for SQLAlchemy's default of 5."""
     plan_once: bool = False
-    """Whether statements that are prepared are planned once, and by indexes alone."""
+    """Whether prepared statements are planned once, and by indexes alone."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
@@ -84,25 +83,26 @@ LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECON
 
 @dataclass(slots=True)
 class Gate:
-    """Shut while a test keeps the App elsewhere: no connection to the App's own database is opened then."""
+    """Shut while a test moves the App to another database: then no connection to the App's own one is
+    opened."""
 
     is_shut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an App's database is: a URL, or a caller's engine beside which to connect; the schema asked for;
-    and the URL for LISTEN, if it is another."""
+    """The place of an App's database: a URL, or a caller's engine beside which to connect. It also has the
+    requested schema, and the URL for LISTEN, if it is another."""
 
     url: URL | None = field(repr=False)
     engine: Engine | AsyncEngine | None = field(repr=False)
     schema: str | None
     listen_url: URL | None = field(default=None, repr=False)
     is_test: bool = False
-    """Whether the App is there for the length of a test."""
+    """Whether the App is at this address only for a test."""
     gate: Gate = field(default_factory=Gate, compare=False, repr=False)
     seal: Seal | None = field(default=None, compare=False, repr=False)
-    """What payloads and results there are sealed and opened with."""
+    """Encrypts or signs payloads and results there, and opens them."""
 
     @property
     def place(self) -> URL:
@@ -116,7 +116,7 @@ class Address:
         """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
         set for a database of SQLite."""
         if self.schema is not None and not dialect_at(self.place).has_schemas:
-            # not at once: that an App names no database yet is no mistake
+            # not earlier: an App that names no database yet is no mistake
             raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
         if self.engine is not None:
             database = Database.beside(self.engine, self.schema, create=create, use=use)
@@ -128,20 +128,20 @@ class Address:
 
 
 class MissingFileError(ConfigurationError):
-    """There is no database file where the URL says. A worker that runs waits for it."""
+    """The database file of the URL is missing. A running worker waits for it."""
 
     sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-    """What SQLite would have said."""
+    """The error code that SQLite would have raised."""
 
 
 class Asked(threading.local):
-    """How often this thread was answered by a database: who has asked nothing does not take its own quiet for
-    an answer."""
+    """Counts the answers of databases to this thread, so that a thread without queries does not conclude that
+    its database answers."""
 
     times = 0
-    """How many transactions of sqlq's own have ended as they should."""
+    """The number of sqlq's own transactions that succeeded."""
     writing = 0
-    """How many of them may have written."""
+    """The number of them that may have written."""
 
     def answered(self, *, reads: bool = False) -> None:
         self.times += 1
@@ -155,8 +155,8 @@ class Database:
     """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first
     needed.
 
-    `create` allows an SQLite file to be made; without it a missing file is one sentence, since a worker that
-    quietly made an empty database would wait for ever for jobs that go elsewhere.
+    `create` allows it to make an SQLite file. Otherwise a missing file raises an error: a worker that quietly
+    made an empty database would wait for ever for jobs in another one.
     """
 
     def __init__(
@@ -164,8 +164,7 @@ class Database:
     ) -> None:
         self.engine = engine
         self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
-        """How long an answer is waited for: in `begin`, `read` and `run`, and by callers that connect within
-        it."""
+        """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
         self.seal: Seal | None = None
         self._schema = schema
@@ -177,7 +176,7 @@ class Database:
         """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
         options: dict[str, Any] = {}
         if in_memory(url):
-            options = {"poolclass": NullPool}  # never used, and SQLAlchemy warns of some that it would choose
+            options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
         elif not dialect_at(url).in_a_file:
             options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
             if use.at_rest is not None:
@@ -196,9 +195,9 @@ class Database:
     ) -> Database:
         """Return the database of a caller's engine, with a pool of its own beside the caller's.
 
-        The pool makes connections the way the caller's does, so that certificates, passwords made on the fly
-        and other hooks keep working. An asynchronous driver's connections cannot serve, nor others to a file
-        that may only be read: there the URL is opened anew, with psycopg or sqlite3.
+        The pool connects as the caller's does, so that certificates, generated passwords and other hooks keep
+        working. It cannot use an asynchronous driver's connections, nor the caller's to a read-only file.
+        There it opens the URL anew, with psycopg or sqlite3.
         """
         sync = engine if isinstance(engine, Engine) else engine.sync_engine
         url = supported(sync.url)
@@ -227,27 +226,27 @@ class Database:
 
     @cached_property
     def for_loops(self) -> Database:
-        """The same database for loops that go on for ever and try again: with a pool that no user code has a
-        share in, short patience, and no sign of life before each use. Closed with this one."""
+        """The same database for endless loops that retry: with a pool apart from user code, short timeouts,
+        and no check of a connection before use. Closed with this one."""
         return self._for(LOOPS)
 
     @cached_property
     def for_claims(self) -> Database:
-        """The same for claims alone, whose connections plan what they prepare once and by indexes: for other
-        statements, with many rows at a time, such plans would be bad. Closed with this one."""
+        """The same for claims alone, whose connections plan prepared statements once and by indexes. Such
+        plans would be bad for other statements, with many rows at a time. Closed with this one."""
         return self._for(CLAIMS)
 
     def for_listening(self) -> Database:
         """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to
-        LISTEN. To be closed by who asked for it."""
+        LISTEN. The caller closes it."""
         url = None if self.address is None else self.address.listen_url
         database = self._for(LISTENING) if url is None else Database.open(url, self._schema, use=LISTENING)
-        database.schema = self.schema  # asked once, and on a connection that is needed for more than that
+        database.schema = self.schema  # queried once, on a connection that has other uses
         return database
 
     def for_looking(self, listening: Database) -> Database:
-        """Return where a connection can look for jobs that stays open: the one to LISTEN at, unless that has
-        a URL of its own. To be closed by who asked for it."""
+        """Return the database for a permanent connection that polls for jobs: the one for LISTEN, unless that
+        has a URL of its own. The caller closes it."""
         if self.address is None or self.address.listen_url is None:
             return listening
         looking = self._for(CLAIMS)
@@ -261,7 +260,7 @@ class Database:
 
     @property
     def requested_schema(self) -> str | None:
-        """The schema that was asked for; None means the connection's default one."""
+        """The requested schema; None means the connection's default one."""
         return self._schema
 
     def require_tables(self) -> None:
@@ -275,8 +274,8 @@ class Database:
 
     @property
     def _turn(self) -> AbstractContextManager[object]:
-        """What to wait for before a transaction of its own that writes, where the database has one writer:
-        those of this process take turns, each as soon as the other has ended, and not when it looks again."""
+        """A lock in this process for writers, where the database has one writer. Each of its write
+        transactions begins as soon as the one before ends, instead of polling for the file lock."""
         return (
             _turns(os.path.realpath(self.engine.url.database or "")) if self.dialect.one_writer else _NO_TURN
         )
@@ -287,8 +286,8 @@ class Database:
 
     @cached_property
     def schema(self) -> str | None:
-        """The schema the tables are in, always named on PostgreSQL; asks the database once where none was
-        given."""
+        """The schema of the tables, always named on PostgreSQL; queries the database once where none was
+        set."""
         with self.patience, self._open() as conn:
             self.require_version_of(conn)
             found = self._schema or conn.dialect.default_schema_name
@@ -301,10 +300,10 @@ class Database:
         return found
 
     def schema_for(self, conn: Connection) -> str | None:
-        """Return the schema of the jobs as seen from a caller's connection, without asking a database.
+        """Return the schema of the jobs as seen from a caller's connection, without a query.
 
-        It is the one that was given, or that sqlq's own connections are known to have, or else the default
-        one of the caller's engine.
+        It is the one that was set, else the known one of sqlq's own connections, else the default one of the
+        caller's engine.
         """
         if conn.dialect.name == "sqlite":
             return None
@@ -317,7 +316,7 @@ class Database:
             self.require_version_of(conn)
 
     def require_version_of(self, conn: Connection) -> None:
-        """Do so for a connection, a caller's perhaps; asks nothing."""
+        """Do the same for a connection, perhaps a caller's, without a query."""
         version = conn.dialect.server_version_info or ()
         oldest = dialect_of(conn).oldest
         if version < oldest:
@@ -329,13 +328,13 @@ class Database:
 
     def connect(self, **options: Any) -> Connection:
         """Open a connection on which every statement goes to sqlq's own schema."""
-        schema = self.schema  # asked before, for the pool may have one connection only
+        schema = self.schema  # queried before, since the pool may have one connection only
         own = {"schema_translate_map": {TOKEN_SCHEMA: schema}, SEAL: self.seal}
         return self._open().execution_options(**own, **options)
 
     def _open(self) -> Connection:
         self._may_connect()
-        self._driver.close()  # what one thread does needs one connection
+        self._driver.close()  # one thread needs one connection only
         conn = self.engine.connect()
         conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
         return (
@@ -345,13 +344,13 @@ class Database:
         )
 
     def _may_connect(self) -> None:
-        """Raise `ConfigurationError` where no connection is to be opened."""
+        """Raise `ConfigurationError` where no connection may be opened."""
         if self.address is not None and self.address.gate.is_shut:
             raise ConfigurationError(
                 f"a test database is open, and this worker or connection, made before, leads to "
                 f"{masked(self.engine.url)}: take it from the App again while the test database is open"
             )
-        # a pool beside the caller's connects by the caller's engine, past our own events
+        # a pool beside the caller's connects by the caller's engine, without our own events
         if self.dialect.in_a_file:
             _mind_the_file(self.engine.url, self._create)
 
@@ -364,9 +363,9 @@ class Database:
 
     @contextmanager
     def single_statements(self) -> Iterator[Connection]:
-        """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL and
-        not three. Several statements are as many transactions there, and one on SQLite, where they cost no
-        round trips."""
+        """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL
+        instead of three. Several statements are one transaction each there; on SQLite they share one, since
+        they cost no round trips."""
         if self.dialect.in_a_file or not self.takes_single_statements:
             with self.begin() as conn:
                 yield conn
@@ -378,8 +377,8 @@ class Database:
 
     @cached_property
     def takes_single_statements(self) -> bool:
-        """Whether a statement may be a transaction by itself: not on PostgreSQL where the default isolation,
-        which such a statement cannot change, is stricter than READ COMMITTED."""
+        """Whether a statement may be a transaction by itself. On PostgreSQL it may not if the default
+        isolation is stricter than READ COMMITTED, since such a statement cannot change it."""
         if self.dialect.in_a_file:
             return True
         with self.read() as conn:
@@ -403,12 +402,12 @@ class Database:
         asked.answered(reads=True)
 
     def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
-        """Run `work` in a transaction of its own, again when the database undid it whole, with jitter
-        between.
+        """Run `work` in a transaction of its own; retry it, with jitter between, when the database undid it
+        whole.
 
-        Again only where it is certain that nothing was written: the database said that it rolled back, or the
-        connection broke before COMMIT was sent. And only for as long as one answer may take: the caller
-        waits.
+        It retries only where certainly nothing was written: the database reported a rollback, or the
+        connection broke before COMMIT was sent. It retries only for as long as one answer may take, since the
+        caller waits.
         """
         committing = False
 
@@ -429,12 +428,13 @@ class Database:
 
     def run_statement(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
         """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
-        Again when the database undid it; not when the connection broke, since it may be done."""
+        It retries when the database undid it, but not when the connection broke, since the write may be
+        done."""
         return self._on_driver(lambda ask: ask(statement, parameters))
 
     def run_past_sqlalchemy(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
-        """Run `work(ask)` in one transaction on a raw driver connection, and again if the database rolled it
-        back: one statement on PostgreSQL, where it may be several on SQLite. What only `reads` is one
+        """Run `work(ask)` in one transaction on a raw driver connection; retry it if the database rolled it
+        back. It is one statement on PostgreSQL, and may be several on SQLite. With `reads` it is one
         statement everywhere, and waits for no writer."""
         if reads:
             return self._on_driver(work, reads=True)
@@ -442,8 +442,8 @@ class Database:
             return self._on_driver(lambda ask: self.dialect.whole(ask, work))
 
     def ask_alone(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
-        """Run `work(ask)` as `run_past_sqlalchemy` does, and where a statement may be no transaction by
-        itself, in one that is begun."""
+        """Run `work(ask)` as `run_past_sqlalchemy` does, but in an explicit transaction where a statement may
+        not be one by itself."""
         if self.takes_single_statements:
             return self.run_past_sqlalchemy(work, reads=reads)
         with self.begin() as conn:
@@ -475,8 +475,8 @@ class Database:
         raise AssertionError("unreachable")
 
     def close_idle(self, *, more_than: int = 0) -> None:
-        """Close the pooled connections where there are more than so many, and nobody uses one; whoever needs
-        one opens it anew."""
+        """Close the pooled connections if there are more than `more_than` and none is in use; the next use
+        opens a new one."""
         pool = self.engine.pool
         if isinstance(pool, QueuePool):
             self._driver.close()
@@ -484,8 +484,8 @@ class Database:
                 self.engine.dispose()
 
     def forget_connections(self) -> None:
-        """Leave the connections to the process that this one was forked from, and open: shared, they would
-        mix two conversations."""
+        """Leave the connections open, to the parent process of a fork: shared, they would mix two
+        conversations."""
         self._driver.forget()  # guard: fork-forgets
         self.engine.dispose(close=False)  # guard: fork-disposes
 
@@ -506,19 +506,20 @@ class Database:
 
 
 def _raise_what_sqlalchemy_raises(engine: Engine) -> None:
-    """Have errors on an engine of sqlq's own come as SQLAlchemy's, whose class and code decide what is done.
+    """Raise errors on an engine of sqlq's own as SQLAlchemy's, since their class and code decide the
+    handling.
 
-    A host's hook for `handle_error` on the class Engine may raise anything in their place, and the hook
-    counts for every engine there is.
+    A host's hook for `handle_error` on the class Engine may raise anything in their place, and applies to
+    every engine.
     """
-    event.listen(engine, "handle_error", lambda context: None)  # gives the engine a list of its own
+    event.listen(engine, "handle_error", lambda context: None)  # gives the engine its own list
     hooks: Any = engine.dialect.dispatch.handle_error
     hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
 
 
 def _mind_the_file(url: URL, create: bool) -> None:
-    """Say where the missing file was expected, instead of making an empty one or "unable to open database
-    file"."""
+    """Raise an error with the path of a missing file, instead of making an empty one or "unable to open
+    database file"."""
     name = url.database or ""
     if os.path.exists(name):  # noqa: PTH110 - at every enqueue, and a Path costs several times as much
         return
@@ -547,12 +548,12 @@ _TCP_ENDS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""A host that is gone is noticed within 20 s when the connection is idle, within 10 s when something was
-sent. libpq leaves out what the operating system does not know."""
+"""The connection detects a lost host within 20 s when idle, and within 10 s after a send. On systems without
+one of these options libpq ignores it."""
 
 
 def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
-    """Return the arguments that give connecting and silence an end, without those that the URL or the
+    """Return the arguments for timeouts of connecting and of silence, without those that the URL or the
     environment sets."""
     if (
         url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2")
@@ -576,7 +577,7 @@ def _turns(file: str) -> threading.RLock:
 
 
 def _forked() -> None:
-    _turns.cache_clear()  # a thread that is not in this process may have had its turn
+    _turns.cache_clear()  # a thread that is not in this process may hold a lock
     for database in _FORKABLE:
         database.forget_connections()
 

@@ -1,7 +1,7 @@
-"""What databases differ on, each a method with the portable default; `postgresql` and `sqlite` override what
-they must.
+"""The differences between databases, each a method with a portable default; `postgresql` and `sqlite`
+override some.
 
-The portable default asks for no more than RETURNING, UPDATE … FROM and common table expressions.
+The portable default needs only RETURNING, UPDATE … FROM and common table expressions.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
 QueuePosition: TypeAlias = tuple[str, int, int, int]
-"""A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
-and its id."""
+"""A queue, a priority in it, and the last job that a claim took there: its due time in µs since 1970, and its
+id."""
 
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 
 class Verdict(NamedTuple):
-    """Of a portion of blocked steps: how many were `found`, and which are `free` now, or `cancelled`, since
-    they can never run."""
+    """The result for a batch of blocked steps: the number `found`, and the ids now `free`, or `cancelled`
+    since they can never run."""
 
     found: int
     free: list[int]
@@ -62,23 +62,23 @@ class Verdict(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What an error of a database means. All are False for an error of another kind."""
+    """The meaning of a database error. All are False for an error of another kind."""
 
     is_away: bool
-    """The database, or the way to it, is gone for now, so that waiting is the remedy."""
+    """The database, or the way to it, is away for now, so that waiting is the remedy."""
     rolled_back: bool
     """The database undid the whole transaction for a reason that may be gone when it is run again."""
     refused: bool
-    """The database answers, and refuses this one statement: for want of a right, for example. It will say the
-    same again until somebody mends it."""
+    """The database answers, and refuses this one statement: for want of a right, for example. It will refuse
+    it again until an operator changes something."""
     takes_no_writes: bool
     """The database answers, but takes no writes for now: it only reads, or its disk is full."""
     has_no_room: bool = False
     """The database undid the whole transaction for want of room, perhaps for notifications."""
     is_useless: bool = False
-    """The connection is of no use any more, beside the errors that SQLAlchemy knows."""
+    """The connection is useless after this error, which SQLAlchemy does not know."""
     advice: str | None = None
-    """Why the database refused a write, and how to mend it; None where its own words do."""
+    """The reason and the remedy of a refused write; None where the database's own message suffices."""
 
     @property
     def passes(self) -> bool:
@@ -87,8 +87,8 @@ class Trouble(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """Who claims, and what a claim writes into the rows that do not say it: as JSON, the `max_attempts` of
-    each task, by which a rescue judges, and the `follow_ups` of each task that has some."""
+    """The owner of a claim, and JSON values that the claim writes into rows without them. `max_attempts` has
+    those of each task, which a rescue needs; `follow_ups` has those of each task with some."""
 
     owner: str
     lease_ms: int
@@ -97,9 +97,9 @@ class Claimant(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """The line of a limit, and what may be taken from it: `most` jobs, and no more than leaves `running` of
-    the key admitted. `in_order`: the one with the least id, and only if it is due; with `holds` none that
-    comes after one that has failed."""
+    """The line of a limit, and the jobs that an admission may take from it. It takes at most `most`, and no
+    more than leaves `running` of the key admitted. With `in_order` only the one with the least id, if it is
+    due; with `holds` none that comes after a failed one."""
 
     key: str
     running: int | None
@@ -134,10 +134,10 @@ class Batch:
         self.constants = constants or {}
         self.given = tuple(name for name in columns if name not in ("id", "token"))
         self.extra = (*self.given, *self.constants)
-        """What a statement carries beside the right to the job."""
+        """The columns of a statement beside the right to the job."""
 
     def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
-        """Yield what a statement carries, from a source that has what was given."""
+        """Yield the columns of a statement, from a source with the given ones."""
         yield from (source.c[name] for name in self.given)
         yield from (literal(value).label(name) for name, value in self.constants.items())
 
@@ -149,8 +149,7 @@ RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 
 
 class Key(NamedTuple):
-    """The columns of a unique index, and the predicate of one that holds some rows only. The database finds
-    such an index by its predicate."""
+    """The columns of a unique index, and the predicate of a partial one, by which the database finds it."""
 
     columns: tuple[str, ...]
     where: ColumnElement[bool] | TextClause | None = None
@@ -191,8 +190,8 @@ class Change:
     """An UPDATE of the rows that a query or a condition chooses, or without `values` a DELETE of them.
 
     The query returns the table's key first, in the order in which the rows are locked. A row that another
-    transaction has locked is passed over, or with `waits` waited for; a condition waits always. `values` may
-    be a function that returns the new values from the chosen rows. The change takes those rows that fulfil
+    transaction has locked is skipped, or with `waits` waited for; a condition always waits. `values` may be a
+    function that returns the new values from the chosen rows. The change applies only to rows that fulfil
     `where`.
     """
 
@@ -235,9 +234,9 @@ class Change:
 def locked(table: Table, chosen: Select[Any], *, waits: bool = False) -> CTE:
     """Return the rows that a query chooses, locked.
 
-    A row locked by another transaction is skipped, so that one row's trouble (an open `complete()`, say)
-    never blocks another's; skipped means not known, never lost. The table is materialized, so that the rows
-    are locked once whatever plan the rest gets.
+    A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
+    example) never blocks another. Skipped means not known, never lost. MATERIALIZED locks the rows once,
+    whatever plan the rest gets.
     """
     # guard: locked-rows-are-skipped
     locking = chosen.with_for_update(of=table, skip_locked=not waits)
@@ -252,7 +251,7 @@ def claimed_columns(dialect: Any) -> str:
 
 
 class Dialect:
-    """One database's way of saying things; stateless, found by its name in `dialects.DIALECTS`."""
+    """The SQL of one database; stateless, found by its name in `dialects.DIALECTS`."""
 
     name: str
     title: str
@@ -263,23 +262,23 @@ class Dialect:
     """Whether a database is a file, without a server, schemas and roles. Such a database gives ids again."""
     has_schemas = False
     vacuums = False
-    """Whether rows that nobody sees any more stay until a VACUUM, and an old transaction keeps them."""
+    """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"
-    """How most of its drivers want parameters."""
+    """The style of parameters of most of its drivers."""
     one_writer = False
     """Whether one transaction at a time may write, and keeps all others waiting."""
     sees_commits = False
-    """Whether a connection sees without a statement that another has committed, so that nobody has to tell
-    it."""
+    """Whether a connection sees another's commit without a statement, and so needs no notification."""
     claims_beyond = True
     """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
     most_unwritten = 2_000
-    """So many outcomes may wait to be written at a time before a worker starts no more jobs: after a crash
-    all of these run again."""
+    """The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
+    these run again."""
     shortest_us = 1
-    """The shortest time, in microseconds, between two moments that it keeps apart."""
+    """The resolution of its timestamps in microseconds."""
     notifies = False
-    """Whether a hint to idle workers is a statement, since they do not see commits by themselves."""
+    """Whether a notification of idle workers takes a statement, since they do not see commits by
+    themselves."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
 
@@ -325,9 +324,9 @@ class Dialect:
         where: ColumnElement[bool] | None = None,
         returning: Sequence[ColumnElement[Any]] = (),
     ) -> Any:
-        """Return an insert of one row that changes the row with the same key, if there is one; `changes`
-        returns the new values from the values that were to be inserted. A row that does not fulfil `where`
-        stays as it is, and is not returned."""
+        """Return an insert of one row that changes the row with the same key, if there is one. `changes`
+        computes the new values from the rejected row. A row that does not fulfil `where` stays as it is, and
+        is not returned."""
         statement = self._insert(table).values(**values) if values else self._insert(table)
         statement = statement.on_conflict_do_update(
             index_elements=key.columns,
@@ -338,8 +337,8 @@ class Dialect:
         return statement.returning(*returning) if returning else statement
 
     is_new: ColumnElement[Any] = null()
-    """Tells in what `insert_or_change` returns whether the row was inserted; NULL where the database cannot
-    tell."""
+    """Whether `insert_or_change` inserted the row, for its RETURNING; NULL where the database does not report
+    that."""
 
     def lock(
         self,
@@ -350,8 +349,8 @@ class Dialect:
         waits: bool = False,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> Sequence[Any]:
-        """Return the rows of a query, those of its first column's table locked until the transaction ends. A
-        row that another transaction has locked is passed over, or with `waits` waited for."""
+        """Return the rows of a query, and lock those of its first column's table until the transaction ends.
+        A row that another transaction has locked is skipped, or with `waits` waited for."""
         table = next(iter(query.selected_columns)).table
         query = query.with_for_update(of=table, skip_locked=not waits)
         return conn.execute(query, parameters, execution_options=options).all()
@@ -368,7 +367,7 @@ class Dialect:
         return conn.execute(change.statement, parameters, execution_options=options).all()
 
     def for_parameters(self, style: Any) -> Any:
-        """Return a dialect of SQLAlchemy's that writes statements with parameters in a style, for any
+        """Return a dialect of SQLAlchemy's that writes statements with parameters in this style, for any
         driver."""
         raise NotImplementedError
 
@@ -387,10 +386,10 @@ class Dialect:
     ) -> list[Sequence[Any]]:
         """Claim at most `limit` due jobs of these queues, and return them as `CLAIMED`, in any order.
 
-        Queues are served in the order given. `evenly` says that there is no strict order between them, so
-        that a claim may take some of each: of jobs that were enqueued in turn these lie together, and SQLite
-        writes whole pages. Within one, each priority is one range of the claim index, so that rows scheduled
-        at a higher priority are stepped over as a whole instead of read. No other worker claims a row
+        Queues are served in the order given. With `evenly` there is no strict order between them, so that a
+        claim may take some of each. If jobs were enqueued alternately these lie together, and SQLite writes
+        whole pages. Within a queue, each priority is one range of the claim index. So a claim steps over rows
+        scheduled at a higher priority as a whole instead of reading them. No other worker claims a row
         meanwhile: the rows are locked, or (where there are no row locks) the transaction has the database's
         write lock.
         """
@@ -408,11 +407,11 @@ class Dialect:
         raise NotImplementedError
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        """Return each queue that holds jobs that no worker has reserved, and in how many milliseconds its
-        next job is due; of the queues named, or of all, without those that are paused.
+        """Return each queue with unreserved jobs, and the milliseconds until its next job is due. It returns
+        the queues named, or all, without paused ones.
 
-        The first row of each priority in the claim index is the one that is due next in it, so that one row
-        is read for each queue and priority.
+        The first row of each priority in the claim index is the next due one, so it reads one row for each
+        queue and priority.
         """
         raise NotImplementedError
 
@@ -426,21 +425,22 @@ class Dialect:
         chores: bool,
         workers: Sequence[str] = (),
     ) -> list[Sequence[Any]]:
-        """Return what `due_in` does, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
+        """Return the rows of `due_in`, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
         hosts, expired, late, limited, asked, all_paused, pause_ms)`.
 
-        That says in how many milliseconds the next schedule is due, None where there is none; whether this
-        connection LISTENs to the channel, and how many hosts have sent a heartbeat within this time. With
-        `chores` it says whether a lease has run out, whether a job was not started in time, and whether any
-        job is under a limit. The rest is what operators ask, as `store.control.wanted` reads it: of these
-        workers, as JSON; whether all queues are paused; and in how many milliseconds the next pause is over.
+        - `ms`: the milliseconds until the next schedule is due, or None.
+        - `listens`: whether this connection LISTENs to the channel.
+        - `hosts`: the number of hosts with a heartbeat within this time.
+        - With `chores`: whether a lease has expired, a job was not started in time, any job is under a limit.
+        - The requests of operators for `store.control.wanted`: of these workers, as JSON; whether all queues
+          are paused; the milliseconds until the next pause ends.
         """
         raise NotImplementedError
 
     # -- settle ----------------------------------------------------------------------------------------------
 
     def batch_table(self, batch: Batch) -> FromClause:
-        """Return a table of the rows given as parameters, so that one statement serves a batch of any
+        """Return a table of the rows given as parameters, so that one statement serves batches of any
         size."""
         raise NotImplementedError
 
@@ -453,7 +453,7 @@ class Dialect:
         raise NotImplementedError
 
     def joined(self, texts: Sequence[str]) -> str | None:
-        """Return the parameter that fills `texts()`; None where these texts cannot be sent so."""
+        """Return the parameter that fills `texts()`; None where it cannot hold these texts."""
         raise NotImplementedError
 
     def move(
@@ -467,7 +467,7 @@ class Dialect:
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
         """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns;
-        return the rights to them. With `waits` a row that another transaction has locked is waited for."""
+        return the rights to them. With `waits`, wait for rows that another transaction has locked."""
         parameters = self.batch_parameters(batch, rows)
         moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
         if moved:
@@ -481,16 +481,16 @@ class Dialect:
         can do so."""
 
     def refuse_standby(self, conn: Connection) -> None:
-        """Raise where this is a copy that may lag behind: what it knows of a job may be out of date."""
+        """Raise on a standby that may lag behind, since its rows may be out of date."""
 
     def stricter_isolation(self, conn: Connection) -> str | None:
-        """Return the transaction's isolation level where a write since its snapshot would make its own
-        fail."""
+        """Return the transaction's isolation level where another's write since its snapshot would make its
+        own fail."""
         return None
 
     def commits_at_once(self, pooled: Any) -> bool:
-        """Whether a write on this connection, as the pool has it, is committed as it is made: its driver has
-        no transaction open, and begins none."""
+        """Whether each write on this connection, as the pool has it, commits at once: its driver has no open
+        transaction, and begins none."""
         return False
 
     # -- unblock ---------------------------------------------------------------------------------------------
@@ -498,13 +498,11 @@ class Dialect:
     def unblock(
         self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
     ) -> Verdict:
-        """Judge at most `most` of the blocked steps that wait for these jobs, or with `are_steps` these steps
-        themselves, by what is committed: make those available whose edges all hold, and cancel those of which
-        one never can.
+        """Judge at most `most` blocked steps that wait for these jobs, or with `are_steps` these steps, by
+        committed rows. Make a step available if all its edges hold, and cancel it if one never can.
 
-        A step waits as long as a job before it is live, or has failed and may be retried where a success is
-        wanted. What stands in no table has ended, and nothing more is known of it. A step that another
-        transaction has locked is passed over.
+        A step waits while a job before it is live, or has failed and may be retried for a wanted success. A
+        job in no table has ended in an unknown way. A step that another transaction has locked is skipped.
         """
         raise NotImplementedError
 
@@ -519,20 +517,20 @@ class Dialect:
     def pick(
         self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
     ) -> Iterable[tuple[int, str]]:
-        """Return the jobs that may run of these lines, each with its key, and lock them where rows can be
-        locked; the locks on the keys are held. What is in a paused queue, or in one that is not `served`
-        where that is known, keeps its place."""
+        """Return the jobs of these lines that may run, each with its key, and lock them where rows can be
+        locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
+        `served` where that is known."""
         raise NotImplementedError
 
     # -- past SQLAlchemy -------------------------------------------------------------------------------------
 
     def is_cut_off(self, driver: Any) -> bool:
-        """Whether a driver's idle connection is closed by the other end, as far as can be told without asking
-        it."""
+        """Whether the other end has closed a driver's idle connection, as far as the socket shows without a
+        query."""
         return False
 
     def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
-        """Do `work`, which is one statement where it can be one, as one transaction."""
+        """Do `work` as one transaction; on some databases it is one statement."""
         return work(ask)
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
@@ -546,28 +544,28 @@ class Dialect:
         raise NotImplementedError
 
     def may_only_be_read(self, url: URL) -> bool:
-        """Whether it can be told without connecting that nothing can be written there."""
+        """Whether the database is read-only, as far as is known without connecting."""
         return False
 
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
         """Set up an engine of sqlq's own: how its transactions begin, how long they wait.
 
-        With `looks_at_idle` a pooled connection that died while it was idle is replaced before it is used. A
-        close by a server or a proxy can be told without a question. Only after a longer rest, in which a
-        firewall may have forgotten the connection, it is asked for a sign of life, which costs a round trip.
+        With `looks_at_idle`, a pooled connection that died while idle is replaced before use. A close by a
+        server or a proxy shows without a query. Only after a longer rest, in which a firewall may have
+        forgotten the connection, a ping checks it, which costs a round trip.
 
-        With `plans_once` what is prepared on its connections is planned once, and such that the plan holds
-        for tables of any size. Planning a claim takes as long as running it. A plan made while a table is
-        empty stays when there are a million rows in it, until it is analysed; so the plan may only go by
-        indexes, whose order makes sorting needless, as it has to for a full table.
+        With `plans_once`, statements prepared on its connections are planned once, for tables of any size.
+        Planning a claim takes as long as running it. A plan for an empty table stays when there are a million
+        rows in it, until it is analysed. So the plan may only use indexes, whose order makes sorting
+        needless.
         """
 
 
 def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select[Any]:
-    """Choose the jobs of a batch that their owner still holds, with the batch's own columns and more.
+    """Select the jobs of a batch that their owner still holds, with the batch's own columns and more.
 
-    This is the fence of every owner's write: the row is reserved, and under the owner's token. Ascending ids,
-    so that two batches cannot deadlock.
+    This is the fence of every owner's write: the row is reserved, and under the owner's token. Ids ascend, so
+    that two batches cannot deadlock.
     """
     rows = dialect.batch_table(batch)
     return (

@@ -1,4 +1,4 @@
-"""The databases that there are, and which of them a connection leads to."""
+"""The supported databases, and the one that a connection leads to."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL
 
 
 def takes_no_writes(error: BaseException) -> bool:
-    """Whether a database, of whatever kind, answers but takes no writes for the moment."""
+    """Whether a database of any kind answers but takes no writes for now."""
     return any(dialect.trouble(error).takes_no_writes for dialect in DIALECTS.values())
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether a database, of whatever kind, answers and refuses this one statement."""
+    """Whether a database of any kind answers and refuses this one statement."""
     return any(dialect.trouble(error).refused for dialect in DIALECTS.values())
 
 
@@ -32,6 +32,6 @@ def dialect_at(url: URL) -> Dialect:
 
 
 def stricter_isolation(conn: Connection) -> str | None:
-    """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has
-    one snapshot for all its statements; None where that does not matter."""
+    """Return the transaction's isolation level if it is stricter than READ COMMITTED, with one snapshot for
+    all statements; None where that does not matter."""
     return dialect_of(conn).stricter_isolation(conn)

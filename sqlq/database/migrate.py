@@ -1,18 +1,17 @@
-"""Building, raising and taking back the tables. The only module that imports Alembic, which costs 60 MB and
+"""Creates, upgrades and downgrades the tables. The only module that imports Alembic, which costs 60 MB and
 0.4 s.
 
-A migration is one transaction on one connection: a lock first, then a look at what is there, then the
-revisions and the version number. It happens as a whole or not at all, and leaves nothing behind when its
-process is killed. An empty database goes the whole way in one. One with tables in it goes revision by
-revision, so that no lock is held for longer than one revision needs, and each revision is a state that
-workers can live with.
+A migration is one transaction on one connection: it takes a lock, checks the database, then runs the
+revisions and writes the version number. It happens as a whole or not at all, and leaves nothing behind when
+its process is killed. An empty database is upgraded in one transaction. One with tables is upgraded revision
+by revision. So no lock is held for longer than one revision needs, and workers can run at each revision.
 
-A revision that changes a view names it in `views = ("queue_stats",)`, and drops no other: what users have
-built on it would be in the way.
+A revision that changes a view names it in `views = ("queue_stats",)`, and drops no other, since users' views
+may depend on that.
 
-A revision that builds an index says so by `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
-and does nothing else. Where it can, the index is built beside the traffic, outside transactions; the number
-moves when it is whole.
+A revision that builds an index declares `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
+and does nothing else. Where possible it builds the index beside the traffic, outside transactions; the number
+moves when the index is complete.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ with _quiet():
 log = logging.getLogger(__name__)
 
 OWN_NAMES = frozenset({table.name for table in tables.metadata.tables.values()} | set(views.NAMES))
-"""The tables and views of sqlq, without the version table: where one of them stands alone, it is not
+"""The tables and views of sqlq, without the version table: one of them without a version table is not
 sqlq's."""
 
 Direction = Literal["up", "down"]
@@ -78,14 +77,14 @@ class Standing(enum.StrEnum):
     AHEAD = "ahead"
     """Newer, and this sqlq works with them: another release has migrated them in a rolling deploy."""
     DIFFERENT = "different"
-    """Of a revision that this sqlq works with, but without columns that these have."""
+    """At a revision that this sqlq works with, but without some of its columns."""
     NEWER = "newer"
     """Too new for this sqlq."""
     FOREIGN = "foreign"
 
 
 class Check(NamedTuple):
-    """What `check` found: the standing, the revision found, the one needed, and a sentence that says so."""
+    """The result of `check`: the standing, the revision found, the one needed, and a sentence about them."""
 
     standing: Standing
     found: str | None
@@ -97,14 +96,14 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     """Bring the tables of a database to the newest revision, and return the one they had before (None: there
     were none).
 
-    Creates the SQLite file and the PostgreSQL schema where they are missing. Of several processes one
-    migrates; the others wait and find nothing to do. May run while jobs are enqueued and worked on: it waits
-    for no lock for longer than `live.LOCK_TIMEOUT_MS`, but tries again. Newer tables that this sqlq works
-    with are left as they are. After a kill or an error at whatever point, running it again goes on.
+    Creates the SQLite file and the PostgreSQL schema where they are missing. If several processes call it,
+    one migrates; the others wait and find nothing to do. It may run while jobs are enqueued and worked on: it
+    waits for no lock longer than `live.LOCK_TIMEOUT_MS`, and tries again. It leaves newer tables that this
+    sqlq works with as they are. After a kill or an error at any point, another call continues.
 
-    Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it, and
-    `ConfigurationError` when a table that is not sqlq's has one of its names, another migration does not end,
-    or the tables are never free; that step is not made then.
+    Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it. Raises
+    `ConfigurationError` when a foreign table has one of sqlq's names, another migration does not end, or the
+    tables are never free. Then it does not make that step.
     """
     before = found = online.patiently(engine, partial(_step_up, engine, schema))
     while found is not None and found < version.HEAD:
@@ -138,7 +137,7 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
 
 
 def _following(revision: str) -> Script | None:
-    """Return the revision after one, None where no release has that one; the history is a line."""
+    """Return the revision after this one, None where no release has this one; the history is linear."""
     scripts = ScriptDirectory(str(location())).walk_revisions()
     return next((script for script in scripts if script.down_revision == revision), None)
 
@@ -148,8 +147,8 @@ def _build_index(engine: Engine, connection: Connection, schema: str | None, rev
 
     This one's transaction keeps other migrators out meanwhile, and then moves the number. It is idle for as
     long as the build takes, and must hold no snapshot then, or the build waits for it for ever. So its last
-    statement before is one without parameters: measured, after one with parameters the protocol keeps it
-    open, and its snapshot with it.
+    statement before the build has no parameters: by measurement, after one with parameters the protocol keeps
+    the statement open, with its snapshot.
     """
     name = version.effective_schema(connection, schema)
     assert name is not None
@@ -171,12 +170,12 @@ def _build_index(engine: Engine, connection: Connection, schema: str | None, rev
 def downgrade(
     engine: Engine, schema: str | None, revision: str, *, force: bool = False
 ) -> tuple[str | None, str | None]:
-    """Take the tables back to an older revision; "base" removes them. Return the revision they were at, and
-    the one they are at now: None where there are none any more.
+    """Take the tables back to an older revision; "base" removes them. Return the revision before and the one
+    now; None where no tables are left.
 
-    Unless `force`, raises `ConfigurationError` when a job is in any of the tables, for a revision may drop
-    what holds it. Also raises it for an unknown revision, and `SchemaVersionError` for tables that are
-    missing or newer than this sqlq.
+    Unless `force`, raises `ConfigurationError` when a job is in any of the tables, since a revision may drop
+    its table. Also raises it for an unknown revision, and `SchemaVersionError` for tables that are missing or
+    newer than this sqlq.
     """
     # `transaction` refuses the rest
     if (standing := check(engine, schema)).standing in (Standing.MISSING, Standing.FOREIGN):
@@ -198,7 +197,7 @@ def downgrade(
 
 
 def check(engine: Engine, schema: str | None) -> Check:
-    """Say how the tables of a database stand; changes nothing and creates no file."""
+    """Return the standing of a database's tables; changes nothing and creates no file."""
     file = _sqlite_file(engine)
     if file and not file.exists():
         return Check(Standing.MISSING, None, version.HEAD, version.complaint(engine, None, None))
@@ -246,7 +245,7 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
 _OWN_PATH = (
     "SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(pg_catalog.current_schema()), true)"
 )
-"""What is found is in pg_catalog, or in the one schema that the tables go into."""
+"""Names resolve in pg_catalog, or in the one schema of the tables."""
 
 
 # ── One migration, on whatever connection ───────────────────────────────────────────────────────────────────
@@ -254,8 +253,7 @@ _OWN_PATH = (
 
 @contextmanager
 def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
-    """Open the transaction of a migration: no other migrator is in one, and what stands in the database is
-    sqlq's."""
+    """Open the transaction of a migration, without any other migrator, and on tables of sqlq's or none."""
     file = _sqlite_file(engine)
     if file and not file.parent.is_dir():
         raise ConfigurationError(
@@ -271,11 +269,12 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
 
 
 def _begin_locked(connection: Connection) -> bool:
-    """Begin a transaction that has the lock, or none: CREATE INDEX CONCURRENTLY of who has it may wait for
-    any that is open."""
+    """Begin a transaction that has the lock, or none: CREATE INDEX CONCURRENTLY of the lock's holder may wait
+    for any open one."""
     connection.begin()
     if connection.dialect.name == "sqlite" and _in_transaction(connection):
-        # A hook begins this engine's transactions, perhaps as a mere reader's; this one has read nothing yet.
+        # A hook begins this engine's transactions, perhaps without the write lock; this one has read nothing
+        # yet.
         connection.exec_driver_sql("ROLLBACK")
     if _lock(connection):
         return True
@@ -284,8 +283,8 @@ def _begin_locked(connection: Connection) -> bool:
 
 
 def prepare(connection: Connection, schema: str | None) -> None:
-    """Lock other migrators out until the transaction ends, refuse what cannot be migrated, and create the
-    schema.
+    """Lock other migrators out until the transaction ends, refuse tables that cannot be migrated, and create
+    the schema.
 
     Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for tables that are
     not sqlq's.
@@ -297,8 +296,8 @@ def prepare(connection: Connection, schema: str | None) -> None:
     if found is None and (taken := _taken(connection, schema)):
         raise ConfigurationError(_foreign(connection, schema, taken))
     name = version.effective_schema(connection, schema)
-    # Asked first, since CREATE SCHEMA IF NOT EXISTS wants the right to create even where there is nothing to
-    # create.
+    # The query comes first, since CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema
+    # exists.
     if name and not connection.execute(_SCHEMA, {"name": name}).scalar():
         connection.exec_driver_sql(
             f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
@@ -311,8 +310,8 @@ _SCHEMA = text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname =
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
     """Run the revisions up or down to one, in the transaction of a connection that went through `prepare`.
 
-    Raises `ConfigurationError` for a revision that is unknown, or not in that direction, and where something
-    of the user's depends on what a revision drops; `SchemaVersionError` for tables newer than this sqlq,
+    Raises `ConfigurationError` for a revision that is unknown, or not in that direction, and where a user's
+    object depends on one that a revision drops. Raises `SchemaVersionError` for tables newer than this sqlq,
     whose revisions it does not have.
     """
     found = version.read(connection, schema)
@@ -353,15 +352,15 @@ def write(
 
 
 def options(schema: str | None) -> dict[str, Any]:
-    """Return what an Alembic context of sqlq's history is configured with.
+    """Return the options of an Alembic context of sqlq's history.
 
-    `live` is for revisions that build an index: whether to do it with CONCURRENTLY, outside transactions.
+    `live` is for revisions that build an index: whether to use CONCURRENTLY, outside transactions.
     """
     return {"version_table": version.TABLE, "version_table_schema": schema, "live": False}
 
 
 def run_in(context: MigrationContext) -> None:
-    """Run an Alembic context's revisions; they are handed their `op`, so that the global one stays the host
+    """Run an Alembic context's revisions with an `op` of their own, so that the global one stays the host
     project's."""
     schema = context.version_table_schema
     if context.as_sql and schema:
@@ -393,7 +392,7 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
         yield
     except CommandError as error:
         raise ConfigurationError(f"{begin}: {error}") from None
-    except (AssertionError, ValueError):  # Alembic's, of what has not the form of a revision
+    except (AssertionError, ValueError):  # Alembic's, for a value without the form of a revision
         said = f'{begin}: give the number of a revision, or "base"'
         raise ConfigurationError(said) from None  # guard: no-revision-is-a-sentence
     except DBAPIError as error:
@@ -410,9 +409,9 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
 def _lock(connection: Connection) -> bool:
     """Try to keep other migrators out until the transaction ends.
 
-    The lock belongs to the transaction, so that a pooler can share out the session and a killed process
-    leaves none. It is tried again instead of waited for, since a statement that waits holds a snapshot, and
-    CREATE INDEX CONCURRENTLY of the migration that has the lock would wait for that.
+    The lock belongs to the transaction, so that a pooler can share the session and a killed process leaves
+    none. The caller retries instead of waiting for it. A waiting statement holds a snapshot, and CREATE INDEX
+    CONCURRENTLY of the lock's holder would wait for that.
     """
     if connection.dialect.name != "sqlite":
         return bool(
@@ -452,13 +451,13 @@ def _wait(attempt: Callable[[], bool], connection: Connection) -> None:
 
 
 def _in_transaction(connection: Connection) -> bool:
-    """Ask the driver: SQLAlchemy counts a transaction as begun before SQLite has heard of it."""
+    """Whether the driver has a transaction: SQLAlchemy counts one as begun before SQLite begins it."""
     driver: Any = connection.connection.driver_connection
     return bool(driver.in_transaction)
 
 
 def _taken(connection: Connection, schema: str | None) -> list[str]:
-    """Return which names of sqlq's relations something in the database has."""
+    """Return the names of sqlq's relations that the database already has."""
     if connection.dialect.name == "sqlite":
         query = "SELECT lower(name) FROM sqlite_master"
     else:
@@ -483,7 +482,7 @@ def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> st
 
 def _lock_tables(connection: Connection, schema: str | None) -> None:
     """Let no session add a job between the count and the drop."""
-    if connection.dialect.name != "sqlite":  # where BEGIN IMMEDIATE has done so
+    if connection.dialect.name != "sqlite":  # there BEGIN IMMEDIATE has done so
         online.wait_briefly(connection)
         connection.exec_driver_sql(
             f"LOCK TABLE {', '.join(_job_tables(connection, schema))} IN ACCESS EXCLUSIVE MODE"

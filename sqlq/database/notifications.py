@@ -1,8 +1,8 @@
-"""What comes through LISTEN.
+"""Reads the notifications that come through LISTEN.
 
-NOTIFY needs no right: each text may be anybody's, and there may be any number of them. So a text is read
-strictly or ignored, texts are read up to a size each second, and a connection that is flooded is read at
-intervals, and read empty before it is asked anything: what comes with an answer is kept by libpq.
+NOTIFY needs no right: any role may send any text, and any number of them. So this parses a text strictly or
+ignores it, and reads texts up to a size each second. It reads a flooded connection at intervals, and empties
+it before each query, since libpq keeps the notifications that come with an answer.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from sqlq.config.constants import IDS
 log = logging.getLogger("sqlq")
 
 BYTES_A_SECOND = 100_000
-"""So much of what notifications say is read; what comes above that in the same second stands for any job."""
+"""The bytes of notifications that are read; further ones in the same second stand for any job."""
 STORM_SECONDS, REST_SECONDS = 0.001, 0.005
-"""Where the next notification comes so soon after the last ones were read, more of them gather first."""
+"""If the next notification comes this soon after the last read, the reader rests, so that more of them
+gather."""
 LONGEST_SECONDS = 0.01
-"""How long is read at a time while more comes."""
+"""The longest time of one read while more notifications come."""
 SAY_EVERY_SECONDS = 60.0
 ANY_JOB = "*"
-"""Said where too many jobs are meant to name them."""
+"""The text of a notification about too many jobs to name them."""
 _IDS = re.compile(rb"[0-9]{1,19}(?:,[0-9]{1,19})*")
 
 
 class Heard(NamedTuple):
-    """What was said since the last time."""
+    """The content of the notifications since the last read."""
 
     hinted: bool
     """Whether there may be new jobs."""
@@ -41,7 +42,7 @@ class Hearing:
     """Reads the notifications of a connection that LISTENs to one channel, on behalf of one thread."""
 
     def __init__(self, prefix: str = "") -> None:
-        """With a `prefix`, before the jobs that are named, an empty text is a hint."""
+        """With a `prefix` before the ids of jobs, an empty text is a notification of new jobs."""
         self._prefix = prefix.encode()
         self._hinted = self._means_any = self._came = False
         self._ids: list[int] = []
@@ -49,17 +50,18 @@ class Hearing:
         self._second_ends = self._read_at = self._said_at = float("-inf")
         self._ignored = 0
         self.is_dry = True
-        """Whether all was read that had come."""
+        """Whether the last read emptied the connection."""
 
     def begin(self, driver: Any) -> None:
         """Read a connection of psycopg from now on."""
         self._pgconn, self.is_dry = driver.pgconn, True
-        # What comes with an answer psycopg would decode, and keep in a queue without a bound.
+        # Without this handler psycopg would decode notifications that come with an answer, and keep them in
+        # an unbounded queue.
         self._pgconn.notify_handler = self._take
 
     def read(self, *, all_of_it: bool = False) -> Heard:
-        """Return what has come; of a flood a part, if not `all_of_it`. Waits for nothing, but rests a moment
-        where notifications come in a storm."""
+        """Return the notifications so far; in a flood only a part, unless `all_of_it`. It waits for nothing,
+        but in a storm of notifications it rests briefly."""
         if time.monotonic() - self._read_at < STORM_SECONDS:
             time.sleep(REST_SECONDS)
         until, self.is_dry = time.monotonic() + LONGEST_SECONDS, False
@@ -91,7 +93,7 @@ class Hearing:
                 self._said_at = time.monotonic()
 
     def _names(self, words: bytes) -> bool:
-        """Note the jobs that are named; say whether these words are a list of them."""
+        """Add the named jobs; return whether these words are a list of ids."""
         moment = time.monotonic()
         if moment >= self._second_ends:
             self._second_ends, self._left = moment + 1.0, BYTES_A_SECOND
@@ -105,7 +107,7 @@ class Hearing:
 
 
 def named_in(words: bytes) -> list[int]:
-    """Return the jobs that a list of ids names; none of what is no such list, as a whole."""
+    """Return the jobs in a list of ids; none if any part is no id."""
     if not _IDS.fullmatch(words):  # guard: notifications-are-read-strictly
         return []
     ids = [int(word) for word in words.split(b",")]

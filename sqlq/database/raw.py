@@ -1,5 +1,4 @@
-"""Past SQLAlchemy: statements that a caller waits for are handed to the driver itself, on connections of an
-engine's own pool."""
+"""Runs statements that a caller waits for without SQLAlchemy, on connections of an engine's own pool."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ from sqlq.database.dialect import Ask, Dialect
 T = TypeVar("T")
 
 RESTS_SINCE = "sqlq_rests_since"
-"""Where a pooled connection keeps the moment since when it rests, for the thread that takes it next."""
+"""The key under which a pooled connection keeps the time since when it rests, for the next thread."""
 TAKEN_SECONDS = 0.05
-"""For so long a connection serves one statement after the other. Then the pool is asked again, which may find
-that it has grown too old, or is not what it was any more."""
+"""A connection serves one statement after the other for this long. Then it returns to the pool, which may
+find it too old or broken."""
 
 
 class Driver:
-    """An engine's driver, asked without SQLAlchemy, which would take half as long again as a statement.
+    """An engine's driver, used without SQLAlchemy, which would take half as long again as a statement.
 
-    To take a connection from the pool and to give it back costs a tenth of a statement. So between two
-    statements that follow each other closely one rests here, unless the pool has no other.
+    Taking a connection from the pool and returning it costs a tenth of a statement. So between two close
+    statements a connection rests here, unless the pool has no other.
     """
 
     def __init__(self, engine: Engine, dialect: Dialect) -> None:
@@ -36,14 +35,14 @@ class Driver:
         self._dialect = dialect
         self._may_rest = isinstance(engine.pool, QueuePool) and engine.pool.size() > 1  # guard: pool-of-one
         self._resting: dict[str, tuple[Any, float]] = {}
-        """At most one, under one key: `setdefault` and `pop` are atomic, and a lock might be held by another
-        thread at a fork. Two that rested could be all that a small pool has."""
+        """At most one, under one key: `setdefault` and `pop` are atomic, while another thread might hold a
+        lock at a fork. Two resting connections could be all that a small pool has."""
 
     def run(self, work: Callable[[Ask], T]) -> T:
-        """Do `work` by asking a connection, each statement a transaction, and return what it returns.
+        """Do `work` on a connection, each statement a transaction, and return its result.
 
-        An error is raised as SQLAlchemy raises it, and a connection that is of no use after it is given up
-        likewise, together with those that rest beside it.
+        An error is raised as SQLAlchemy raises it. If the connection is useless after it, it is closed,
+        together with those that rest.
         """
         pooled: Any = None
         taken_at = 0.0
@@ -75,17 +74,17 @@ class Driver:
         return result
 
     def close(self) -> None:
-        """Give the pool back what rests here."""
+        """Return the resting connection to the pool."""
         with suppress(KeyError):
             self._return(*self._resting.pop(_ONE))
 
     def forget(self) -> None:
-        """Leave what rests here as it is, for it is another process's."""
+        """Leave the resting connection as it is, since it belongs to another process."""
         _FORGOTTEN.append(self._resting)
         self._resting = {}
 
     def _take(self) -> tuple[Any, float]:
-        """Return a connection, and when it was taken from the pool."""
+        """Return a connection, and the time when it was taken from the pool."""
         moment = time.monotonic()
         try:
             pooled, taken_at = self._resting.pop(_ONE)
@@ -102,7 +101,8 @@ class Driver:
         pooled.close()
 
     def _broken_off(self, pooled: Any, error: BaseException) -> bool:
-        """Give back what work was broken off on; return whether it was of no use any more."""
+        """Return the connection of interrupted work to the pool; return whether the connection was
+        useless."""
         useless = self._dialect.trouble(error).is_useless or bool(
             self._known.is_disconnect(error, pooled.dbapi_connection, None)
         )
@@ -113,7 +113,7 @@ class Driver:
         else:
             try:
                 # guard: broken-off-is-rolled-back
-                pooled.rollback()  # a transaction may be open, and a caller's kind of pool may leave it so
+                pooled.rollback()  # a transaction may be open, and a caller's pool may leave it so
             except self._known.loaded_dbapi.Error:  # guard: no-rollback-no-use
                 pooled.invalidate()
         pooled.close()
@@ -122,4 +122,4 @@ class Driver:
 
 _ONE = "one"
 _FORGOTTEN: list[Any] = []
-"""Kept, since a connection that is forgotten altogether may be ended by its destructor."""
+"""Kept, since the destructor of a forgotten connection may close it."""

@@ -1,14 +1,14 @@
-"""An end for every wait: no answer of PostgreSQL is waited for longer than its patience allows.
+"""A timeout for every wait: no thread waits for an answer of PostgreSQL longer than its timeout.
 
-TCP alone cannot promise that. Keepalives and `tcp_user_timeout` find a host that is gone, but behind a proxy
-or firewall that goes on acknowledging packets and passes none on, a connection looks healthy for ever. A
-`statement_timeout` does not help either: the server may never have heard of the statement, or have answered
+TCP alone cannot promise that. Keepalives and `tcp_user_timeout` find a host that is gone. But a proxy or
+firewall may go on acknowledging packets and pass none on; then a connection looks healthy for ever. A
+`statement_timeout` does not help either: the server may never have received the statement, or have answered
 it long ago.
 
-So the wait itself has the end. psycopg waits in steps of a tenth of a second; the bound looks at the clock
-between two steps, in the thread that waits, and closes the connection when the time is over. Nothing is
-interrupted and no other thread touches the connection. What the server made of the statement is as open as
-after any broken connection: whatever was not committed, it rolls back, and a COMMIT without its reply is in
+So the wait itself has a timeout. psycopg waits in steps of a tenth of a second. Between two steps, in the
+waiting thread, the bound checks the clock, and closes the connection when the time is over. It interrupts
+nothing, and no other thread touches the connection. The outcome of the statement is as open as after any
+broken connection. The server rolls back an uncommitted transaction, and a COMMIT without its reply is in
 doubt.
 """
 
@@ -23,16 +23,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CALM_SECONDS = 60.0
-"""After so long without a wait given up, the next one begins with the shortest patience again."""
+"""After this long without a timeout, the next wait begins with the shortest timeout again."""
 
 
 class Patience:
-    """How long a thread waits for one answer while it is in a `with` block of this patience; outside, without
-    end.
+    """The timeout of a thread for one answer, inside a `with` block; outside it waits without end.
 
-    Each wait that was given up doubles it, so that a database that is only slow is answered in the end; for
-    this thread, since each loop has statements of its own. When connecting fails too it is the network, and
-    no reason for patience.
+    It doubles after each timeout, so that a slow database is not cut off for ever. Each thread has its own,
+    since each loop has its own statements. When connecting fails too, the network is the cause, and the
+    timeout starts over.
     """
 
     def __init__(self, shortest: float, longest: float) -> None:
@@ -46,7 +45,7 @@ class Patience:
         self._thread.depth -= 1
 
     def seconds(self) -> float:
-        """Return how long to wait for an answer asked for now."""
+        """Return the timeout for an answer that the thread begins to wait for now."""
         if not getattr(self._thread, "depth", 0):
             return float("inf")
         if time.monotonic() - getattr(self._thread, "gave_up_at", float("-inf")) > CALM_SECONDS:
@@ -55,12 +54,12 @@ class Patience:
         return now
 
     def gave_up(self) -> None:
-        """Note that a wait of this thread came to its end."""
+        """Double the timeout, after a wait of this thread has timed out."""
         self._thread.now = min(self.seconds() * 2, self._longest)
         self._thread.gave_up_at = time.monotonic()
 
     def start_over(self) -> None:
-        """Note that this thread could not even connect."""
+        """Start over with the shortest timeout, since this thread could not even connect."""
         self._thread.gave_up_at = float("-inf")
 
 
@@ -69,8 +68,7 @@ _ends = threading.local()
 
 @contextmanager
 def waits_while(left: Callable[[], float]) -> Iterator[None]:
-    """Within this, an answer for which this thread waits is given up when `left` says that no seconds are
-    left."""
+    """In this block, stop waiting for an answer in this thread when `left` returns no seconds."""
     _ends.left = left
     try:
         yield
@@ -79,13 +77,12 @@ def waits_while(left: Callable[[], float]) -> Iterator[None]:
 
 
 def is_over() -> bool:
-    """Say whether this thread may wait no longer."""
+    """Whether this thread may wait no longer."""
     return hasattr(_ends, "left") and _ends.left() <= 0
 
 
 def bound(driver: Any, patience: Patience) -> None:
-    """Bound all waits of a psycopg connection. Another driver's connection stays as it is, with TCP's own
-    ends."""
+    """Bound all waits of a psycopg connection. Another driver's connection keeps only TCP's own timeouts."""
     if not callable(getattr(driver, "wait", None)):
         return
     wait = driver.wait
@@ -98,8 +95,8 @@ def bound(driver: Any, patience: Patience) -> None:
 
 
 def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> Generator[Any, Any, T]:
-    """Pass on the steps of a wait: what psycopg is to wait for, and what became ready (nothing, every tenth
-    of a second)."""
+    """Pass on the steps of a wait: the event that psycopg waits for, and the one that became ready (none,
+    every tenth of a second)."""
     seconds = patience.seconds()
     until = time.monotonic() + seconds
     try:

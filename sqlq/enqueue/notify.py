@@ -1,7 +1,7 @@
 """Notifies idle workers that there may be work. A notification is never a promise.
 
 Polling alone is enough for everything but latency, so a notification may be lost, late or early. But it must
-not cost the producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids
+not cost the producers. A NOTIFY in the caller's transaction makes commits wait for each other and forbids
 two-phase commit. So a thread of its own sends it, on a connection of its own, when a transaction that
 enqueued is committing. One notification stands for all commits of the last few milliseconds. It may overtake
 a COMMIT that takes long; a worker that finds nothing after a notification looks again soon.
@@ -10,7 +10,7 @@ Nothing reports the commit of a transaction on a driver's own connection. The sa
 connection's state, without a round trip to the server, until the transaction is over. It gives up once an
 idle worker has polled by itself.
 
-One kind of job takes its notification along: it is enqueued in a transaction of sqlq's own, a while after the
+One kind of job takes its notification along. It is enqueued in a transaction of sqlq's own, a while after the
 last notification. Then there are no other commits that would wait.
 """
 

@@ -48,8 +48,8 @@ class Ending(Protocol):
 class Follower(NamedTuple):
     """A task that follows the end of a job, as the job's row names it.
 
-    Other options of the task count as for any job that SQL inserts: when a worker that knows the task claims
-    the follow-up.
+    Other options of the task count as for any job that SQL inserts. They take effect when a worker that knows
+    the task claims the follow-up.
     """
 
     task: str

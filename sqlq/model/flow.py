@@ -60,8 +60,8 @@ class Plan(NamedTuple):
 
 
 class Result:
-    """Stands in the arguments of a job for the result of a step before it, or for a list of results of
-    several."""
+    """Stands in the arguments of a job for the result of an earlier step, or for a list of several
+    results."""
 
     __slots__ = ("is_list", "source")
 

@@ -4,8 +4,8 @@
        │                ▲     ▲                   │
        └──► blocked ────┘     └── retry, snooze, release
 
-The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
-itself.
+The state is derived from the row, so it cannot contradict itself: is it reserved, is it due, which table is
+it in.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class NewJob(HasArguments, Generic[R_co]):
         None takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes
         but a function of your own. `retention` is how long the job is kept after it has finished or failed,
         None for ever. `label` is a short text for people. `headers` is a mapping of names to JSON that
-        travels with the job; headers set before stay where they are not set anew. `on_success` and
+        travels with the job. Headers set before stay where they are not set anew. `on_success` and
         `on_failure` are tasks. A job of that task follows when this one has finished, or has failed for good.
         With None none does, whatever the task defines. `limit` is a `sqlq.Limit` or `sqlq.Serial` with a key
         of plain text, or the name of one declared by `app.limit`. None takes the task's away.
@@ -419,7 +419,7 @@ class JobDetails(HasArguments):
     """When a blocked job wants to start at the earliest, where it has such a time."""
     started: bool | None = None
     """Whether the handler of a running job has begun; None for other jobs. It is False while its worker holds
-    the job and has not started it, which is known a few seconds after the claim."""
+    the job and has not started it. This is known a few seconds after the claim."""
     replay_of: int | None = None
     """The job of which it is a replay."""
     replayed_as: int | None = None

@@ -215,8 +215,7 @@ def put_off(
 
 
 def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
-    """Return the outcome of a job that needs a key that is not here, for its payload or for a result that it
-    takes."""
+    """Return the outcome of a job whose key is not here, for its payload or for a result that it takes."""
     # guard: without-a-key-it-is-put-back
     return put_off(job, "bad_signature", str(error), error, "another worker has that")
 

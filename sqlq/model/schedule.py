@@ -42,7 +42,7 @@ _EXAMPLES = 64
 class Schedule:
     """When jobs are enqueued: by a cron expression, every so often, or once at a given time.
 
-    `cron` has five fields, minute hour day month weekday, or six with the second first; `@hourly`, `@daily`,
+    `cron` has five fields, minute hour day month weekday, or six with the second first. `@hourly`, `@daily`,
     `@weekly`, `@monthly` and `@yearly` are taken, too. It is read in `timezone`, an IANA name, UTC unless
     given. Where clocks go forward, a job at a fixed time that is left out comes at once after the gap. Where
     they go back, it comes once, at the first of the two. An expression with `*` for its hour, or with minutes
@@ -50,11 +50,11 @@ class Schedule:
     `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is the time of a single run.
 
     There are no runs before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
-    job is available up to so long after its run time. `catch_up` decides what follows an outage: one job for
-    the "latest" run missed, or jobs for "all" of them (at most the newest 1,000). With "skip" none follows
-    for runs more than 60 s past. `overlap` decides about a run at which the last job has not ended: "allow"
-    enqueues another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for
-    options that are out of range or contradict each other.
+    job is available up to so long after its run time. `catch_up` decides about runs missed in an outage: one
+    job for the "latest", or jobs for "all" (at most the newest 1,000). With "skip" none follows for runs more
+    than 60 s past. `overlap` decides about a run at which the last job has not ended. "allow" enqueues
+    another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for options that
+    are out of range or contradict each other.
 
     >>> Schedule("0 3 * * *", timezone="Europe/Berlin").next(datetime(2026, 3, 28, 12, tzinfo=UTC))
     datetime.datetime(2026, 3, 29, 1, 0, tzinfo=datetime.timezone.utc)

@@ -1,7 +1,7 @@
 """Values of annotated types as JSON, and back: UUIDs, times, decimals, enums, dataclasses and so on.
 
 msgspec does it, and chooses a stable form in JSON for each type. Two promises are sqlq's own. A value that is
-enqueued arrives equal, or is refused by its path: each one is read back before it is let through. And a
+enqueued arrives equal, or is refused by its path. Each one is read back before it is let through. And a
 worker never drops an unknown field: JSON with a field that its class lacks is not for this release.
 """
 
@@ -239,8 +239,7 @@ def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
 
 
 def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str | None:
-    """Return a message about the part of a value, or of its JSON, that does not arrive; None if all of it
-    does.
+    """Return a message about a part of a value, or of its JSON, that does not arrive; None if all does.
 
     A value may be given as the JSON it would become: text for a UUID, a dict for a dataclass.
     """

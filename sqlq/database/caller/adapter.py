@@ -1,11 +1,9 @@
-"""A caller's connection of a driver, in the place of a Connection of SQLAlchemy: what the store asks of that,
-it does by the driver.
+"""An adapter from a caller's driver connection to the part of SQLAlchemy's Connection that the store uses.
 
-A statement of the store is compiled for the driver, and run on the driver's own connection. Nothing of
-SQLAlchemy ever holds that connection: no pool, which would reset it, and no transaction, which would begin
-where the caller has begun, and roll back where the caller has not. So the only words about transactions that
-are sent are those for savepoints, and for a transaction of the job's own where the caller has none and the
-driver commits each statement by itself.
+The adapter compiles a statement of the store for the driver, and runs it on the driver's own connection.
+SQLAlchemy never holds that connection. Its pool would reset it, and its transaction would begin or roll back
+against the caller. So the adapter sends only commands for savepoints, and for a transaction of the job's own.
+The latter is for a caller without a transaction whose driver commits each statement by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ T = TypeVar("T")
 
 
 class Place:
-    """A database that callers' connections lead to; what an Engine is to connections of SQLAlchemy."""
+    """A database that callers' connections lead to, in the role of SQLAlchemy's Engine."""
 
     def __init__(self, driver: str, server: Server) -> None:
         self.url: URL = server.url
@@ -51,7 +49,7 @@ def _place_of(driver: DriverConnection) -> Place:
 
 
 class Borrowed:
-    """A connection of a driver, on which statements written with SQLAlchemy are run."""
+    """A connection of a driver that runs statements written with SQLAlchemy."""
 
     def __init__(self, driver: DriverConnection) -> None:
         self.driver = driver
@@ -60,7 +58,7 @@ class Borrowed:
 
     @property
     def engine(self) -> Place:
-        """The database it leads to; asked at most once for each place and user."""
+        """The database it leads to, queried at most once for each place and user."""
         if self._place is None:
             self._place = _place_of(self.driver)
         return self._place
@@ -70,8 +68,8 @@ class Borrowed:
         return self.engine.dialect
 
     def write(self, work: Callable[[], T]) -> tuple[T, bool]:
-        """Do `work` in the transaction that is open, or that the driver would begin for it; where the driver
-        begins none, in one of its own. Return what it returns, and whether it is committed."""
+        """Do `work` in the open transaction, or in the one that the driver begins for it. If the driver
+        begins none, this begins one of its own. Return the result of `work`, and whether it is committed."""
         if not self.driver.commits_at_once():
             return work(), False
         self.driver.say("BEGIN IMMEDIATE" if self.driver.database == "sqlite" else "BEGIN")
@@ -129,7 +127,7 @@ class Borrowed:
 
 
 class Savepoint:
-    """A savepoint that is released at the end of its block, unless it was rolled back before."""
+    """A savepoint; the end of its block releases it, unless it was rolled back before."""
 
     def __init__(self, driver: DriverConnection, name: str) -> None:
         self._driver = driver
@@ -144,12 +142,11 @@ class Savepoint:
 
 
 class _Written(NamedTuple):
-    """A statement compiled for a driver, and how each of its parameters is turned into what the driver
-    takes."""
+    """A statement compiled for a driver, with the conversion of each parameter for the driver."""
 
     compiled: Any
     statement: str | None
-    """None where it depends on the parameters, of which one is a list."""
+    """None where it depends on the parameters, since one of them is a list."""
     constants: Mapping[str, Any]
     turns: Mapping[str, Any]
 

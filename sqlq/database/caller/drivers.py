@@ -1,12 +1,12 @@
-"""Connections that a caller made without SQLAlchemy: with psycopg, psycopg2, asyncpg, sqlite3 or aiosqlite,
-or that Django made.
+"""Connections that a caller made without SQLAlchemy: of psycopg, psycopg2, asyncpg, sqlite3, aiosqlite or
+Django.
 
-Such a connection is borrowed. It is told what to run, and what it gives back is read past the caller's own
-settings for rows; the settings stay as they are. Its driver was imported by the caller, and is looked up
-among the loaded modules: nothing is imported here for a kind of connection that is not in use.
+The connection stays the caller's. This module runs statements on it and reads the rows in spite of the
+caller's own settings for rows, which stay as they are. The caller has imported the driver, so this module
+finds it among the loaded modules. It imports nothing for a kind of connection that is not in use.
 
-What runs on an asynchronous connection is awaited on the caller's own event loop, by way of greenlets, as
-SQLAlchemy's asynchronous sessions do it.
+On an asynchronous connection the work is awaited on the caller's own event loop, by greenlets, as in
+SQLAlchemy's asynchronous sessions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOTHING = Answer((), ())
 
 
 class Server(NamedTuple):
-    """What has to be known of a database before a statement is written for it."""
+    """The facts about a database that a statement for it depends on."""
 
     url: URL
     version: tuple[int, ...]
@@ -54,14 +54,14 @@ class DriverConnection:
     """SQLAlchemy's name of the driver, whose parameters a statement is written with."""
     is_async = False
     is_each_threads_own = False
-    """Whether each thread that uses the object uses a connection of its own by it."""
+    """Whether the object has a connection of its own for each thread."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 
     @property
     def errors(self) -> Any:
-        """The class, or classes, of what the driver raises."""
+        """The exception class, or classes, of the driver."""
         raise NotImplementedError
 
     def run(self, statement: str, parameters: Any) -> Answer:
@@ -73,12 +73,12 @@ class DriverConnection:
         self.run(command, ())
 
     def identity(self) -> Hashable | None:
-        """Return what tells the database, and the caller's rights in it, from others without asking it; None
-        where that cannot be told."""
+        """Return a key of the database and the caller's rights in it, without a query; None where there is no
+        such key."""
         raise NotImplementedError
 
     def look(self) -> Server:
-        """Ask the database what has to be known of it, in statements that cannot fail."""
+        """Query the database for these facts, in statements that cannot fail."""
         raise NotImplementedError
 
     def in_transaction(self) -> bool:
@@ -86,7 +86,7 @@ class DriverConnection:
         raise NotImplementedError
 
     def has_begun(self) -> bool:
-        """Whether a transaction is open that the caller began, or a statement of theirs."""
+        """Whether a transaction is open that the caller, or a statement of theirs, began."""
         return self.in_transaction()
 
     def commits_at_once(self) -> bool:
@@ -95,21 +95,21 @@ class DriverConnection:
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Begin a transaction that the caller will end, where the driver would begin one before a write of
-        its own making, and may not see that ours is a write."""
+        """Begin a transaction that the caller will end, where the driver begins one before a write. The
+        driver may not recognise sqlq's statement as a write."""
 
     def transaction(self) -> Any:
-        """Return a context manager, asynchronous where the connection is, that surrounds a transaction:
-        committed at the end of its block, rolled back if that raises."""
+        """Return a context manager of a transaction, asynchronous where the connection is. It commits at the
+        end of the block, and rolls back if that raises."""
         return self.connection.transaction()
 
     def on_commit(self, callback: Callable[[], object]) -> bool:
-        """Have `callback` called after the commit of the transaction that is open; False where nobody can
-        tell of it."""
+        """Call `callback` after the commit of the open transaction; False where the driver reports no
+        commits."""
         return False
 
     def refuse_broken(self) -> None:
-        """Raise what the library over the driver raises where its transaction can only be rolled back."""
+        """Raise the library's own error if its transaction can only be rolled back."""
 
 
 def _wait(awaitable: Awaitable[T]) -> T:
@@ -119,9 +119,9 @@ def _wait(awaitable: Awaitable[T]) -> T:
 # -- PostgreSQL ----------------------------------------------------------------------------------------------
 
 _IDLE = 0
-"""The transaction status of libpq outside any transaction; also where nothing is known."""
+"""The transaction status of libpq outside any transaction; also if unknown."""
 
-# The default schema is that of the connection's own search_path, not of what a SET has made of it: a tenant's
+# The default schema comes from the connection's initial search_path and not from a later SET. So a tenant's
 # SET sends no job elsewhere.
 _LOOK = in_catalog(
     """
@@ -179,7 +179,7 @@ class Psycopg(_PostgreSQL):
     def run(self, statement: str, parameters: Any) -> Answer:
         with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
             cursor.execute(statement, parameters or None)
-            rows = cursor.fetchall()  # in a pipeline the answer comes now, and its description with it
+            rows = cursor.fetchall()  # in a pipeline the result comes now, with its description
             return _answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
@@ -187,7 +187,7 @@ class Psycopg(_PostgreSQL):
             cursor.execute(command)
 
     def _cursor(self, kind: Any) -> Any:
-        """Return a plain cursor: one of the caller's own kind may read rows as dicts, or want other
+        """Return a plain cursor: the caller's cursor class may return rows as dicts, or take other
         parameters."""
         return kind(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
 
@@ -267,8 +267,8 @@ class Asyncpg(_PostgreSQL):
         return None if known is None else (self.driver, *known)
 
     def _known(self) -> tuple[str | None, int | None, str, str] | None:
-        """Return host, port, database and user. asyncpg keeps them to itself: where it keeps them elsewhere
-        one day, each connection is asked."""
+        """Return host, port, database and user from asyncpg's private attributes. Without these attributes,
+        each connection is queried."""
         address, given = getattr(self.connection, "_addr", None), getattr(self.connection, "_params", None)
         if given is None or getattr(given, "server_settings", None):
             return None
@@ -300,7 +300,7 @@ class Sqlite3(DriverConnection):
         return sys.modules["sqlite3"].Error
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        cursor = sys.modules["sqlite3"].Cursor(self.connection)  # which knows nothing of a row_factory
+        cursor = sys.modules["sqlite3"].Cursor(self.connection)  # which ignores the row_factory
         try:
             cursor.execute(statement, parameters)
             return _texts(cursor.description, cursor.fetchall())
@@ -350,7 +350,7 @@ class Sqlite3(DriverConnection):
 
 
 class Aiosqlite(Sqlite3):
-    """A connection of aiosqlite, whose own thread does what there is to do."""
+    """A connection of aiosqlite, whose own thread does the work."""
 
     driver = "aiosqlite"
     is_async = True
@@ -387,7 +387,7 @@ def _answer(description: Any, rows: Sequence[Sequence[Any]]) -> Answer:
 
 
 def _texts(description: Any, rows: Any) -> Answer:
-    """Return an answer of SQLite with its texts as such, though the caller's `text_factory` may be bytes."""
+    """Return SQLite's rows with texts as str, even if the caller's `text_factory` is bytes."""
     if description is None:
         return _NOTHING
     return _answer(
@@ -402,8 +402,8 @@ def _texts(description: Any, rows: Any) -> Answer:
 class Django(DriverConnection):
     """A connection of Django's, `django.db.connection` or one of `connections`.
 
-    Statements go to the driver's connection in it, as Django's own cursors send theirs; errors come as
-    Django's, and mark its atomic block, as those of its ORM do.
+    Statements go to the driver's connection in it, as from Django's own cursors. Errors come as Django's, and
+    mark its atomic block, as those of its ORM do.
     """
 
     is_each_threads_own = True
@@ -447,7 +447,7 @@ class Django(DriverConnection):
         return self._inner.in_transaction()
 
     def has_begun(self) -> bool:
-        return False  # which its atomic() knows better: the one of a test case does not count
+        return False  # atomic() checks it better: that of a test case does not count
 
     def commits_at_once(self) -> bool:
         return self._inner.commits_at_once()
@@ -488,15 +488,15 @@ _KINDS: dict[tuple[str, str], type[DriverConnection]] = {
 
 
 def kind_of_connection(session: Any) -> type[DriverConnection] | None:
-    """Return the class here for a caller's connection; None for anything else."""
+    """Return the class of this module for a caller's connection; None for anything else."""
     return _kind(session.__class__)
 
 
 def recognised(session: Any) -> DriverConnection | None:
-    """Return a caller's connection by its driver's ways; None for anything else.
+    """Return a caller's connection as its driver's class here; None for anything else.
 
-    Told by the names of its classes, so that no driver has to be imported to ask. What wraps a connection to
-    trace it says that it is one, and has the connection as `__wrapped__`.
+    The names of its classes decide, so that no driver has to be imported. A tracing wrapper has the class of
+    a connection, and the connection as `__wrapped__`.
     """
     kind = kind_of_connection(session)
     return None if kind is None else kind(getattr(session, "__wrapped__", session))

@@ -1,7 +1,7 @@
-"""The caller's session: the connection it writes on, whether that has a transaction to join, and who has to
-hear of a write.
+"""The caller's session: its connection, whether that has a transaction to join, and the hooks to notify of a
+write.
 
-Everything here is told without a question to the database.
+Nothing here queries the database.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SessionOfNow: TypeAlias = (
     "scoped_session[Any] | async_scoped_session[Any] "
     "| Callable[[], SyncSession | AnyAsyncSession | Literal[Own.OWN] | None]"
 )
-"""What an App takes as `session`: what leads each thread, request or task to a session of its own."""
+"""The type of an App's `session`: it returns a session of its own for each thread, request or task."""
 
 
 def session_of_now(given: SessionOfNow | None) -> Any:
@@ -80,8 +80,8 @@ def session_of_now(given: SessionOfNow | None) -> Any:
 
 
 def checked_session_of_now(given: Any) -> Any:
-    """Return what an App may be given as `session`. Raises `ConfigurationError` for what leads all threads to
-    the same session, and for what leads to none."""
+    """Return a valid `session` of an App. Raises `ConfigurationError` for a value that leads all threads to
+    one session, or to none."""
     if given is None or hasattr(given, "registry"):
         return given
     driver = kind_of_connection(given)
@@ -98,8 +98,8 @@ def checked_session_of_now(given: Any) -> Any:
 def connection_to_write(session: Any) -> Connection:
     """Return the connection on which a session writes a job or its end, in a transaction.
 
-    Raises `EnqueueError` where no rollback would take that back, or no commit keep it. After the write,
-    `note_write` is to be called.
+    Raises `EnqueueError` where no rollback would undo the write, or no commit would keep it. Call
+    `note_write` after the write.
     """
     conn = connection_of(session)
     if isinstance(conn, Borrowed):
@@ -138,8 +138,8 @@ def connection_to_complete(
     instead: str = ", or write completing(connection)",
 ) -> Connection:
     """Return the connection on which a session writes the end of a job, in a transaction that the caller
-    commits. Otherwise as `connection_to_write`. `alone` says what would come of a write outside any
-    transaction, and `instead` what may be written but for beginning one."""
+    commits. Otherwise as `connection_to_write`. For the message of an error, `alone` is the result of a write
+    outside any transaction, and `instead` is an alternative to beginning one."""
     conn = connection_to_write(session)
     if isinstance(conn, Borrowed):
         conn.driver.refuse_broken()
@@ -155,15 +155,15 @@ def connection_to_complete(
 
 
 def note_write(session: Any) -> None:
-    """Have the session's transaction committed with what was written past the ORM.
+    """Mark the session as changed, so that its transaction commits a write that bypassed the ORM.
 
-    zope.sqlalchemy, where it ends the transaction, rolls back a session that it does not know to be changed.
+    Where zope.sqlalchemy ends the transaction, it rolls back a session that is not marked as changed.
     """
     zope = _zope()
     session = itself(session)
     if zope is None or not hasattr(session, "dispatch") or isinstance(session, Connection):
         return
-    # the hooks know its transaction manager, and join a session that they were not told of yet
+    # the hooks know its transaction manager, and join a session that is new to them
     for listener in session.dispatch.after_flush:
         hooks = getattr(listener, "__self__", None)
         if isinstance(hooks, zope.ZopeTransactionEvents):
@@ -178,21 +178,21 @@ def _zope() -> Any:
 
 
 def _joined(zope: Any) -> Mapping[Any, Any]:
-    """Return the sessions whose transactions zope.sqlalchemy ends, with what it knows of each."""
+    """Return the sessions whose transactions zope.sqlalchemy ends, with its status of each."""
     found: Mapping[Any, Any] = zope._SESSION_STATE  # noqa: SLF001 - it has no other place to look
     return found
 
 
 def itself(session: Any) -> Any:
     """Return the Session of a scoped_session, and anything else as it is."""
-    # Looked up among the loaded modules: callers without a Session never pay for importing the ORM.
+    # This looks among the loaded modules, so that callers without a Session never import the ORM.
     orm: Any = sys.modules.get("sqlalchemy.orm")
     return session() if orm is not None and isinstance(session, orm.scoped_session) else session
 
 
 def connection_of(session: Any) -> Connection:
-    """Return the connection a session reads and writes on. Raises `EnqueueError` for what is no session of
-    SQLAlchemy, or has no database."""
+    """Return the connection a session reads and writes on. Raises `EnqueueError` for a value that is no
+    session, or one without a database."""
     if isinstance(session, (Connection, Borrowed)):
         return cast("Connection", session)
     if (driver := driver_of(session)) is not None:
@@ -200,7 +200,7 @@ def connection_of(session: Any) -> Connection:
             raise EnqueueError(
                 f"this is {_named(session)}, which is asynchronous: write await app.aenqueue(…, session=…)"
             )
-        # what the store asks of a Connection is what a Borrowed has
+        # a `Borrowed` has the part of a Connection that the store uses
         return cast("Connection", Borrowed(driver))
     session = itself(session)
     orm: Any = sys.modules.get("sqlalchemy.orm")
@@ -223,8 +223,8 @@ def connection_of(session: Any) -> Connection:
 
 
 def database_error(conn: Connection | Borrowed, error: BaseException) -> BaseException | None:
-    """Return what the database said on a caller's connection, whatever a hook of the caller's raised in its
-    place; None where it said nothing."""
+    """Return the database's error on a caller's connection, even if a hook of the caller's raised another in
+    its place; None if there is none."""
     if isinstance(error, DBAPIError):
         return error
     kind = conn.driver.errors if isinstance(conn, Borrowed) else conn.dialect.loaded_dbapi.Error
@@ -235,13 +235,13 @@ def database_error(conn: Connection | Borrowed, error: BaseException) -> BaseExc
 
 
 class Asynchronous(Protocol):
-    """What runs synchronous work on an asynchronous session's connection, awaited on the caller's loop."""
+    """Runs synchronous work on an asynchronous session's connection, awaited on the caller's loop."""
 
     async def run_sync(self, work: Callable[[Any], T], /) -> T: ...
 
 
 def asynchronous(session: Any) -> Asynchronous:
-    """Return what of an asynchronous session has `run_sync`. Raises `EnqueueError` for one that is not
+    """Return the object with `run_sync` of an asynchronous session. Raises `EnqueueError` for one that is not
     asynchronous."""
     if hasattr(session, "registry"):  # an async_scoped_session, which has no run_sync
         session = session()
@@ -258,8 +258,8 @@ def asynchronous(session: Any) -> Asynchronous:
 
 
 def awaited(session: Any, call: str, otherwise: str) -> Asynchronous:
-    """Return what `asynchronous` does, for a call of a handler's. Raises `ConfigurationError` for a session
-    that is not asynchronous, and takes `otherwise`."""
+    """Return the same as `asynchronous`, for a call of a handler's. Raises `ConfigurationError` for a
+    synchronous session, and names `otherwise` as the call for that."""
     if driver_of(session) is None and not any(hasattr(session, name) for name in ("run_sync", "registry")):
         raise ConfigurationError(
             f"{call} takes an AsyncSession or AsyncConnection, not a {kind_of(session)}: use {otherwise} for "
@@ -269,8 +269,7 @@ def awaited(session: Any, call: str, otherwise: str) -> Asynchronous:
 
 
 class _OnLoop:
-    """An asynchronous driver's connection; work that is written synchronously awaits it, on the caller's
-    loop."""
+    """An asynchronous driver's connection; synchronous work awaits it on the caller's loop."""
 
     def __init__(self, driver: DriverConnection) -> None:
         self._driver = driver
@@ -284,9 +283,9 @@ class _OnLoop:
 
 
 def transaction_of(driver: DriverConnection, block: str = "completing", call: str = "complete") -> Any:
-    """Return a context manager, asynchronous where the connection is, that surrounds a transaction on a
-    driver's connection. Raises `EnqueueError` where one is open, which this one would end; `block` names what
-    asks for it, and `call` what to call in the one that is open."""
+    """Return a context manager of a transaction on a driver's connection, asynchronous where the connection
+    is. Raises `EnqueueError` where one is open, which this one would end. For that message, `block` is the
+    block's name, and `call` is the call for an open transaction."""
     if driver.has_begun():
         raise EnqueueError(
             f"a transaction is open on this connection, and {block}(connection) makes one of its own: end "
@@ -297,8 +296,8 @@ def transaction_of(driver: DriverConnection, block: str = "completing", call: st
 
 @contextmanager
 def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
-    """Give the block a session of an engine or a factory. Its transaction is committed at the block's end,
-    and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
+    """Yield a session of an engine or a factory. Its transaction is committed at the block's end, and rolled
+    back if it raises. For a driver's connection yield itself, in a transaction of its own; see
     `transaction_of`."""
     from sqlalchemy.orm import Session
 
@@ -329,7 +328,7 @@ async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator
 
 def driver_of(session: Any) -> DriverConnection | None:
     """Return a connection of a driver that sqlq knows; None for anything else."""
-    if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as engine.raw_connection() has it
+    if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as from engine.raw_connection()
         session = session.driver_connection
     return recognised(session)
 
@@ -340,7 +339,7 @@ def kind_of(value: Any) -> str:
 
 
 def _named(session: Any) -> str:
-    """Name a session's class, with the library it is of where its name alone says nothing."""
+    """Return a session's class name for a message, with the library where the name alone is not clear."""
     kind = type(session)
     library = kind.__module__.partition(".")[0]
     name = kind.__name__ if library in ("builtins", "sqlalchemy") else f"{library}.{kind.__name__}"

@@ -49,7 +49,7 @@ class _Open:
 
 
 class _Transactions:
-    """The open transactions of callers at whose end something is to be done."""
+    """The open transactions of callers that have callbacks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class _Transactions:
         opened.savepoints.clear()
         opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
 
-    # Savepoints have no names yet when SQLAlchemy tells of them; the newest ends first.
+    # Savepoints have no names yet in SQLAlchemy's events; the newest ends first.
 
     def _saves(self, conn: Connection, *args: Any) -> None:
         opened = self._open.get(conn, _Open())
@@ -111,18 +111,18 @@ def at_the_end_of(conn: Connection, *, committed: Call = _nothing, undone: Call 
 
 
 class Commits(Generic[T]):
-    """Keeps items until their transaction has committed, or they have been rolled back, and reports which. To
-    be closed."""
+    """Keeps items until their transaction has committed, or they have been rolled back, and reports which.
+    Close it after use."""
 
     def __init__(self, committed: Tell[T], undone: Tell[T]) -> None:
         self._committed = committed
         self._undone = undone
         self._watched: weakref.WeakKeyDictionary[Any, _Watched[T]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        """Held while owners are gone through, or one is added."""
+        """Held while this iterates over owners or adds one."""
         self._changed: list[tuple[Any, str, Any]] = []
-        """Of dialects, what was changed: the method's name, and what the dialect itself had there, if
-        anything."""
+        """The changed dialects: each with the method's name, and the dialect's own attribute before, if
+        any."""
 
     def add(self, owner: Session | Connection, item: T) -> None:
         """Keep an item until the transaction that a Session or Connection is in has ended."""
@@ -151,7 +151,7 @@ class Commits(Generic[T]):
             try:
                 commit(connection, *args, **options)
             except BaseException:
-                for each in watched:  # SQLAlchemy tells of no rollback then
+                for each in watched:  # SQLAlchemy reports no rollback then
                     each.undo_from(0)  # guard: a-commit-that-fails-runs-nothing
                 raise
             for each in watched:
@@ -160,7 +160,7 @@ class Commits(Generic[T]):
         setattr(dialect, name, do_commit)
 
     def close(self) -> None:
-        """Forget what is still waiting, and hear of no transaction any more."""
+        """Forget the waiting items, and remove all event listeners."""
         for owner, watched in list(self._watched.items()):
             for name in watched.events:
                 event.remove(owner, name, getattr(watched, name))
@@ -172,11 +172,11 @@ class Commits(Generic[T]):
 
 
 class _Watched(Generic[T]):
-    """What waits for the transaction of one owner; its events are methods of their names."""
+    """The items that wait for the transaction of one owner; it has a method for each of its events."""
 
     events: tuple[str, ...]
     committing: Any = None
-    """The connection whose COMMIT is about to be sent, as the dialect is given it."""
+    """The connection whose COMMIT is about to be sent, as the dialect receives it."""
 
     def __init__(self, owner: Any, committed: Tell[T], undone: Tell[T]) -> None:
         self._tell_committed = committed
@@ -190,7 +190,7 @@ class _Watched(Generic[T]):
         self._tell_committed(items)
 
     def undo_from(self, place: int) -> None:
-        """Give up what came in a savepoint, and in savepoints inside it; from 0 all."""
+        """Undo the items of a savepoint and of savepoints inside it; from 0 all."""
         undone, self.items[place:] = self.items[place:], []
         self._tell_undone(undone)
 
@@ -200,7 +200,7 @@ class _OfSession(_Watched[T]):
 
     def __init__(self, owner: Session, committed: Tell[T], undone: Tell[T]) -> None:
         self._began_at: weakref.WeakKeyDictionary[SessionTransaction, int] = weakref.WeakKeyDictionary()
-        """Of each savepoint, how many items there were; one that is older than all items is not known."""
+        """The number of items at the start of each savepoint; one that is older than all items is missing."""
         self._last_committed: SessionTransaction | None = None
         super().__init__(owner, committed, undone)
 
@@ -217,7 +217,7 @@ class _OfSession(_Watched[T]):
             place = self._began_at.pop(transaction, 0)
             if not committed:  # guard: savepoints-take-their-jobs-along
                 self.undo_from(place)
-        elif transaction.parent is None:  # else it is a part of a flush
+        elif transaction.parent is None:  # else it is part of a flush
             self._began_at.clear()
             if committed:
                 self.commit_all()
@@ -233,8 +233,8 @@ class _OfConnection(_Watched[T]):
 
     def __init__(self, owner: Connection, committed: Tell[T], undone: Tell[T]) -> None:
         self._began_at: list[int] = []
-        """Of each savepoint, the innermost last, how many items there were; without those that are older than
-        all items."""
+        """The number of items at the start of each savepoint, the innermost last; those older than all items
+        are missing."""
         super().__init__(owner, committed, undone)
 
     def savepoint(self, conn: Connection, name: str | None) -> None:
@@ -270,7 +270,7 @@ class _OfConnection(_Watched[T]):
 def session_of_its_own(scope: scoped_session[Any] | None) -> Iterator[None]:
     """Give the handler a session of its own in the caller's scoped_session, as it has in a worker's thread.
 
-    The caller's own is still inside its `with session.begin()`, perhaps, and goes on with what it has loaded.
+    The caller's own may still be inside its `with session.begin()`, and keeps its loaded objects.
     """
     if scope is None:
         yield

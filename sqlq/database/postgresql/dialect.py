@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement where the portable form takes several, and its own words for trouble."""
+"""PostgreSQL: one statement where the portable form takes several, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -60,27 +60,27 @@ _ROLLED_BACK = {"40001", "40P01", "55P03"}
 """serialization_failure, deadlock_detected, lock_not_available"""
 
 _LIMIT_EXCEEDED = "54000"
-"""program_limit_exceeded: so says NOTIFY, when a listener in a transaction without end keeps the
-notifications from going"""
+"""program_limit_exceeded: NOTIFY raises it when a listener in an endless transaction blocks the queue of
+notifications"""
 
 _AWAY_CLASSES = ("08", "53", "57P", "58")
 """connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system
 errors"""
 
 _READ_ONLY = "25006"
-"""A standby: the primary is elsewhere, or about to be here."""
+"""A standby: the primary is elsewhere, or this server is about to become it."""
 
 _DISK_FULL = "53100"
 
 _USELESS = ("08", "57P", _READ_ONLY, "0A000")  # guard: useless-connections
-"""A connection that says so is of no use any more: its server goes, or it leads to a standby, where a new one
-may lead to the primary, or (feature_not_supported) a migration has changed a column that a statement prepared
-on it returns."""
+"""A connection with such an error is useless. Its server stops, or it leads to a standby, where a new one may
+lead to the primary. With feature_not_supported, a migration has changed a column that a prepared statement
+returns."""
 
 
 _SEPARATOR = "\x1f"
-"""Stands in no JSON: within its strings control characters are escaped. An array of texts takes a driver
-twice as long."""
+"""A separator that no JSON contains, since JSON escapes control characters in strings. An array of texts
+takes a driver twice as long."""
 
 
 class PostgreSQL(Dialect):
@@ -90,11 +90,11 @@ class PostgreSQL(Dialect):
     vacuums = True
     notifies = True
     _insert = staticmethod(postgresql.insert)
-    # of a row that a statement has met and updated it is its transaction
+    # a row that the statement updated has its transaction there
     is_new = literal_column(in_catalog("xmax = 0"))
 
     def for_parameters(self, style: Any) -> Any:
-        # psycopg's, because it says the type of each parameter, which the server may not find out by itself
+        # psycopg's, because it declares the type of each parameter, which the server may not infer
         dialect = PGDialect_psycopg(paramstyle=style)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
         return qualified(dialect)
 
@@ -202,7 +202,7 @@ class PostgreSQL(Dialect):
                 conn.execute(_SET, {"setting": setting, "ms": str(ms)})
 
     def refuse_standby(self, conn: Connection) -> None:
-        conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
+        conn.execute(_TRANSACTION_ID)  # a standby has none, and refuses it like a write
 
     def stricter_isolation(self, conn: Connection) -> str | None:
         level = str(conn.scalar(text("SELECT pg_catalog.current_setting('transaction_isolation')")))
@@ -215,7 +215,7 @@ class PostgreSQL(Dialect):
     def trouble(self, error: BaseException) -> Trouble:
         said = getattr(error, "orig", None) or error
         state = _state_of(said)
-        # without a state the words are the client's: it could not connect, or the connection broke
+        # an error without a state is the client's: it could not connect, or the connection broke
         broken = getattr(error, "connection_invalidated", False) or (
             not state and type(said).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
         )
@@ -270,14 +270,14 @@ class PostgreSQL(Dialect):
     def is_cut_off(self, driver: Any) -> bool:
         looker = select_module.poll()
         looker.register(driver.fileno(), select_module.POLLIN)
-        return bool(looker.poll(0))  # readable, though nothing was asked
+        return bool(looker.poll(0))  # readable without a query
 
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
-        # before SQLAlchemy asks a first connection for its version
+        # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
             bound(dbapi_connection, patience)  # guard: every-wait-has-an-end
-            # psycopg 3, and its user has nothing against it
+            # psycopg 3, whose user has not disabled it
             if getattr(dbapi_connection, "prepare_threshold", None) is not None:
                 # guard: nothing-prepared-through-a-pooler
                 dbapi_connection.prepare_threshold = (
@@ -323,23 +323,23 @@ def _look_at_idle_connections(dialect: PostgreSQL, engine: Engine) -> None:
 
 
 IDLE_SECONDS = 10.0
-"""After so long a connection is asked for a sign of life before it is used."""
+"""After this long a ping checks an idle connection before its use."""
 ONLY_ON_REQUEST = sys.maxsize
-"""How often psycopg has to see a statement before it prepares it unasked. Never: see `Dialect.prepare`."""
+"""The number of runs after which psycopg prepares a statement by itself: never. See `Dialect.prepare`."""
 
 
 def leads_to_one_server(driver: Any) -> bool:
     """Whether a psycopg connection ends at the server process that takes its statements.
 
-    A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared,
-    or saw another of the same name. It gives its clients a process number of its own, so that it can find out
-    whom a cancel request means.
+    A pooler such as PgBouncer in transaction mode passes statements to processes that never prepared them, or
+    prepared another of the same name. It gives its clients a process number of its own, to find the target of
+    a cancel request.
     """
     return bool(_at_once(driver, in_catalog("SELECT pg_backend_pid()")) == driver.info.backend_pid)
 
 
 def _at_once(driver: Any, statement: str) -> Any:
-    """Run a statement outside any transaction, and return the value it has."""
+    """Run a statement outside any transaction, and return its value."""
     autocommit, driver.autocommit = driver.autocommit, True
     (value,) = driver.execute(statement).fetchone()
     driver.autocommit = autocommit
@@ -350,20 +350,20 @@ _PLAN_ONCE = in_catalog(
     "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || "
     + " || ".join(
         f"set_config('{setting}', 'off', false)"
-        # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time
+        # a plan for any LIMIT expects many rows, so PostgreSQL would JIT-compile it each time
         for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
     )
 )
 
 
 def _numbers(values: Sequence[int | None]) -> str:
-    """Return an array of numbers as text, which costs a driver a hundredth of what a list does."""
+    """Return an array of numbers as text, which costs a driver a hundredth of a list."""
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
 
 
 def is_in_transaction(driver: Any) -> bool:
     """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
-    where it cannot be told."""
+    if unknown."""
     try:
         return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
     except Exception:  # closed meanwhile, or another driver's
@@ -386,8 +386,8 @@ def _state_of(error: BaseException | None) -> str:
 @cache
 def _move(dialect: Dialect, batch: Batch, target: Table, waits: bool) -> ReturningInsert[Any]:
     found = locked(jobs, held(dialect, batch), waits=waits)
-    # all that the row takes along is returned by the DELETE itself: joining its rows to `held` again costs
-    # the square of a batch
+    # the DELETE itself returns all the row's columns: joining its rows to `held` again costs the square of a
+    # batch
     carried = (*(jobs.c[name] for name in CARRIED), *batch.carried(found))
     gone = delete(jobs).where(jobs.c.id == found.c.id).returning(*carried).cte("gone")
     source = select(*(gone.c[name] for name in (*CARRIED, *batch.extra)))

@@ -1,7 +1,6 @@
-"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes
-nothing.
+"""Queries of `sqlq doctor` for PostgreSQL: settings, sessions and statistics. They read only.
 
-Each function is one question, so that a role that may not ask one of them is still answered the others.
+Each function is one query, so that a role without the right to one of them still gets the others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sqlq.schema.tables import metadata
 
 
 def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple[Any, ...]]:
-    """Ask PostgreSQL."""
+    """Run a query on PostgreSQL."""
     return conn.execute(text(in_catalog(question)), given)
 
 
@@ -31,7 +30,7 @@ def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple
 
 
 def setting(conn: Connection, name: str) -> str:
-    """Return a setting as it is for this connection."""
+    """Return the value of a setting for this connection."""
     return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
 
 
@@ -40,7 +39,7 @@ def is_standby(conn: Connection) -> bool:
 
 
 class Connections(NamedTuple):
-    """How many connections clients have, and how many this role may have at most beside others'."""
+    """The number of client connections, and their limit without those reserved for superusers."""
 
     used: int
     limit: int
@@ -56,8 +55,8 @@ def connections(conn: Connection) -> Connections:
 
 
 def creators(conn: Connection) -> list[tuple[str, str]]:
-    """Return the schemas of the search_path, and of our tables, in which others than their owners and
-    superusers may create, each with the role (or PUBLIC) that may."""
+    """Return the schemas of the search_path, and of our tables, in which a role other than the owner and
+    superusers may create. Each comes with that role, or PUBLIC."""
     rows = _asked(
         conn,
         "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
@@ -72,7 +71,7 @@ def creators(conn: Connection) -> list[tuple[str, str]]:
 
 
 class Session(NamedTuple):
-    """A session whose open transaction keeps dead rows from being removed."""
+    """A session whose open transaction keeps vacuum from removing dead rows."""
 
     pid: int
     program: str
@@ -97,7 +96,7 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
 
 
 def hidden_sessions(conn: Connection) -> int:
-    """Return how many sessions of this database the role may not look into."""
+    """Return the number of sessions of this database that the role may not see."""
     hidden = (
         "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
         "'<insufficient privilege>'"
@@ -106,7 +105,7 @@ def hidden_sessions(conn: Connection) -> int:
 
 
 def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
-    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many
+    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, with the
     seconds."""
     rows = _asked(
         conn,
@@ -119,7 +118,7 @@ def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tupl
 
 
 def idle_slots(conn: Connection) -> list[tuple[str, int]]:
-    """Return the replication slots without a user that hold back vacuum, and by how many transactions."""
+    """Return the inactive replication slots that hold back vacuum, with the number of transactions."""
     rows = _asked(
         conn,
         "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
@@ -137,7 +136,7 @@ class Rows(NamedTuple):
 
 
 def dead_rows(conn: Connection) -> Rows | None:
-    """Return the estimate for the table jobs; None where statistics know nothing of it."""
+    """Return the estimate for the table jobs; None without statistics of it."""
     row = _asked(
         conn,
         "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
@@ -148,7 +147,7 @@ def dead_rows(conn: Connection) -> Rows | None:
 
 
 def without_autovacuum(conn: Connection) -> list[str]:
-    """Return those of our tables for which autovacuum was turned off by an option of the table."""
+    """Return those of our tables whose options turn off autovacuum."""
     rows = _asked(
         conn,
         "SELECT c.relname FROM pg_catalog.pg_class c "
@@ -166,7 +165,7 @@ def without_autovacuum(conn: Connection) -> list[str]:
 
 
 class Indexes(NamedTuple):
-    """Which of our indexes are not there, and which are there but cannot be used."""
+    """The indexes of ours that are missing, and those that queries cannot use."""
 
     missing: list[str]
     invalid: list[str]
@@ -200,9 +199,11 @@ _TAKES_ROLE = re.compile(r"-c\s*role=((?:\\.|\S)+)")
 
 
 def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
-    """Return what gives the role in a URL the rights that PostgreSQL denied it; None for any other error.
+    """Return the command that grants the role in a URL the rights that PostgreSQL denied it; None for any
+    other error.
 
-    That is all that a role of its kind needs: else each command would name one right after the other.
+    It grants all that a role of its kind needs; otherwise each command would report one right after the
+    other.
     """
     if not isinstance(error, DBAPIError) or not _DENIED.search(str(error.orig)):
         return None
@@ -224,7 +225,7 @@ def role_in(url: URL) -> str:
 
 
 def refusal(error: BaseException) -> str:
-    """Say in a few words why a question was not answered."""
+    """Return the first line of the error of a failed query."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return (said or type(error).__name__).splitlines()[0]
 

@@ -1,9 +1,9 @@
-"""Migrating while jobs come and go: patience with locks, and indexes built beside the traffic. PostgreSQL
+"""Migrates while jobs come and go: short timeouts for locks, and indexes built beside the traffic. PostgreSQL
 only.
 
-A statement that waits for ACCESS EXCLUSIVE on a table makes all others wait behind it, readers too. So
-none waits for long: it gives up, lets through what has piled up, and is tried again. An index is built by
-CREATE INDEX CONCURRENTLY, which blocks no other session, but cannot be part of a transaction.
+A statement that waits for ACCESS EXCLUSIVE on a table makes all others wait behind it, readers too. So none
+waits for long: it times out, lets the waiting sessions pass, and is tried again. CREATE INDEX CONCURRENTLY
+builds an index and blocks no other session, but cannot be part of a transaction.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_TIMEOUT_MS = 2_000
-"""How long a migration waits for a lock at a time. More than the second after which PostgreSQL sends an
-autovacuum away."""
+"""The timeout of one wait of a migration for a lock. It is longer than the second after which PostgreSQL
+cancels an autovacuum."""
 PATIENCE_S = 120.0
-"""How long a migration waits for another one to end, and how long it keeps trying to get its locks."""
+"""The time that a migration waits for another one to end, and that it keeps trying to get its locks."""
 INDEX_PATIENCE_MS = 3_600_000
-"""How long an index that is being built waits for a transaction that began earlier; only vacuums and other
+"""The time that the build of an index waits for a transaction that began earlier; only vacuums and other
 builds wait along."""
 
 LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED = "55P03", "40P01"
@@ -53,8 +53,8 @@ def wait_briefly(connection: Connection) -> None:
 
 @contextmanager
 def looking_nowhere_else(connection: Connection) -> Iterator[None]:
-    """Have the block find functions, operators and types in pg_catalog alone, until it or the transaction
-    ends: rules, defaults and views keep for ever what was found when they were made."""
+    """Resolve functions, operators and types of the block in pg_catalog alone, until it or the transaction
+    ends. Rules, defaults and views keep for ever the objects that were found at their creation."""
     if connection.dialect.name == "sqlite":
         yield
         return
@@ -71,10 +71,10 @@ _SET_PATH = text("SELECT pg_catalog.set_config('search_path', :path, true)")
 
 
 def patiently(engine: Engine, step: Callable[[], T]) -> T:
-    """Run `step`, a whole transaction, again while it does not get its locks.
+    """Run `step`, a whole transaction, and repeat it while it does not get its locks.
 
     Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
-    Raises `ConfigurationError` when its patience ends.
+    Raises `ConfigurationError` after `PATIENCE_S`.
     """
     deadline = time.monotonic() + PATIENCE_S
     said = False
@@ -100,17 +100,17 @@ def patiently(engine: Engine, step: Callable[[], T]) -> T:
 def build_index(
     engine: Engine, schema: str, table: str, index: str, create: Callable[[Connection], None]
 ) -> None:
-    """Build an index by `create`, which runs CREATE INDEX CONCURRENTLY IF NOT EXISTS; repeatable, wherever it
-    was broken off.
+    """Build an index by `create`, which runs CREATE INDEX CONCURRENTLY IF NOT EXISTS; it can be repeated
+    after any interruption.
 
-    A build that was broken off leaves an index that is not valid: it slows every write, enforces what it can
-    if it is unique, serves no query, and IF NOT EXISTS takes it for the index. It is dropped first. But the
-    build of a migrator that was killed may still go on in the server, so whatever builds on the table is
-    waited for before looking.
+    An interrupted build leaves an invalid index. Such an index slows every write, enforces its rule as far as
+    it can if it is unique, serves no query, and satisfies IF NOT EXISTS. So this drops it first. But the
+    server may still run the build of a migrator that was killed, so this first waits for every build on the
+    table.
 
-    To be called while no other migrator can be in here, on behalf of a transaction that holds no lock on the
-    table. Raises `ConfigurationError` when a transaction from before the build does not end, and what the
-    database raises.
+    Call it while no other migrator can be here, for a transaction that holds no lock on the table. Raises
+    `ConfigurationError` when a transaction from before the build does not end; errors of the database pass
+    through.
     """
     name = f"{_quoted(engine, schema)}.{_quoted(engine, index)}"
     with _outside_transactions(engine) as connection:
@@ -135,7 +135,7 @@ def build_index(
 
 
 def is_valid(connection: Connection, schema: str, index: str) -> bool | None:
-    """Whether queries can use an index; None where there is none of that name."""
+    """Whether queries can use an index; None where there is no index of that name."""
     found: bool | None = connection.execute(text(_VALID), {"schema": schema, "index": index}).scalar()
     return found
 
@@ -153,13 +153,13 @@ SELECT i.indisvalid AND i.indisready AND i.indislive
 
 @contextmanager
 def _outside_transactions(engine: Engine) -> Iterator[Connection]:
-    """A connection that does not go back into its pool, since its settings are the session's and not a
-    transaction's."""
+    """A connection that does not return to its pool, since its settings belong to the session and not to a
+    transaction."""
     # An engine whose connections rest in autocommit begins no transaction.
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         with connection.begin():
             connection.exec_driver_sql("SET search_path = pg_catalog")
-            # A role's own timeouts are made for statements that take no minutes.
+            # A role's own timeouts are not meant for statements that take minutes.
             connection.exec_driver_sql("SET statement_timeout = 0")
             connection.exec_driver_sql(f"SET lock_timeout = {INDEX_PATIENCE_MS}")
         try:
@@ -169,11 +169,11 @@ def _outside_transactions(engine: Engine) -> Iterator[Connection]:
 
 
 def _await_builds(connection: Connection, table: str) -> None:
-    """Wait until no session builds an index on a table; asking for the lock of a build disturbs no reader or
+    """Wait until no session builds an index on a table; taking the lock of a build disturbs no reader or
     writer.
 
-    It is asked for again and again, in transactions of their own: a build waits for transactions that are
-    open, so one that waited for the build would be waited for.
+    It tries the lock again and again, each time in a new transaction. A build waits for open transactions, so
+    it would wait for one that waited for it.
     """
     deadline = time.monotonic() + INDEX_PATIENCE_MS / 1000
     said = False
@@ -198,8 +198,8 @@ def _await_builds(connection: Connection, table: str) -> None:
 
 
 def _drop_leftover(connection: Connection, name: str) -> None:
-    """Try to drop what a failed build left, so that writes do not pay for it until the next try; that drops
-    it in any case."""
+    """Try to drop the index that a failed build left, so that it does not slow writes until the next try. The
+    next try drops it in any case."""
     try:
         connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
         connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
@@ -216,7 +216,7 @@ def _quoted(engine: Engine, name: str) -> str:
 
 @contextmanager
 def keeping_grants(connection: Connection, schema: str | None, names: tuple[str, ...]) -> Iterator[None]:
-    """Grant again, at the end of the block, what was granted on views that it may drop and recreate."""
+    """Restore, at the end of the block, the grants on views that it may drop and recreate."""
     if connection.dialect.name == "sqlite":
         yield
         return

@@ -1,5 +1,5 @@
-"""What PostgreSQL is asked in statements written as text, each made once for a schema: to claim, to look, to
-judge what is blocked."""
+"""The statements for PostgreSQL that are written as text, each made once for a schema: claims, polls, and
+verdicts on blocked jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
 
 
 def quoted(schema: str | None) -> str:
-    """Return the schema as statements name it."""
+    """Return the schema's name as quoted in statements."""
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     name: str = dialect.identifier_preparer.quote_schema(str(schema))  # doubles %, as drivers want it
     return name
@@ -20,10 +20,10 @@ def quoted(schema: str | None) -> str:
 
 @written
 def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> str:
-    """Claim from the queues named, in their order and whatever priorities are in them.
+    """Claim from the queues named, in their order, with any priorities in them.
 
-    Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are
-    nested loops: what is not claimed is not read.
+    Nested loops go over the queues and over the priorities of each, and step to the next lower priority by
+    the claim index. So the statement reads only the rows that it claims.
     """
     prefix = quoted(schema)
     # guard: pause-postgresql
@@ -48,7 +48,7 @@ def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> s
 
 @written
 def claim_beyond(schema: str | None, follow_ups: bool) -> str:
-    """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
+    """Claim from known queues and priorities, in each after a position, without reading rows before it."""
     prefix = quoted(schema)
     levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
                        unnest(CAST(%(moments)s AS bigint[])), unnest(CAST(%(ids)s AS bigint[])))
@@ -101,7 +101,8 @@ _FOLLOW_UPS = "".join(
 
 @written
 def look(schema: str | None, all_queues: bool) -> str:
-    """Ask all that a host asks about once a second at once: one statement costs as much as the other."""
+    """Poll everything that a host needs once a second in one statement, which costs as much as a poll of one
+    thing."""
     prefix = quoted(schema)
     # guard: the-look-sees-what-a-rescue-takes
     return f"""
@@ -144,12 +145,12 @@ def _microseconds(column: str) -> str:
 def _claim_from(
     prefix: str, levels: str, beyond: str = "", *, follow_ups: bool, order: str = "available_at, id"
 ) -> str:
-    """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed
-    is not locked.
+    """Select, lock and reserve in one statement, level by level under one LIMIT, so that only claimed rows
+    are locked.
 
-    MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more than the
-    limit; and an array, for which each row is found by its primary key, where a join would read the whole
-    table for a large batch.
+    The CTE is MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more
+    than the limit. By an array PostgreSQL finds each row by its primary key, while a join would read the
+    whole table for a large batch.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     also = _FOLLOW_UPS if follow_ups else ""
@@ -181,12 +182,12 @@ RETURNING {claimed_columns(dialect)}
 
 @written
 def unblock(schema: str | None, are_steps: bool) -> str:
-    """Judge steps in one statement, and so by one snapshot, in which a job before them is in one table and
-    not between two.
+    """Judge steps in one statement, and so by one snapshot, in which each job before them is in exactly one
+    table.
 
-    The steps before one are looked at from the youngest on: of a wide join one that is live is found at once.
-    Every row is found by a key in hand, by an array or a subquery of its own: a join of tables would be
-    planned without knowing how few there are, and could read an index from end to end.
+    It checks the steps before one from the youngest on, and so finds a live one of a wide join at once. It
+    finds every row by a known key, with an array or a subquery. A join of tables would be planned without
+    knowing how few rows there are, and could read a whole index.
     """
     prefix = quoted(schema)
     carried = ", ".join(CARRIED)
@@ -249,9 +250,9 @@ SELECT count(*), 'found' FROM step
 
 
 def _blocked_among(prefix: str, ended: str) -> str:
-    """Choose the blocked steps that wait for the jobs of a FROM clause that names them `ended`.
+    """Select the blocked steps that wait for the jobs of a FROM clause with the alias `ended`.
 
-    What waits for the success of one that has failed waits on, and is not looked at: there may be many.
+    It leaves out steps that wait for the success of a failed job: they wait on, and there may be many.
     """
     return f"""
      SELECT id FROM {prefix}.jobs
@@ -268,13 +269,13 @@ def _blocked_among(prefix: str, ended: str) -> str:
 
 @written
 def waiting_for(schema: str | None) -> str:
-    """Choose the blocked steps that wait for jobs that have ended."""
+    """Select the blocked steps that wait for ended jobs."""
     return _blocked_among(quoted(schema), "unnest(CAST(%(ids)s AS bigint[])) AS ended (id)")
 
 
 @written
 def waiting_for_recent(schema: str | None) -> str:
-    """Choose the blocked steps that wait for jobs that have ended of late."""
+    """Select the blocked steps that wait for recently ended jobs."""
     prefix = quoted(schema)
     return " UNION ".join(
         _blocked_among(
@@ -290,8 +291,8 @@ def waiting_for_recent(schema: str | None) -> str:
 
 @written
 def pick(schema: str | None, in_order: bool) -> str:
-    """Choose from each line what may run. Counted is here and now, and so by a snapshot that is younger than
-    the locks on the keys."""
+    """Select the jobs of each line that may run. This statement counts the slots, and so by a snapshot that
+    is younger than the locks on the keys."""
     prefix = quoted(schema)
     # guard: only-what-is-served-is-admitted-postgresql
     served = "(CAST(%(served)s AS varchar[]) IS NULL OR queue = ANY(CAST(%(served)s AS varchar[])))"

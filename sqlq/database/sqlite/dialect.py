@@ -1,7 +1,8 @@
-"""SQLite: one writer at a time, so a write transaction takes the lock when it begins and waits for it there.
+"""SQLite: one writer at a time, so a write transaction waits for the lock at its begin.
 
-A transaction that reads first and writes later can be refused at once, whatever the busy timeout, because
-another one wrote in between. BEGIN IMMEDIATE cannot: it waits before it has read anything.
+SQLite can refuse a transaction that reads first and writes later, because another one wrote in between. It
+does so at once, in spite of the busy timeout. It cannot refuse BEGIN IMMEDIATE so, which waits before it has
+read anything.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ T = TypeVar("T")
 BUSY_TIMEOUT_MS = 10_000
 _IMMUTABLE = "sqlq_immutable"
 READ_ONLY = "sqlq_read_only"
-"""Execution option of connections that only read, and so need not queue up for the write lock."""
+"""Execution option of connections that only read, and so need not wait for the write lock."""
 
 
 class SQLite(Dialect):
@@ -87,7 +88,7 @@ class SQLite(Dialect):
         reserve = _RESERVE_FOLLOWED if followed else _RESERVE
         rows = ask(reserve, (*by[:3], *followed, ids))
         if (time.monotonic() - begun) * 2_000 > by.lease_ms:
-            # large rows: a rescue may follow the COMMIT; guard: a-lease-begins-with-its-rows
+            # large rows: a rescue might follow the COMMIT; guard: a-lease-begins-with-its-rows
             ask(_RENEW, (by.lease_ms, ids))
         return rows
 
@@ -115,8 +116,8 @@ class SQLite(Dialect):
         return json.dumps(texts, ensure_ascii=False)
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
-        # by itself it takes the write lock as it begins, and waits for it as BEGIN IMMEDIATE does; committed
-        # when all its rows are read
+        # A single statement takes the write lock at its begin, and waits for it as BEGIN IMMEDIATE does. It
+        # commits when all its rows are read.
         rows: list[Sequence[Any]] = driver.execute(statement, parameters).fetchall()
         return rows
 
@@ -171,7 +172,7 @@ class SQLite(Dialect):
         return commits_at_once(pooled.driver_connection)
 
     def trouble(self, error: BaseException) -> Trouble:
-        code, kind = _code(error), _code(error) & 0xFF  # the extended code, and the primary one in it
+        code, kind = _code(error), _code(error) & 0xFF  # the extended code, and the primary one
         return Trouble(
             is_away=kind in _AWAY,
             rolled_back=kind in _LOCKED,
@@ -201,24 +202,24 @@ class SQLite(Dialect):
         def _connected(dbapi_connection: Any, record: Any) -> None:
             cursor = dbapi_connection.cursor()
             dbapi_connection.text_factory = _text  # guard: bytes-are-read
-            # readers never block the writer, nor it them; the mode stays with the file
+            # readers never block the writer, nor the writer them; the mode stays with the file
             try:
                 cursor.execute("PRAGMA journal_mode = WAL")
                 cursor.fetchall()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
                     raise
-                # a file that may only be read is read in the mode that it has
+                # a read-only file keeps its mode
             cursor.close()
 
         @event.listens_for(engine, "checkin")
         def _rests(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
-                record.invalidate()  # it sees no change, and the file may be one that can be changed by now
+                record.invalidate()  # it sees no changes, and the file may be writable by now
 
 
 def _in_json(value: Any) -> Any:
-    # such as the name of a queue in a row that SQL has written; no text is equal to it
+    # bytes such as a queue's name in a row written by SQL; no text is equal to them
     return value.decode(errors="replace") if isinstance(value, bytes) else milliseconds_of(value)
 
 
@@ -236,10 +237,10 @@ def _file(url: URL) -> Path:
 
 
 def is_sealed(url: URL) -> bool:
-    """Whether neither a file nor its directory may be written to, and no log lies beside it.
+    """Whether neither a file nor its directory is writable, and no log lies beside it.
 
-    Such a file is in no other program's hands as far as can be seen, and SQLite reads it as immutable only:
-    otherwise it makes a log first, in which it keeps who reads.
+    As far as sqlq can see, no other program uses such a file. SQLite can read it only as immutable: otherwise
+    it first makes a log, in which it registers readers.
     """
     file = _file(url)
     if not file.exists() or not may_only_be_read(url):
@@ -292,12 +293,11 @@ _DUE_FIRST, _DUE_LAST = (
     (_due_at(f"({_TOP_LEVEL})", order), _due_at("?", order))
     for order in ("available_at, id", "available_at DESC, id DESC")
 )
-"""At the highest priority of a queue, and at a given one."""
+"""The statements for the highest priority of a queue, and for a given one."""
 
 
 def _due(ask: Ask, names: Sequence[str], limit: int, share: int, *, newest_first: bool) -> list[int]:
-    """Return the ids of what is due in these queues, of each no more than `share` as long as others have
-    some."""
+    """Return the ids of due jobs in these queues, at most `share` of each as long as others have some."""
     due: list[int] = []
     more: list[str] = []
     for name in names:
@@ -460,11 +460,11 @@ SELECT head.id
 
 
 def _text(data: bytes) -> str:
-    """Read text that may not be UTF-8: SQLite stores what it is given, and one such row would fail every
-    claim of its queue.
+    """Read text that may not be UTF-8: SQLite stores any bytes, and one such row would fail every claim of
+    its queue.
 
-    What is not UTF-8 reads as text that is no JSON, no task's name and no queue's, so that its job ends as a
-    row to look at.
+    Other bytes become text that is no JSON, no task's name and no queue's. So their job ends as a failed row
+    for an operator.
     """
     try:
         return data.decode()
@@ -474,7 +474,7 @@ def _text(data: bytes) -> str:
 
 @dataclass
 class _Begins:
-    """How an engine's transactions are begun."""
+    """The way in which an engine's transactions begin."""
 
     immediate: bool
 
@@ -483,10 +483,11 @@ _BEGINS: WeakKeyDictionary[Engine, _Begins] = WeakKeyDictionary()
 
 
 def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
-    """Make SQLAlchemy's transactions on this engine real ones, begun where they say they begin.
+    """Make SQLAlchemy's transactions on this engine real ones, which begin in the database when they begin in
+    SQLAlchemy.
 
-    Python's driver opens a transaction before the first INSERT, UPDATE or DELETE only: a SAVEPOINT before
-    that opens none, so its RELEASE commits what the outer ROLLBACK should have undone.
+    Python's driver opens a transaction only before the first INSERT, UPDATE or DELETE. A SAVEPOINT before
+    that opens none, so its RELEASE commits writes that the outer ROLLBACK should undo.
     """
     known = _BEGINS.get(engine)
     if known is not None:
@@ -508,13 +509,13 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
 
 
 def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:
-    """Make an engine's SQLite transactions real: begun explicitly, so that savepoints and rollbacks cover all
-    of them.
+    """Make an engine's SQLite transactions real: they begin explicitly, so that savepoints and rollbacks
+    cover all of them.
 
-    Call it where your engine is made; of several calls the last one counts. With `immediate` each transaction
-    takes the write lock as it begins, and waits for it there up to ten seconds; without, a transaction that
-    reads first can be refused when it writes, because another one wrote in between. The rule and the remedy
-    are those of SQLAlchemy's notes on pysqlite and savepoints.
+    Call it where your engine is made; the last of several calls counts. With `immediate` each transaction
+    takes the write lock as it begins, and waits for it up to ten seconds. Without it, SQLite can refuse the
+    write of a transaction that reads first, because another one wrote in between. The rule and the remedy are
+    those of SQLAlchemy's notes on pysqlite and savepoints.
 
     >>> engine = create_engine("sqlite:///shop.db")
     >>> sqlq.configure_sqlite(engine)
@@ -525,14 +526,14 @@ def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -
             f"configure_sqlite was given an engine for {sync.dialect.name}; it is of use for SQLite only"
         )
     begin_explicitly(sync, immediate=immediate)
-    sync.pool.dispose()  # connections made before know nothing of it
+    sync.pool.dispose()  # earlier connections do not have these settings
 
 
 def autocommit_of(driver: Any) -> bool | None:
-    """Return what a connection of Python's driver, or of aiosqlite, has as `autocommit`; None where it leaves
-    that to `isolation_level`, as all do before Python 3.12.
+    """Return the `autocommit` of a connection of Python's driver or of aiosqlite. None means that
+    `isolation_level` decides, as always before Python 3.12.
 
-    Of aiosqlite it is awaited as SQLAlchemy awaits: the connection in it answers on its own thread only.
+    On aiosqlite this awaits it as SQLAlchemy does, since the inner connection works only on its own thread.
     """
     inner = getattr(driver, "_conn", None)  # guard: aiosqlite-is-asked
     mode = (
@@ -544,8 +545,8 @@ def autocommit_of(driver: Any) -> bool | None:
 
 
 def commits_at_once(driver: Any) -> bool:
-    """Whether a write on such a connection is committed as it is made: no transaction is open, and none is
-    begun for it."""
+    """Whether a write on such a connection commits at once: no transaction is open, and the driver begins
+    none for it."""
     if driver.in_transaction:
         return False
     mode = autocommit_of(driver)
@@ -553,10 +554,10 @@ def commits_at_once(driver: Any) -> bool:
 
 
 def begin_as_for_a_write(conn: Connection) -> None:
-    """Begin the transaction that Python's driver would begin before a write of its own making.
+    """Begin the transaction that Python's driver would begin before a write.
 
-    The driver knows a write by its first word: one that begins with WITH it takes for a read, and leaves to
-    commit at once.
+    The driver recognises a write by its first word. It takes one that begins with WITH for a read, which then
+    commits at once.
     """
     driver: Any = conn.connection.driver_connection
     if not driver.in_transaction:
@@ -567,7 +568,7 @@ def savepoint_may_be_outermost(conn: Connection) -> bool:
     """Whether this connection is in a savepoint for which its driver may have begun no transaction (see
     above).
 
-    SQLite itself cannot be asked. Safe are connections whose transactions are begun explicitly:
+    SQLite itself does not report it. Connections whose transactions begin explicitly are safe: with
     `isolation_level` None, as set by `begin_explicitly`, or Python 3.12's `autocommit=False`.
     """
     if not conn.in_nested_transaction():

@@ -1,7 +1,6 @@
-"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes
-nothing.
+"""Queries of `sqlq doctor` for SQLite: settings and files. They read only.
 
-Each function is one question, so that a role that may not ask one of them is still answered the others.
+Each function is one query, so that one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from sqlalchemy import Connection
 
 
 def pragma(conn: Connection, name: str) -> Any:
-    """Return the value of a pragma as it is for sqlq's own connections."""
+    """Return the value of a pragma on sqlq's own connections."""
     return conn.exec_driver_sql(f"PRAGMA {name}").scalar()
 
 
 def database_file(conn: Connection) -> Path | None:
-    """Return the file SQLite says it has open."""
+    """Return the file that SQLite has open."""
     name = conn.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar()
     return Path(name) if name else None
 
 
 def quick_check(conn: Connection) -> list[str]:
-    """Return what `PRAGMA quick_check` finds wrong, at most ten complaints."""
+    """Return the errors that `PRAGMA quick_check` finds, at most ten."""
     return [row[0] for row in conn.exec_driver_sql("PRAGMA quick_check(10)") if row[0] != "ok"]
