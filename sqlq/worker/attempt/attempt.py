@@ -94,6 +94,8 @@ class Attempt:
     """Called when there is progress to write."""
     on_saved: Callable[[Connection, str], None] | None = None
     """Called with each new cursor, as JSON, and the connection whose transaction has it."""
+    context: Any = None
+    """The `JobContext` of the handler; made when the handler needs it."""
     kill: Callable[[], None] | None = None
     """Ends the process of the handler, where it has one of its own."""
     _stop: Callable[[], object] | None = None

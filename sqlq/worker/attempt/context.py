@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq.worker")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_current: ContextVar[JobContext | None] = ContextVar("sqlq_current_job", default=None)
+_current: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -71,9 +71,9 @@ def current_job(default: Any = _RAISES) -> Any:
     >>> if job := sqlq.current_job(None):  # doctest: +SKIP
     ...     job.progress(25, of=100)
     """
-    job = _current.get()
-    if job is not None:
-        return job
+    attempt = _current.get()
+    if attempt is not None:
+        return attempt.context or attempt.__dict__.setdefault("context", JobContext(attempt))
     if default is _RAISES:
         raise ConfigurationError(
             "current_job() was called outside a handler: there is no job here; current_job(None) is None then"
@@ -95,18 +95,17 @@ class AnyApp(Protocol):
     def __getattr__(self, name: str) -> Any: ...
 
 
-def begin(attempt: Attempt) -> JobContext:
+def begin(attempt: Attempt) -> None:
     """Mark the start of an attempt, in the thread or asyncio task that runs its handler."""
     attempt.mark_started()
-    job = JobContext(attempt)
-    _current.set(job)
+    _current.set(attempt)
     if log.isEnabledFor(logging.DEBUG):
+        job = attempt.claimed
         log.debug(
             "job %d %s (queue %s, attempt %d of %d) starts",
             *(job.id, job.task, job.queue, job.attempts, job.max_attempts),
             extra=attempt.fields("begun"),
         )
-    return job
 
 
 def leave() -> None:
