@@ -184,9 +184,9 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
 def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
     """Write the outcomes of attempts, and return the rights that their owner still had.
 
-    Each row is fenced by itself. Another transaction has locked a missing one, or its owner has lost it: see
-    `lease.fates`. With `keep_finished` False a finished job leaves no row. Settlements with a follow-up
-    belong in one transaction: otherwise a crash between two statements loses the follow-up.
+    Each row is fenced by itself. A right that is not returned is locked by another transaction or lost;
+    `lease.fates` finds out which. With `keep_finished` False a finished job leaves no row. Settlements with a
+    follow-up belong in one transaction: otherwise a crash between two statements loses the follow-up.
     """
     ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
     waiting: dict[tuple[Batch, Changes], list[tuple[Any, ...]]] = defaultdict(list)

@@ -277,7 +277,7 @@ class Grant:
     @property
     def is_used_up(self) -> bool:
         """Whether the starts are used up and this admission must schedule the next look. If it granted no
-        start, the admission that granted the last one has scheduled it."""
+        start and changed no rule, the admission that granted the last start has scheduled it."""
         is_news = bool(self.ids) or self.changed  # guard: one-wake-for-the-next-start
         return self.rule.rate is not None and len(self.ids) == self.number and is_news
 
