@@ -1,4 +1,4 @@
-"""How live jobs are cancelled: in batches, and each that another transaction has locked with patience."""
+"""Cancels live jobs in batches, and waits a limited time for rows that other transactions have locked."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Canceller:
         unblocked_after(self._database, done.gone)
         found = _cancellations(done)
         for id in batch:
-            if id not in found:  # locked at that moment, or ended meanwhile
+            if id not in found:  # locked at that time, or ended meanwhile
                 found |= self._cancel_patiently(id, force, deadline)
         return found
 

@@ -35,10 +35,10 @@ class Flows(Facet):
         return [FlowStatus(row.id, row.name, row.created_at, _counted(counts[row.id])) for row in rows]
 
     def get(self, id: int) -> FlowDetails:
-        """Return a flow: how many of its steps are in which state, how far it is, its steps with what they
-        wait for, and their results.
+        """Return a flow with its progress, the number of its steps in each state, and the steps. Each step
+        has the steps that it waits for, and its result.
 
-        Reads all its steps and their results. Raises `JobNotFoundError`.
+        Reads all steps and their results. Raises `JobNotFoundError`.
 
         >>> app.flows.get(7).progress  # doctest: +SKIP
         Progress(done=3, of=4, note=None)
@@ -76,8 +76,8 @@ class Flows(Facet):
         """Go on as if a step had finished, without a result: one that has failed, or that waits. Return its
         flow.
 
-        A step that waits for its success runs; one that needs its result fails, and says so. Raises
-        `JobNotFoundError` for a job that is no such step, with the reason.
+        A step that waits for its success runs. One that needs its result fails, with that as its reason.
+        Raises `JobNotFoundError` for a job that is no such step, with the reason.
         """
         job = self._job(id)
         if job.flow_id is None:

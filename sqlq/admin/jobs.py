@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sqlq.admin.replay import Replayed, ReplayOptions
 
 LOOKED_AT = 100_000
-"""So many of the newest jobs of each table a command looks at, when it searches for some of them."""
+"""A command that searches for jobs reads at most this many of the newest of each table."""
 
 
 class Pruned(NamedTuple):
@@ -57,8 +57,8 @@ class MovedBack(NamedTuple):
 
 
 class Jobs(Facet):
-    """The jobs in a database: `app.jobs`. Each `aX` is `X` in a thread, so that the event loop goes on; what
-    has begun to write goes on to its end, also where the awaiting task is cancelled."""
+    """The jobs in a database: `app.jobs`. Each `aX` is `X` in a thread, so that the event loop goes on. A
+    write that has begun goes on to its end, even if the awaiting task is cancelled."""
 
     def __init__(
         self, database: Database, tasks: Registry, events: Events, stamps: Stamps, results: Results
@@ -158,7 +158,7 @@ class Jobs(Facet):
         limit: int = 100,
         within: int | None = LOOKED_AT,
     ) -> Listing:
-        """`list`, which looks at no more than the newest `within` jobs of each table, and tells whether that
+        """`list`, but reads at most the newest `within` jobs of each table, and returns also whether that
         was enough."""
         if state is not None and state not in builtins.list(State):
             raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
@@ -178,8 +178,8 @@ class Jobs(Facet):
     def failures(
         self, *, task: str | None = None, queue: str | None = None, exact: bool = False
     ) -> tuple[builtins.list[Failures], bool]:
-        """Count failed jobs by task and error, the most frequent first, and tell whether all were counted.
-        Unless `exact`, it counts the newest 10,000."""
+        """Count failed jobs by task and error, the most frequent first; return also whether all were
+        counted. Unless `exact`, it counts the newest 10,000."""
         with self._read() as conn:
             chosen = Selection(task=task, queue=queue)
             return lookup.failures(conn, chosen, within=None if exact else level_counts.MOST)
@@ -189,13 +189,13 @@ class Jobs(Facet):
     def cancel(
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
-        """Cancel live jobs, by ids, by task or by queue, and return the effect on each; of a task or queue
-        those that were there when the call began.
+        """Cancel live jobs, by ids, by task or by queue, and return the effect on each. By task or queue it
+        cancels those that were there when the call began.
 
-        A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and asks
-        the handler to stop. With `force` it is cancelled here and now, and no write of its worker counts any
-        more. The other effects on ids are "ended", "unknown", "passed over" (not of the task or queue named)
-        and "locked" (try again).
+        A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and
+        requests the handler to stop. With `force` it is cancelled here and now, and no write of its worker
+        counts any more. The other effects on ids are "ended", "unknown", "passed over" (not of the task
+        or queue named) and "locked" (try again).
 
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
@@ -219,7 +219,7 @@ class Jobs(Facet):
         moved.
 
         By ids, task or queue, or `all=True`; ids, task and queue given together must all fit. A job whose
-        unique key a live job holds stays failed: `move_back` tells which.
+        unique key a live job holds stays failed: `move_back` returns which.
         """
         return self.move_back(ids, task=task, queue=queue, all=all).moved
 
@@ -248,10 +248,10 @@ class Jobs(Facet):
         whole. With a `rate`, as in "10/s", the replays are due one after the other. A `dry_run` counts, shows
         the first few, and writes nothing.
 
-        Jobs that were replayed before, and replays, are left out unless `again` is true. Of named ids only
-        jobs that were replayed before are left out. Steps of flows are left out, and refused by id. The work
-        goes in batches of 500, each in a transaction of its own. After each, `progress` gets the number of
-        replays so far, and of all. A repeated call goes on where an interrupted one ended. Raises
+        Jobs that were replayed before, and replays, are left out unless `again` is true. Among named ids
+        only jobs that were replayed before are left out. Steps of flows are left out, and refused by id. The
+        work goes in batches of 500, each in a transaction of its own. After each, `progress` gets the number
+        of replays so far, and of all. A repeated call goes on where an interrupted one ended. Raises
         `JobNotFoundError` for an id that is kept no more. Raises `ConfigurationError` for a job that has not
         ended, and where all named jobs have been replayed already. Both come before anything is written.
 

@@ -1,4 +1,4 @@
-"""`sqlq keys`: which keys the rows of a database are sealed with, whether each opens, and sealing anew by
+"""`sqlq keys`: counts the signed or encrypted rows of each key, checks that each row opens, and rotates to
 another key."""
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from sqlq.store import keys
 from sqlq.store.keys import Place
 
 SHOWN = 20
-"""Of so many rows that do not open it is said why."""
+"""Only the first rows that do not open have their reason shown: at most this many."""
 LOOKED_AT = 10_000
-"""So many of the newest rows of each table a doctor looks at."""
+"""The doctor reads at most this many of the newest rows of each table."""
 PASSES = 3
-"""How often it is gone through all rows, since some may be locked by others."""
+"""A rotation passes over all rows at most this often, since others may have locked some."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """How many texts of a column are sealed with a key. `key` is its id, None for plain texts; `how` is
-    "signed" or "encrypted"; `state` is "first" for the key that seals, "known", "unknown" or "plain"."""
+    """How many texts of a column are signed or encrypted with a key. `key` is its id, None for plain texts.
+    `how` is "signed" or "encrypted". `state` is "first" (the key for new texts), "known", "unknown" or
+    "plain"."""
 
     where: str
     key: str | None
@@ -37,8 +38,9 @@ class KeyUse:
 
 @dataclass(slots=True)
 class Rotated:
-    """What a rotation did: how many texts it sealed anew, by column; which it could not open, and why, of
-    the first 20; and how many were left because others had locked them."""
+    """The result of a rotation. `sealed` has the number of texts that it signed or encrypted anew, by column.
+    `bad` counts those that it could not open, and `why` has the reasons for the first 20. `left` counts those
+    that remain because others had locked them."""
 
     sealed: dict[str, int] = field(default_factory=dict)
     bad: int = 0
@@ -47,15 +49,15 @@ class Rotated:
 
 
 class Rotation:
-    """The sealed rows of a database, for an operator who has the keys."""
+    """The signed or encrypted rows of a database, for an operator who has the keys."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._seal = database.seal
 
     def uses(self, *, places: Sequence[Place] = keys.EVERYWHERE, within: int | None = None) -> list[KeyUse]:
-        """Return which keys the rows are sealed with, also without any key here. Reads all rows, or `within`
-        of the newest of each table."""
+        """Return which keys the rows are signed or encrypted with, even if the App has no key. Reads all
+        rows, or `within` of the newest of each table."""
         self._database.require_tables()
         found = []
         with self._database.read() as conn:
@@ -72,8 +74,8 @@ class Rotation:
         return KeyUse(place.name, id, "signed" if how == "s1" else "encrypted", sealed.number, state)
 
     def check(self, *, finished: bool = False) -> Rotated:
-        """Open every sealed row, and say which do not open; nothing is changed. Raises `ConfigurationError`
-        without keys."""
+        """Open every signed or encrypted row, and return which do not open. Nothing is changed. Raises
+        `ConfigurationError` without keys."""
         seal = self._required()
         done = Rotated()
         for place in _places(finished):
@@ -102,13 +104,15 @@ class Rotation:
         plain: bool = False,
         told: Callable[[str, int], None] = lambda where, number: None,
     ) -> Rotated:
-        """Seal anew, with the first key and as the App seals now, what may still be run: waiting, running and
-        failed jobs, and schedules; with `finished` also finished jobs and their results.
+        """Sign or encrypt rows anew, with the first key and the App's current `seal`. These are all that may
+        still run: waiting, running and failed jobs, and schedules. With `finished` it takes finished jobs and
+        their results, too.
 
-        In transactions of 100 rows, past those that others have locked: it may be broken off at any moment,
-        and begun again. With `plain` plain rows are sealed as well, which is to say that they are trusted.
-        What does not open is left as it is. `told` hears of each batch. Raises `ConfigurationError` where no
-        key seals.
+        It works in transactions of 100 rows, and skips rows that others have locked. It may be broken off at
+        any time, and begun again. With `plain` it signs or encrypts plain rows as well: the caller trusts
+        them. Texts that do not open stay as they are. `told` is called after each batch that changed rows,
+        with the column and the number of rows. Raises `ConfigurationError` without keys, and with
+        `seal="read"`.
         """
         seal = self._required()
         if seal.begins is None:
@@ -153,8 +157,8 @@ class Rotation:
 
 
 def unreadable(database: Database) -> str | None:
-    """Say with which keys, that are not here, the newest rows are sealed that wait or run; None where there
-    are none."""
+    """Return a text on those of the newest waiting or running rows whose keys the App does not have; None if
+    there are none."""
     found = Rotation(database).uses(places=keys.WAITING, within=LOOKED_AT)
     unknown = [use for use in found if use.state == "unknown"]
     if not unknown:
@@ -175,7 +179,7 @@ Bad = list[tuple[keys.Row, SealError]]
 def _seal_batch(
     conn: Connection, *, place: Place, seal: Seal, plain: bool, after: object
 ) -> tuple[list[keys.Row], int, Bad]:
-    """Seal a batch of rows anew; return them, how many were sealed, and those that could not be."""
+    """Sign or encrypt a batch of rows anew. Return them, how many changed, and those that did not open."""
     batch = keys.rows(conn, place, after=after, but=seal.begins, plain=plain, lock=True)
     texts: list[tuple[object, str]] = []
     bad: Bad = []

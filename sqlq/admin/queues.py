@@ -31,7 +31,7 @@ __all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting", "erase"]
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The numbers of a queue. `served` tells whether an alive worker serves it; `oldest_wait_seconds` is None
+    """The numbers of a queue. `served` is whether an alive worker serves it; `oldest_wait_seconds` is None
     when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
     many."""
 

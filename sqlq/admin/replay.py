@@ -30,14 +30,14 @@ from sqlq.store.jobs.replay import Changed, Choice, Ended, Found, Made, Pace
 log = logging.getLogger("sqlq")
 
 FIRST = 5
-"""So many jobs a dry run shows."""
+"""A dry run shows at most this many jobs."""
 PORTION = 1_000
-"""Of ids that are named: a statement takes some ten thousand parameters at most."""
+"""The most named ids in one statement, which takes some ten thousand parameters at most."""
 ENDED = (State.FINISHED, State.FAILED, State.CANCELLED)
 
 EndedState: TypeAlias = Literal["finished", "failed", "cancelled"]
 Progress: TypeAlias = Callable[[int, int], object]
-"""Told after each batch how many jobs are replayed, and of how many."""
+"""Called after each batch with the number of jobs replayed so far, and the number of all."""
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -57,9 +57,10 @@ class ReplayOptions(TypedDict, total=False):
 
 
 class Replayed(NamedTuple):
-    """What a replay has done. `number` jobs were replayed, or would be by a dry run; `jobs` has the new ids
-    by those of the jobs that they are replays of. Left out were those that `already` had been replayed, or
-    are replays themselves, and `steps` of flows. Of a dry run `first` shows a few."""
+    """The result of a replay. `number` jobs were replayed, or would be by a dry run. `jobs` maps the id of
+    each original to the new id. `already` and `steps` count jobs that were left out. `already` had been
+    replayed before, or are replays themselves; `steps` are steps of flows. `first` has a few jobs of a dry
+    run."""
 
     number: int
     jobs: dict[int, int]
@@ -69,8 +70,8 @@ class Replayed(NamedTuple):
 
 
 class Replays:
-    """Replays in one database, with what the tasks of an App say of arguments, who listens to its events, and
-    what its stamps say of who asks for a replay."""
+    """Enqueues copies of ended jobs in one database. The App's tasks check changed arguments, and listeners
+    to its events receive `enqueued`. Its enqueue middleware adds headers on the caller of the replay."""
 
     def __init__(self, database: Database, tasks: Registry, events: Events, stamps: Stamps) -> None:
         self._database = database
@@ -165,7 +166,7 @@ class Replays:
         return done
 
     def _tell(self, batch: Sequence[Made], pace: Pace | None) -> None:
-        """Tell that jobs were enqueued, as of any others, once they are committed."""
+        """Publish that jobs were enqueued, as for any others, once they are committed."""
         hears, shows = self._events.wants("enqueued"), log.isEnabledFor(logging.DEBUG)
         if not (hears or shows):
             return
@@ -298,7 +299,7 @@ def _checked_states(state: Any, ids: Sequence[int]) -> tuple[State, ...]:
 
 
 def _moment(value: Any, what: str, now: datetime) -> datetime | None:
-    """Return a moment that was given, or so long before now."""
+    """Return the time that was given, or the time a given duration before now."""
     if value is None:
         return None
     if isinstance(value, datetime):

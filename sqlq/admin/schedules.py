@@ -35,8 +35,8 @@ MOST_BACKFILLED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LastJob:
-    """A job that a schedule has enqueued: its state, the moment it is for, and the error of one that has
-    failed. `state` is "gone" where it is kept no longer."""
+    """A job that a schedule has enqueued: its state, the time of its run, and its error if it has failed.
+    `state` is "gone" where it is kept no longer."""
 
     id: int
     state: str
@@ -48,10 +48,12 @@ class LastJob:
 class ScheduleDetails:
     """A schedule as it is in the database.
 
-    `state` is "active", "failing" (`error` says why it could not be ticked), "paused", "retired" (no code
-    declares it any more) or "ended" (it has no further moment). `ticks` counts the jobs enqueued for moments,
-    `skipped` the moments that got none: missed, or met by a job that had not ended (after an outage up to
-    1,000 are counted). `is_pinned` says that an operator's plan holds, whatever code declares.
+    `state` is "active", "failing", "paused", "retired" or "ended". A failing schedule could not be ticked:
+    `error` has the reason. No code declares a retired one any more. An ended one has no further run.
+
+    `ticks` counts the jobs enqueued for runs, `skipped` the runs without a job. Those were missed, or a job
+    of the schedule had not ended at their time. After an outage up to 1,000 are counted. `is_pinned` is
+    whether an operator's plan holds, whatever code declares.
     """
 
     name: str
@@ -61,7 +63,7 @@ class ScheduleDetails:
     task: str
     queue: str
     payload: str
-    """Its arguments as JSON; of a sealed one that these keys do not open, why."""
+    """Its arguments as JSON; if these keys do not open them, the reason."""
     service: str | None
     is_declared: bool
     """Whether code declares it; else it was added at run time."""
@@ -69,9 +71,9 @@ class ScheduleDetails:
     ticks: int
     skipped: int
     last_at: datetime
-    """Up to which moment it is decided."""
+    """All runs up to this time are decided."""
     upcoming: tuple[datetime, ...]
-    """The next moments, at most ten."""
+    """The times of the next runs, at most ten."""
     jobs: tuple[LastJob, ...]
     """The last jobs, the newest first: one in a list, up to ten of `get`."""
     error: str | None
@@ -84,8 +86,8 @@ class ScheduleDetails:
 class Schedules:
     """The schedules of a database: `app.schedules`.
 
-    Each call writes at once, in a transaction of its own, or with `session` in the caller's: what `enqueue`
-    takes for a session is taken here; `aadd`, `achange` and so on are the same for asynchronous code and its
+    Each call writes at once, in a transaction of its own, or with `session` in the caller's. `session` is of
+    any kind that `enqueue` takes. `aadd`, `achange` and so on are the same for asynchronous code and its
     sessions. Workers see a change within two seconds.
     Raises `ConfigurationError`, before anything is written, for a schedule that is not there and for what
     cannot be.
@@ -94,7 +96,7 @@ class Schedules:
     def __init__(
         self, database: Database, enqueuer: Enqueuer, prepare: Callable[[NewJob[Any]], NewJob[Any]]
     ) -> None:
-        """`prepare` adds to a job what its queue and task say."""
+        """`prepare` adds to a job what its queue and task define."""
         self._database = database
         self._enqueuer = enqueuer
         self._prepare = prepare
@@ -111,8 +113,8 @@ class Schedules:
         session: Any = None,
         **options: Unpack[Options],
     ) -> None:
-        """Add a schedule that stays until it is removed, whatever code declares; the options are those of
-        `sqlq.Schedule`. Refuses a name that is taken, and a schedule without a moment to come.
+        """Add a schedule that stays until it is removed, whatever code declares. The options are those of
+        `sqlq.Schedule`. Refuses a name that is taken, and a schedule without a run to come.
 
         >>> app.schedules.add("report 7", report.new(7), cron="0 3 * * *")  # doctest: +SKIP
         """
@@ -132,8 +134,8 @@ class Schedules:
         session: Any = None,
         **options: Unpack[Options],
     ) -> None:
-        """Give a schedule another plan, the whole of it, from its next moment on. Of a schedule that code
-        declares the plan is pinned: it holds across deploys until `reset`."""
+        """Replace the whole plan of a schedule, from its next run on. If code declares the schedule, the new
+        plan overrides that one: it holds across deploys until `reset`."""
         plan = planned(when, **options)
         self._do(session, lambda conn, schema: schedules.change(conn, schema, name, plan))
 
@@ -143,11 +145,11 @@ class Schedules:
 
     def pause(self, name: str, *, session: Any = None) -> bool:
         """Enqueue nothing for a schedule until it is resumed, across deploys, too; return whether it was not
-        paused before. Moments that pass meanwhile are not caught up."""
+        paused before. Runs that pass meanwhile are not caught up."""
         return self._do(session, lambda conn, schema: schedules.pause(conn, schema, name))
 
     def resume(self, name: str, *, session: Any = None) -> bool:
-        """Go on with a schedule, from its next moment; return whether it was paused."""
+        """Go on with a schedule, from its next run; return whether it was paused."""
         return self._do(session, lambda conn, schema: schedules.resume(conn, schema, name))
 
     def remove(self, name: str, *, session: Any = None) -> None:
@@ -156,14 +158,15 @@ class Schedules:
         self._do(session, lambda conn, schema: schedules.remove(conn, schema, name))
 
     def run(self, name: str, *, session: Any = None) -> Job[Any]:
-        """Enqueue a job of a schedule now, beside its moments; also while it is paused or retired."""
+        """Enqueue a job of a schedule now, beside its planned runs; also while it is paused or retired."""
         return self._do(session, lambda conn, schema: schedules.run(conn, schema, name))
 
     def backfill(
         self, name: str, since: datetime, until: datetime, *, session: Any = None
     ) -> builtins.list[Job[Any]]:
-        """Enqueue a job for each moment of a schedule from `since` on and before `until`, also for those that
-        had one: all or none, at most 10,000. `scheduled_for` says which is which.
+        """Enqueue a job for each run of a schedule from `since` on and before `until`. Runs that had a job
+        get another. All are enqueued or none, at most 10,000. Each job has the time of its run as
+        `scheduled_for`.
 
         >>> app.schedules.backfill("nightly", datetime(2026, 3, 1, tzinfo=UTC), now)  # doctest: +SKIP
         """
@@ -248,7 +251,7 @@ class Schedules:
     # -- look ------------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> ScheduleDetails:
-        """Return a schedule with its next ten moments and its last ten jobs."""
+        """Return a schedule with its next ten runs and its last ten jobs."""
         self._database.require_tables()
         with self._database.read() as conn:
             row = schedules.get(conn, self._database.schema, name)
@@ -256,7 +259,7 @@ class Schedules:
             return _details(row, ids, lookup.outcomes(conn, ids), self._database.seal)
 
     def list(self) -> builtins.list[ScheduleDetails]:
-        """Return all schedules by name, each with its next ten moments and its last job."""
+        """Return all schedules by name, each with its next ten runs and its last job."""
         self._database.require_tables()
         with self._database.read() as conn:
             rows = schedules.rows(conn)
@@ -273,7 +276,8 @@ async def _aside(session: Any, work: Callable[[Any], T]) -> T:
 
 
 def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequence[datetime]:
-    """Return the moments from one on and before another. Raises `ConfigurationError` for too many."""
+    """Return the times of the runs from `since` on and before `until`. Raises `ConfigurationError` for too
+    many."""
     found = [*islice(takewhile(lambda at: at < until, plan.moments(since - INSTANT)), MOST_BACKFILLED + 1)]
     if len(found) > MOST_BACKFILLED:
         raise ConfigurationError(
@@ -317,7 +321,7 @@ def _details(
 
 
 def _left(plan: Schedule, row: Row[Any]) -> Any:
-    """Yield the moments to come, as many as there are still to be jobs."""
+    """Yield the times of the runs to come; with `repeats` only those that still get a job."""
     moments = plan.moments(max(row.last_at, row.moment))
     return moments if plan.repeats is None else islice(moments, plan.repeats - row.ticks)
 

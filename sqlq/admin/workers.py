@@ -151,8 +151,8 @@ def _is_called(row: WorkerRow, name: str) -> bool:
 def forgotten_pauses(
     pauses: Pauses, workers: Sequence[WorkerStatus], longer_than_s: float
 ) -> Iterator[tuple[str, str]]:
-    """Return pauses that may have been forgotten, each with the command that ends it: a pause of all queues
-    without an end, and workers that were paused long ago."""
+    """Yield pauses that may have been forgotten, each with the command that ends it. These are a pause of all
+    queues without an end, and workers that were paused long ago."""
     if pauses.all is not None and pauses.all.until is None:
         yield (
             f"all queues are paused, without an end, since {written(pauses.all.since)}",

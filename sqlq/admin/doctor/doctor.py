@@ -1,8 +1,8 @@
-"""`sqlq doctor`: looks at the database and the queue in it, and says of each thing whether it is well and
+"""`sqlq doctor`: examines the database and the queue in it. Reports for each check whether all is well, and
 what to do.
 
-Every check is asked on its own: what a role may not see, or a server does not answer in time, is said to be
-so, and the others go on. Nothing is changed.
+Each check runs on its own. If the role may not read something, or the server does not answer in time, the
+check reports that, and the others go on. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STUCK_MS = 2 * RESCUE_MS
 CANCEL_MS = 6 * HEARTBEAT_MS
 LONG_WAIT_S = 300.0
 LONG_HELD_S = 15.0
-"""So long a worker may hold a job without starting it: a new process of Python, under load, takes seconds."""
+"""A worker may hold a job this long without starting it: a new Python process takes seconds under load."""
 LONG_PAUSE_S = 3_600.0
 """A worker that has been paused for so long may have been forgotten."""
 
@@ -354,7 +354,7 @@ def _wait(queue: QueueStatus) -> float:
 
 
 def _held_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:
-    """Say how many jobs queues hold, with "+" where a count was not brought to an end."""
+    """Return as text how many jobs queues hold, with "+" where a count was not brought to an end."""
     number = sum(getattr(queue, name) for queue in queues for name in names)
     more = any(name in queue.capped for queue in queues for name in names)
     return f"{number:,}+ {many}" if more else counted(number, one, many)

@@ -1,4 +1,4 @@
-"""What an examination finds, as `sqlq.doctor` and its parts say it."""
+"""The findings of `sqlq doctor`, and short ways to make them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, and what to do about it."""
+    """The result of one check, and the remedy."""
 
     check: str
     verdict: Verdict

@@ -1,5 +1,4 @@
-"""What `sqlq doctor` asks a PostgreSQL server about itself: whether it takes writes and keeps them, and what
-slows it down."""
+"""`sqlq doctor` on a PostgreSQL server: whether it takes writes and keeps them, and what slows it down."""
 
 from __future__ import annotations
 

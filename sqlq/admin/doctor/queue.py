@@ -1,4 +1,4 @@
-"""What waits and should not, for `sqlq.doctor`: lines of limits that stand still, flows behind a failed step,
+"""`sqlq doctor` on the queue: finds waiting lists of limits that stand still, flows behind a failed step, and
 schedules that are not ticked."""
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import pauses, workers
 
 LONG_MS = 300_000
-"""What has waited so long is named."""
+"""The doctor reports waits of at least this length."""
 LATE_TICK_MS = 60_000
 NAMED = 5
-"""So many of a kind are named."""
+"""The doctor reports at most this many of a kind."""
 
 
 def lines(conn: Connection) -> Iterator[Finding]:
-    """Find the lines of limits that stand still, and say what holds them."""
+    """Find the waiting lists of limits that stand still, and report what holds them."""
     found = admit.starving(conn, LONG_MS, NAMED)
     paused, served = pauses.paused(conn), workers.served(conn)
     for line in found:

@@ -1,5 +1,4 @@
-"""What `sqlq doctor` asks about the file of an SQLite database: where it lies, how it is written, and whether
-it is whole."""
+"""`sqlq doctor` on the file of an SQLite database: where it lies, how it is written, whether it is whole."""
 
 from __future__ import annotations
 
@@ -135,8 +134,8 @@ class FileCheck:
 
 
 def filesystem(file: Path, mounts: str) -> str | None:
-    """Return the type of the filesystem that a file is on, given the text of /proc/mounts; None where that
-    does not tell."""
+    """Return the type of the filesystem that a file is on, given the text of /proc/mounts; None if no entry
+    of it fits."""
     best, kind = -1, None
     for line in mounts.splitlines():
         fields = line.split()
