@@ -83,7 +83,7 @@ class Context:
         return None if self._app is None else self._app.database.engine.url
 
     def options(self, *, needs_app: bool) -> list[str]:
-        # what pyproject.toml says the next command finds, too; a variable may be set for this one alone
+        # the next command reads pyproject.toml, too; a variable may be set for this one alone
         app = self.app_option or os.environ.get("SQLQ_APP")
         if app is None and needs_app and self.app_path is None:
             app = "module:attribute"
@@ -291,7 +291,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
             ) from None
         except ConfigurationError:
             raise
-        except Exception as error:  # a module may make its App when it is asked for
+        except Exception as error:  # a module may make its App on access
             raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
     if named["call"]:
         found = _made_by(found, path)

@@ -90,7 +90,7 @@ def enqueue(
         new = new.set(available_at=None if at is None else moment_of(at, "--available-at"), **named)
     from sqlq.database.caller.session import own
 
-    job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
+    job = app.enqueue(new, session=own, eager=False)  # a command has no current session
     app.close()
     about = f"{job.task} in queue {job.queue}, {job.state}"
     line = f"enqueued job {job.id}: {about}"

@@ -402,7 +402,7 @@ def _child(
     set_up_logs()
     if generation == 0:
         supervised.announce = lambda: _announce(context, app, processes, options)
-    # the supervisor says when to end because nothing comes: it knows of all processes
+    # the supervisor decides when to end for lack of jobs: it knows of all processes
     worker = app.worker(**{**options, "max_idle": None}, supervision=supervised, isolates=isolates)
     if paused:
         worker.pause()  # guard: a-replacement-is-paused-too
@@ -477,7 +477,7 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
 
     try:
         unknown = app.queues.unknown(queues, but_for_twins=True)
-    except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same, and says it
+    except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same error, and reports it
         log.debug("the names of queues could not be looked up: %s", error)
         return
     for name in unknown:
