@@ -352,8 +352,8 @@ def _begin() -> None:
     reset_queries()
     close_old_connections()
     for connection in connections.all(initialized_only=True):
-        # Asked once, and when it is first used: a worker is idle for longer than a web server, and a job's
-        # attempt should not be spent on finding out that the database was restarted meanwhile.
+        # Django checks the connection once, when it is first used. A worker is idle for longer than a web
+        # server. No attempt of a job should be spent to find out that the database was restarted meanwhile.
         connection.health_check_enabled = True  # guard: idle-connections-are-looked-at
 
 

@@ -36,7 +36,7 @@ class SqlqConfig(AppConfig):
             modules = Configuration.read().task_modules
         except ConfigurationError as error:
             _end_command(error)
-            modules = ()  # the check says it, and so does whatever uses the App
+            modules = ()  # the check reports it, and so does any use of the App
         try:
             autodiscover_modules(*modules)
         except Exception as error:
@@ -45,8 +45,8 @@ class SqlqConfig(AppConfig):
 
 
 def _end_command(error: Exception) -> None:
-    """End a command of manage.py in one sentence for a mistake in the settings or a task's options. runserver
-    shows it by itself, and waits for the mend."""
+    """End a command of manage.py in one sentence for a mistake in the settings or a task's options. Only
+    `runserver` goes on: it shows the mistake by itself, and waits for the mend."""
     tasks: Any = sys.modules.get("django.tasks.exceptions")
     mistakes = (SqlqError, ImproperlyConfigured, *(() if tasks is None else (tasks.InvalidTask,)))
     is_command = sys.argv[0].endswith(("manage.py", "django-admin", "django/__main__.py"))

@@ -118,7 +118,7 @@ class SqlqBackend(BaseTaskBackend):
         app = _app()
         job = app.enqueue(new)
         try:
-            # read back, for the database's clock says when it was enqueued
+            # read back, for the database's clock sets the time of the enqueue
             result = self._result(app.jobs.get(job.id))
         except JobNotFoundError:  # a worker has finished it, and finished jobs are not kept
             result = self._result(JobHere(job.id, new).details())
@@ -224,7 +224,7 @@ def _of_django(task: Task[..., Any] | None) -> Any:
 
 
 def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:
-    # of one that waits in a line `available_at` does not say it
+    # a job in line for a limit has this time in `due_at`, not in `available_at`
     due_at = details.due_at or details.available_at or details.created_at
     is_deferred = details.attempts == 0 and due_at > details.created_at
     try:

@@ -142,8 +142,9 @@ def _sqlite(name: str) -> URL:
 
 
 def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
-    """Return the URL of what libpq is given. All but the user, the password and the database's name goes into
-    the query, which has room for a socket's directory, several hosts and a service file."""
+    """Return the URL of what libpq is given. The user, the password, the database's name and a single plain
+    host with its port have places of their own. All else goes into the query, which has room for a socket's
+    directory, several hosts and a service file."""
     query = {
         name: str(value)
         for name, value in parameters.items()
