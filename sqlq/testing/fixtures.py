@@ -40,19 +40,19 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     """Your App, on a database with sqlq's tables and no jobs, for this test alone.
 
     The App is the one that the ini option `sqlq_app` names, or SQLQ_APP, or [tool.sqlq] in pyproject.toml. It
-    stays on that database until the test ends, whatever `App.use` says meanwhile; `sqlq.testing.on_database`
-    says what is out of reach. The database is an SQLite file made for the test, or the one that
-    SQLQ_TEST_DATABASE_URL names:
+    stays on that database until the test ends, whatever `App.use` is given meanwhile. The docstring of
+    `sqlq.testing.on_database` lists what is out of reach. The database is an SQLite file made for the
+    test, or the one that SQLQ_TEST_DATABASE_URL names:
 
     - On PostgreSQL, a schema of the test run's own in it, dropped at the end of the run.
       `sqlq_app.database.engine.url` leads into this schema and sees no other. On an engine of that URL your
-      own tables are made, written and dropped beside sqlq's; `public` is out of reach, with what extensions
-      have put there. asyncpg does not take the `options` in that URL; psycopg does, for async, too. Where
-      your tables are there beforehand, use an engine of SQLQ_TEST_DATABASE_URL itself: the jobs go into the
-      test's schema all the same.
+      own tables are made, written and dropped beside sqlq's. `public` is out of reach, with what extensions
+      have put there. The driver asyncpg does not take the `options` in that URL; psycopg does, for async,
+      too. Where your tables are there beforehand, use an engine of SQLQ_TEST_DATABASE_URL itself: the jobs
+      go into the test's schema all the same.
     - On SQLite, that very file, which may hold no rows of sqlq's.
 
-    To say more, define a fixture of the same name with `sqlq.testing.on_database(app, url)` in it.
+    To set more, define a fixture of the same name with `sqlq.testing.on_database(app, url)` in it.
 
     >>> @pytest.fixture  # doctest: +SKIP
     ... def session(sqlq_app):

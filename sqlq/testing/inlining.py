@@ -45,7 +45,7 @@ def inline(
     `enqueue` runs a `def` handler in the caller's thread, and an `async def` one on a new event loop.
     `aenqueue` awaits `async def` handlers on the caller's loop and runs the others in a thread. Handlers get
     their arguments by way of JSON, and `sqlq.current_job()` works. Jobs that they enqueue run inline, too,
-    and so do callbacks (`on_success`, `on_failure`). Middleware of `App.around` surrounds them. The App's
+    and so do callbacks (`on_success`, `on_failure`). Middleware of `App.around` runs around them. The App's
     lifespan is not entered: `current_job().lifespan` is the `lifespan` that you give. An exception comes out
     of `enqueue`, at the first attempt: no retry hides it from the test. Delays, priorities, queues and
     timeouts do not matter; a unique key holds while its job runs. The signals:
@@ -60,11 +60,12 @@ def inline(
 
     With `at="commit"` a job that is enqueued through a session runs when the session's transaction has
     committed, in the order enqueued. The session is of any kind that `enqueue` or `aenqueue` takes, and has
-    to be able to connect. The job does not run after a rollback of the transaction or its savepoint, nor if
-    the transaction is still open at the end of the block. Through the caller's scoped_session the handler
-    reaches a session of its own, as it does in a worker. Its exception does not come out of the commit, which
-    has succeeded. The other jobs run, and the block raises the first exception at its end. A job that is
-    enqueued without a session runs at once, and its exception comes out of `enqueue`.
+    to be able to connect. The job does not run after a rollback of the transaction or its savepoint. It does
+    not run either if the transaction is still open at the end of the block. Through the caller's
+    scoped_session the handler reaches a session of its own, as it does in a worker. Its exception does not
+    come out of the commit, which has succeeded. The other jobs run, and the block raises the first exception
+    at its end. A job that is enqueued without a session runs at once, and its exception comes out of
+    `enqueue`.
 
     >>> with sqlq.testing.inline(app, at="commit") as ran:  # doctest: +SKIP
     ...     place_order(session, ...)  # enqueues, and commits
