@@ -1,4 +1,4 @@
-"""What Alembic's own command runs in a checkout; `sqlq migrate` and a host project's Alembic do without
+"""Alembic's own command runs this file in a checkout; `sqlq migrate` and a host project's Alembic do without
 it."""
 
 from __future__ import annotations
