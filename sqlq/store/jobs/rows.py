@@ -21,8 +21,8 @@ from sqlq.schema.types import Moment, after, far, moment_after, now
 
 T = TypeVar("T")
 
-# A new row is not reserved, so this does not test `reserved_at`. In RETURNING of an insert, SQLite 3.40
-# evaluates `reserved_at IS NOT NULL` of a NULL as 1.
+# A new row is not reserved, so this does not test `reserved_at`. In the rows that an insert returns, SQLite
+# 3.40 evaluates `reserved_at IS NOT NULL` of a NULL as 1.
 NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
 NEW_OR_BLOCKED = case((jobs.c.available_at >= far(), State.BLOCKED.value), else_=NEW_STATE)
 LIVE_STATE = case(
