@@ -1,4 +1,4 @@
-"""One worker's chore of rescuing, in a process of its own: `python -m benchmarks.rescuing URL`.
+"""One worker's service of rescuing, in a process of its own: `python -m benchmarks.rescuing URL`.
 
 Prints when its first look began, how many turns found something, and the longest of its transactions, as
 JSON.
@@ -25,7 +25,7 @@ from sqlq.worker.maintain.services import Rescue
 from sqlq.worker.report.reporter import Reporter
 
 QUIET_SECONDS = 10.0
-"""After so long without a job rescued it is over: longer than the rhythm of the chore."""
+"""After so long without a job rescued it is over: longer than the rhythm of the service."""
 
 
 @contextmanager
@@ -62,13 +62,13 @@ def main(url: str) -> None:
 
     with _timed(database.engine) as seconds:
         rescue = Rescue(database, LEASE_MS, tell, lambda: None)
-        chores = ServiceLoop([rescue])
+        loop = ServiceLoop([rescue])
         first_at = time.time()
-        chores.start()
+        loop.start()
         while changed.wait(QUIET_SECONDS):
             changed.clear()
-        chores.end()
-        chores.join(QUIET_SECONDS)
+        loop.end()
+        loop.join(QUIET_SECONDS)
     print(json.dumps({"first_at": first_at, "turns": turns, "longest": max(seconds)}), flush=True)
     app.close()
 

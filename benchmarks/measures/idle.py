@@ -20,7 +20,7 @@ from benchmarks.subject import NOOP
 SETTLING_SECONDS = 10.0
 JOBS_BEFORE = 200
 SENT = {"postgresql": "transactions", "sqlite": "statements"}
-"""What is sent on the worker's behalf: on PostgreSQL the supervisor looks, and does most chores."""
+"""What is sent on the worker's behalf: on PostgreSQL the supervisor looks, and does most maintenance."""
 
 
 def idle(bench: Bench, database: str, name: str) -> dict[str, float]:

@@ -421,7 +421,7 @@ class Dialect:
         names: Sequence[str] | None,
         channel: str,
         hosts_within_ms: int | None,
-        chores: bool,
+        maintenance: bool,
         workers: Sequence[str] = (),
     ) -> list[Sequence[Any]]:
         """Return the rows of `due_in`, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
@@ -430,7 +430,7 @@ class Dialect:
         - `ms`: the milliseconds until the next schedule is due, or None.
         - `listens`: whether this connection LISTENs to the channel.
         - `hosts`: the number of hosts with a heartbeat within this time.
-        - With `chores`: whether a lease has expired, a job was not started in time, any job is under a limit.
+        - With `maintenance`: whether a lease has expired, a job is late to start, any job is under a limit.
         - The arguments of `workers.wanted`: the requests to these workers as JSON, whether all queues are
           paused, and the milliseconds until the next pause ends.
         """

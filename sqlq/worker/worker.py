@@ -419,7 +419,7 @@ class Worker(Background):
                     self._retire("nothing is available", replace=False)
                     return
                 # The next claim sees jobs that a service, or the admitting thread, has freed since this one.
-                self._maintenance.await_turn()  # guard: drain-awaits-chores
+                self._maintenance.await_turn()  # guard: drain-awaits-maintenance
                 is_last = not self._admissions.look_now()  # guard: drain-claims-once-more
                 if is_last:
                     quiet = False

@@ -239,13 +239,13 @@ def test_what_ended_long_ago_is_swept_some_at_a_time(seam: Seam, engine: Engine)
 
 def test_the_chore_asks_rarely_where_there_are_no_flows(seam: Seam) -> None:
     freed: list[None] = []
-    chore = Unblock(seam.app.database, lambda: freed.append(None))
+    service = Unblock(seam.app.database, lambda: freed.append(None))
     with statements(seam.app.database.engine) as asked:
-        assert chore.run() > 40
+        assert service.run() > 40
     assert len([statement for statement in asked if statement != "BEGIN"]) <= 1
     _, step = seam.flow(1)
     seam.end()
-    assert chore.run() < 10
+    assert service.run() < 10
     assert (seam.state(step), freed) == ("available", [None])
 
 

@@ -1526,10 +1526,10 @@ class TestGrants:
     def test_a_workers_role_may_do_every_chore(self, roles: tuple[Engine, dict[str, str]]) -> None:
         """Those that a drain ends before: each is run twice, since some begin with a wait."""
         with closing(sqlq.App(roles[1]["shop_worker"])) as app:
-            chores = [chore for _, _, chore, _ in app.worker()._maintenance._due]
-            assert {type(chore).__name__ for chore in chores} > {"Rescue", "Prune", "Vacuum"}
-            for chore in chores * 2:
-                getattr(chore, "_chore", chore).run()
+            services = [service for _, _, service, _ in app.worker()._maintenance._due]
+            assert {type(service).__name__ for service in services} > {"Rescue", "Prune", "Vacuum"}
+            for service in services * 2:
+                service.run()
 
     def test_who_replaces_is_of_another_kind(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles

@@ -148,7 +148,7 @@ def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> No
     assert len({s.session for s in asked if LOOK in s.text}) == 1, "one lookout for all"
     a_second = len(asked) / seconds
     record("an idle fleet", processes=PROCESSES, statements_a_second=round(a_second, 2), sessions=sessions)
-    # a chore that falls into the time counts more than it does over an hour
+    # a service that falls into the time counts more than it does over an hour
     assert len(asked) <= seconds * (1 + 0.2 * (PROCESSES - 1)) + 3
 
 
@@ -175,7 +175,7 @@ def test_a_lone_job_in_an_idle_fleet_sends_one_worker(fleet: Fleet) -> None:
 
 
 def test_what_its_lookout_finds_a_host_does(fleet: Fleet) -> None:
-    """Its chores do not ask themselves: with those of all hosts it would be a third more of what is asked."""
+    """Its maintenance does not query by itself: on all hosts that would be a third more statements."""
     with fleet.working(processes=2):
         fleet.producer.execute("INSERT INTO sqlq_queues (queue, paused_at) VALUES ('paused', now())")
         fleet.producer.execute(

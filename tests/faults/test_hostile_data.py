@@ -563,7 +563,7 @@ def behind_runs_within_five_seconds(app: sqlq.App) -> float:
     try:
         assert all_ran.wait(SECONDS), f"{len(ran)} of {BEHIND} ran within {SECONDS:g} s"
         seconds = time.monotonic() - begin
-        # the chores met the row, too: somebody else's lost job comes back beside it
+        # maintenance met the row, too: somebody else's lost job comes back beside it
         assert not chores_fail(app)
     finally:
         worker.stop()

@@ -252,7 +252,7 @@ def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(
         )
         # a heartbeat's may be open for a moment
         wait_until(lambda: sessions("xact_start IS NOT NULL") == 0, what="no transaction being open")
-        assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, chores, LISTEN, and the App's own"
+        assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, maintenance, LISTEN, and the App's own"
     finally:
         together.abort()
         worker.stop()

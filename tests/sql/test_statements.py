@@ -74,7 +74,7 @@ def look(conn: Connection) -> Any:
     dialect = dialects.DIALECTS[conn.dialect.name]
     if dialect.sees_commits:
         pytest.skip("here no lookout looks: a connection sees what others commit")
-    return dialect.look(ask, schema_of(conn), None, "sqlq", hosts_within_ms=30_000, chores=True)
+    return dialect.look(ask, schema_of(conn), None, "sqlq", hosts_within_ms=30_000, maintenance=True)
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:

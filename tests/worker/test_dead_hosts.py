@@ -25,7 +25,7 @@ from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0
-"""Far longer than any batch takes: a chore that waits for so long waits for its next look."""
+"""Far longer than any batch takes: a service that waits for so long waits for its next look."""
 SHORT = 5.0
 """Longer than a batch takes, and shorter than the rhythm is."""
 MANY = 10_000
@@ -94,13 +94,13 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     def tell(rescued: Any, why: str) -> None:
         taken.extend(job.id for job in rescued)
 
-    chore = services.Rescue(
+    service = services.Rescue(
         app.database, LEASE_MS, tell, lambda: None, looked_at=lambda: NOBODY if somebody_looks else -NOBODY
     )
-    chore.is_called = somebody_looks
+    service.is_called = somebody_looks
     waits: list[float] = []
     while not waits or waits[-1] < RHYTHM:
-        waits.append(chore.run())
+        waits.append(service.run())
     assert sorted(taken) == ids, "each is rescued once"
     assert len(waits) == -(-MANY // services.RESCUE_BATCH) + 1, (
         "a turn for each batch, and one that finds none"
@@ -115,10 +115,10 @@ def test_a_job_whose_end_is_refused_keeps_no_batch_waiting(
     ids = die(app, engine, 35)
     fail_before(engine, ids[0])
     taken: list[int] = []
-    chore = services.Rescue(
+    service = services.Rescue(
         app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
     )
-    while chore.run() < RHYTHM:
+    while service.run() < RHYTHM:
         pass
     assert sorted(taken) == ids[1:]
 
@@ -129,11 +129,11 @@ def test_several_that_rescue_at_once_take_each_job_once(app: sqlq.App, engine: E
     start = threading.Barrier(3)
 
     def rescue() -> None:
-        chore = services.Rescue(
+        service = services.Rescue(
             app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
         )
         start.wait(30)
-        while chore.run() < RHYTHM:
+        while service.run() < RHYTHM:
             pass
 
     threads = [threading.Thread(target=rescue) for _ in range(3)]
@@ -162,8 +162,8 @@ def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
 
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr(settle, "rescue", takes)
-    chore = services.Rescue(app.database, LEASE_MS, tell, lambda: None)
-    wait = chore.run()
+    service = services.Rescue(app.database, LEASE_MS, tell, lambda: None)
+    wait = service.run()
     monkeypatch.undo()
     assert wait == (0.375 if app.database.dialect.one_writer else 0.0)
 
@@ -177,9 +177,9 @@ def test_a_paused_queue_gives_all_its_slots_back_without_a_wait(
     app.enqueue_many([task.new() for _ in range(number)])
     app.worker()._admissions.look_now()
     app.queues.pause("default")
-    chore = services.Admit(app.database, lambda: None)
+    service = services.Admit(app.database, lambda: None)
     turns = 1
-    while chore.run() < RHYTHM:
+    while service.run() < RHYTHM:
         turns += 1
     assert turns == number // 2 + 1
     with engine.connect() as conn:

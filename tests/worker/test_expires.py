@@ -248,7 +248,7 @@ def test_what_nobody_claims_is_cancelled_by_a_chore(
     heard: list[sqlq.JobEvent] = []
     app.on("cancelled")(heard.extend)
     with working(app, queues=["other"]):
-        wait_until(lambda: app.jobs.get(late[1]).state == "cancelled", what="the chore")
+        wait_until(lambda: app.jobs.get(late[1]).state == "cancelled", what="the service")
         assert [app.jobs.get(id).reason for id in late] == [REASON] * 2
         assert [app.jobs.get(id).state for id in others] == ["available"] * 2
         wait_until(lambda: len(heard) == 2, what="the events")
@@ -261,7 +261,7 @@ def test_what_nobody_claims_is_cancelled_by_a_chore(
 def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its chore comes when a look has found something, long before it would by itself."""
+    """Its service comes when a look has found something, long before it would by itself."""
     monkeypatch.setattr("sqlq.worker.wait.poller.RESCUE_MS", 100)
     monkeypatch.setattr("sqlq.worker.maintain.services.RESCUE_MS", 3_600_000)
     job = app.enqueue(task.new(1).set(expires="1h"))
@@ -269,13 +269,13 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
         expiring = worker._maintenance._expire
         wait_until(
             lambda: any(
-                chore is expiring and at > time.monotonic() + 60
-                for at, _, chore, _ in worker._maintenance._due
+                service is expiring and at > time.monotonic() + 60
+                for at, _, service, _ in worker._maintenance._due
             ),
-            what="the first turn of the chore",
+            what="the first turn of the service",
         )
         make_late(engine)
-        wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the chore")
+        wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the service")
 
 
 def test_in_bounded_batches_the_most_overdue_first(
@@ -290,8 +290,8 @@ def test_in_bounded_batches_the_most_overdue_first(
     assert expire(app, limit=2) == [ids[3], ids[0]]
     monkeypatch.setattr("sqlq.worker.maintain.services.EXPIRE_BATCH", 2)
     told: list[Any] = []
-    chore = Expire(app.database, told.extend)
-    assert [chore.run() < 5 for _ in range(3)] == [True, True, False]
+    service = Expire(app.database, told.extend)
+    assert [service.run() < 5 for _ in range(3)] == [True, True, False]
     assert [job.id for job in told] == [ids[1], ids[2], ids[4]]
 
 

@@ -108,7 +108,7 @@ def test_a_worker_that_drains_awaits_what_a_chore_is_about_to_free(
     begun, claimed, again = threading.Event(), threading.Event(), threading.Event()
     claim = Claimer.claim
 
-    def frees(chore: Unblock) -> float:
+    def frees(service: Unblock) -> float:
         if not begun.is_set():
             begun.set()
             assert claimed.wait(30)

@@ -63,14 +63,14 @@ def test_who_was_away_itself_lets_others_renew_first(
 ) -> None:
     clock = [1_000.0]
     monkeypatch.setattr(services, "since_boot", lambda: clock[0])
-    chore = services.Rescue(app.database, 30_000, lambda rescued, why: None, lambda: None)
+    service = services.Rescue(app.database, 30_000, lambda rescued, why: None, lambda: None)
 
     def is_rescued_after(seconds: float) -> bool:
         clock[0] += seconds
-        chore.run()
+        service.run()
         return app.jobs.get(job.id).state != "running"
 
-    chore.run()
+    service.run()
     job = app.enqueue(noop.new())
     claim(app)
     expire(engine)
@@ -368,7 +368,7 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        assert look.look(conn, app.database, None, hosts_within_ms=None, chores=True).expired
+        assert look.look(conn, app.database, None, hosts_within_ms=None, maintenance=True).expired
         assert health.stuck(conn, longer_than_ms=0), "and the doctor sees it"
     with app.database.begin() as conn:
         (rescued,) = settling.rescue(conn)

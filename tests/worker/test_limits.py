@@ -513,7 +513,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
 def test_a_drain_claims_once_more_after_its_last_look(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a chore admits after the claim, the last look does not find in line, and no thread tells of."""
+    """What a service admits after the claim, the last look does not find in line, and no thread tells of."""
     producer = sqlq.App(engine=engine)
     limited = producer.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     app.task(name="call")(lambda: None)  # this worker knows of no limits, and so has no thread for them

@@ -239,15 +239,15 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
             workers.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        look = workers_look.look(conn, app.database, None, hosts_within_ms=10_000, chores=True)
+        look = workers_look.look(conn, app.database, None, hosts_within_ms=10_000, maintenance=True)
     assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
 
 
 @on_postgresql
 def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, task: Any) -> None:
-    def found(*, chores: bool = True) -> tuple[bool | None, ...]:
+    def found(*, maintenance: bool = True) -> tuple[bool | None, ...]:
         with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-            look = workers_look.look(conn, app.database, None, hosts_within_ms=None, chores=chores)
+            look = workers_look.look(conn, app.database, None, hosts_within_ms=None, maintenance=maintenance)
         return look.expired, look.late, look.limited
 
     app.limit("door", running=1)
@@ -263,7 +263,7 @@ def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, tas
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE id = :id"), {"id": held.id})
     assert found()[0] is True
-    assert found(chores=False) == (None, None, None)
+    assert found(maintenance=False) == (None, None, None)
 
 
 class Noted(services.PolledService):
@@ -283,21 +283,21 @@ class Noted(services.PolledService):
 
 def test_a_chore_that_is_looked_for_is_done_when_something_was_found() -> None:
     looked_at = [time.monotonic()]
-    chore = noted = Noted(lambda: looked_at[0])
+    service = noted = Noted(lambda: looked_at[0])
     rhythm = RESCUE_MS / 1000 * services.SHORTEST_RHYTHM
-    assert chore.run() >= rhythm
+    assert service.run() >= rhythm
     assert noted.turns == 0
-    chore.is_called = True
+    service.is_called = True
     noted.wait = 0.0  # there is more to do
-    assert chore.run() == 0.0
+    assert service.run() == 0.0
     noted.wait = None
-    assert chore.run() >= rhythm
+    assert service.run() >= rhythm
     assert noted.turns == 2
-    assert chore.run() >= rhythm
+    assert service.run() >= rhythm
     assert noted.turns == 2
     looked_at[0] -= 60.0  # nobody looks
-    chore.run()
-    chore.run()
+    service.run()
+    service.run()
     assert noted.turns == 4
 
 
@@ -404,7 +404,7 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     app: sqlq.App, task: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the supervisor looks, it also does the chores."""
+    """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
     monkeypatch.setattr(Poller, "_run", lambda self: None)
     box, fd = SharedMemory.create()

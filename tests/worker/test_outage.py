@@ -92,7 +92,7 @@ AWAY = DBAPIError("SELECT 1", None, ConnectionError("refused"))
 
 
 class Turns:
-    """A chore of which each turn is another one."""
+    """A service of which each turn is another one."""
 
     doing = "looking"
 
@@ -108,13 +108,13 @@ class Turns:
         return 0.0
 
     def do(self, *others: Service) -> None:
-        chores = ServiceLoop([*others, self])
-        chores.start()
+        loop = ServiceLoop([*others, self])
+        loop.start()
         try:
             assert self.all_done.wait(10)
         finally:
-            chores.end()
-            chores.join(10)
+            loop.end()
+            loop.join(10)
 
 
 def fails(error: DBAPIError) -> Callable[[], object]:
@@ -137,7 +137,7 @@ def writes(app: sqlq.App) -> None:
 def test_a_turn_that_asks_nothing_says_nothing_of_the_database(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a chore that the host does, or that is not due: the database may still be away."""
+    """As of a service that the host does, or that is not due: the database may still be away."""
     told: list[list[str]] = []
     away = fails(AWAY)
 
@@ -199,13 +199,13 @@ def test_a_look_at_the_tables_that_fails_waits_before_the_next(app: sqlq.App, da
         fail()
 
     watch = Watch(turn)
-    chores = ServiceLoop([watch])
-    chores.start()
+    loop = ServiceLoop([watch])
+    loop.start()
     try:
         assert enough.wait(30)
     finally:
-        chores.end()
-        chores.join(10)
+        loop.end()
+        loop.join(10)
     # at least half of each of its waits: of 0.1, 0.2, 0.4, 0.8 and 1.5 s
     assert watch.looked_at[5] - watch.looked_at[0] > 0.75
 
@@ -227,7 +227,7 @@ def refused(database_url: str, *statements: str) -> DBAPIError:
 def test_what_is_refused_is_told_where_others_speak_of_outages(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others do not meet it: nobody would ever hear of a chore that is never done."""
+    """Others do not meet it: nobody would ever hear of a service that is never done."""
     pruning, sweeping = Outage("pruning jobs", quiet=True), Outage("sweeping", quiet=True)
     pruning.met(DBAPIError("SELECT 1", None, ConnectionError("refused")))
     assert caplog.messages == []

@@ -137,7 +137,7 @@ def test_a_schedule_that_another_ticks_is_looked_at_again_soon(app: sqlq.App, en
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
-    """So that a change is seen soon, though the chore itself sleeps for long."""
+    """So that a change is seen soon, though the service itself sleeps for long."""
     heard: list[float] = []
     expect = Ticks.expect
     with pytest.MonkeyPatch.context() as patch:

@@ -124,8 +124,7 @@ def test_a_worker_left_behind_stops_in_good_order(
 def test_a_worker_whose_tables_are_gone_says_so(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks at once when its chores fail: else it would wait, for an hour here, for a database that does
-    answer."""
+    """It looks at once when its maintenance fails. Else it would wait an hour for a database that answers."""
     monkeypatch.setattr(services, "SCHEMA_SECONDS", 3600.0)
     monkeypatch.setattr(services, "RESCUE_MS", 20)
     running = Running(app)

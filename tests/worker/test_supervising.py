@@ -275,7 +275,7 @@ def test_a_host_that_can_do_no_chores_looks_for_nobody(
     supervising._dispatcher = host = Dispatcher(list, keeper)
     here, there = Pipe.pair()
     child = SimpleNamespace(link=here, process=SimpleNamespace(pid=1))
-    refuse_threads(monkeypatch, "sqlq-chores")
+    refuse_threads(monkeypatch, "sqlq-maintenance")
     worker = app.worker()
     supervising._ready(child, Facts.of(worker.id, app.database, worker._options))  # type: ignore[arg-type]
     assert "each worker looks for jobs, and runs its services, itself: can't start new thread" in caplog.text

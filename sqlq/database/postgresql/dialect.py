@@ -122,13 +122,13 @@ class PostgreSQL(Dialect):
         names: Sequence[str] | None,
         channel: str,
         hosts_within_ms: int | None,
-        chores: bool,
+        maintenance: bool,
         workers: Sequence[str] = (),
     ) -> list[Sequence[Any]]:
         asked: dict[str, Any] = {
             "channel": channel,
             "hosts_within_ms": hosts_within_ms,
-            "chores": chores,
+            "maintenance": maintenance,
             "workers": list(workers),
         }
         return ask(

@@ -118,13 +118,13 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
             SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
              WHERE seen_at > (statement_timestamp()
                              - (CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond'))) END,
-       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+       CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs
              WHERE reserved_at IS NOT NULL
                AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
-       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+       CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= statement_timestamp()) END,
-       CASE WHEN CAST(%(chores)s AS boolean) THEN
+       CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
             OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT json_agg(json_build_array(

@@ -53,15 +53,15 @@ def look(
     names: Sequence[str] | None,
     *,
     hosts_within_ms: int | None,
-    chores: bool,
+    maintenance: bool,
     workers: Sequence[str] = (),
 ) -> Look:
     """Run the poll that a host repeats about once a second, on a connection that may LISTEN (PostgreSQL).
-    With `chores` it also finds out whether the maintenance services have work."""
+    With `maintenance` it also finds out whether the maintenance services have work."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
         lambda statement, parameters: dialect.run(driver, statement, parameters),
-        *(database.schema, names, channel(database.schema), hosts_within_ms, chores, workers),
+        *(database.schema, names, channel(database.schema), hosts_within_ms, maintenance, workers),
     )
     *due, (_, tick_ms, listens, hosts, expired, late, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None

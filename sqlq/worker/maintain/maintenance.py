@@ -65,7 +65,7 @@ class ServiceLoop:
         self._changed = threading.Event()
         self._ended = threading.Event()
         self._turn = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sqlq-chores", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sqlq-maintenance", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -123,7 +123,7 @@ class ServiceLoop:
             self.at(service, time.monotonic() + wait)
 
     def _serve(self, service: Service) -> float:
-        # guard: chores-are-taken-over
+        # guard: maintenance-is-taken-over
         if service in self._shared and self._others_do():
             return jittered(RESCUE_MS / 1000)
         return service.run()
@@ -184,7 +184,7 @@ class Maintenance(ServiceLoop):
             (look.limited, self._admit),
         ):
             if is_found:
-                service.is_called = True  # guard: a-look-calls-to-chores
+                service.is_called = True  # guard: a-look-calls-to-services
                 self.call(service)
         if look.tick_ms is not None:
             self._expect_tick(at + look.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks

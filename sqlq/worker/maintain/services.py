@@ -87,7 +87,7 @@ class PolledService:
 
     def run(self) -> float:
         has_poller = time.monotonic() - self._looked_at() < 2 * self._every
-        # guard: the-lookout-asks-for-chores
+        # guard: the-poller-asks-for-maintenance
         if has_poller and not self.is_called:
             return jittered(self._every)
         was_called, self.is_called = self.is_called, False

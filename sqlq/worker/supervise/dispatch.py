@@ -76,7 +76,7 @@ class Dispatcher:
             maintenance.start()
         except BaseException:
             # workers with a poller of their host leave the services to the host
-            poller.stop(LAST_SECONDS)  # guard: who-does-no-chores-does-not-look
+            poller.stop(LAST_SECONDS)  # guard: who-does-no-maintenance-does-not-look
             raise
         self._poller = poller
 

@@ -141,7 +141,7 @@ class Poller:
         self._workers = workers
         self._outage = Outage("looking for jobs", database, quiet=quiet)
         self._hosts = 1
-        self._hosts_at = self._chores_at = float("-inf")
+        self._hosts_at = self._maintenance_at = float("-inf")
         self._look_at = self._go_at = self._check_at = NEVER
         self._stopping = threading.Event()
         self._hearing = Hearing(WAITS)
@@ -269,23 +269,23 @@ class Poller:
     def _look(self, conn: Connection) -> workers_look.Look:
         moment = time.monotonic()
         asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
-        asks_for_chores = moment - self._chores_at >= self._rescue_seconds
+        asks_for_maintenance = moment - self._maintenance_at >= self._rescue_seconds
         found = workers_look.look(
             conn,
             self._database,
             self._queues,
             hosts_within_ms=HOSTS_WITHIN_MS if asks_hosts else None,
-            chores=asks_for_chores,
+            maintenance=asks_for_maintenance,
             workers=self._workers(),
         )
         # The server counts milliseconds until a job is due from its look, which was no later than this.
         answered = time.monotonic()
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
-        if asks_for_chores:
+        if asks_for_maintenance:
             # anew each time, so that hosts do not query together
-            self._chores_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
-        self._last_look.note(leases=asks_for_chores)
+            self._maintenance_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
+        self._last_look.note(leases=asks_for_maintenance)
         self._looked(found, answered)
         waits = [ms / 1000 for ms in found.due.values()]
         if any(wait <= 0 for wait in waits):

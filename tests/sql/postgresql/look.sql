@@ -34,13 +34,13 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM pg_catalog.min(next_at) OPERATOR(pg
             SELECT pg_catalog.count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM public.sqlq_workers
              WHERE seen_at OPERATOR(pg_catalog.>) (pg_catalog.statement_timestamp()
                              OPERATOR(pg_catalog.-) (CAST(%(hosts_within_ms)s AS bigint) OPERATOR(pg_catalog.*) interval '1 millisecond'))) END,
-       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+       CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
             SELECT 1 FROM public.jobs
              WHERE reserved_at IS NOT NULL
                AND coalesce(lease_expires_at, reserved_at) OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) END,
-       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+       CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
             SELECT 1 FROM public.jobs WHERE start_by IS NOT NULL AND reserved_at IS NULL AND attempts OPERATOR(pg_catalog.=) 0 AND start_by OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) END,
-       CASE WHEN CAST(%(chores)s AS boolean) THEN
+       CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM public.jobs WHERE blocked_by OPERATOR(pg_catalog.=) 'limit')
             OR EXISTS (SELECT 1 FROM public.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
