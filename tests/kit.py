@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
@@ -59,3 +60,15 @@ def expire(engine: Engine) -> None:
 def rescue(app: sqlq.App) -> list[settling.Rescued]:
     with app.database.begin() as conn:
         return settling.rescue(conn)
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have no thread of this name started, as where the system has none left."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)

@@ -147,7 +147,7 @@ class Hints:
 
     def _begin(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
+            thread = threading.Thread(target=self._run, name="sqlq-notify", daemon=True)
             try:
                 thread.start()  # guard: hints-begin-again
             except RuntimeError:  # no thread is to be had now: workers look for themselves

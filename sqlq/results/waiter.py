@@ -127,7 +127,7 @@ class Waiting:
         bell.settimeout(0)
         ring.settimeout(0)
         self._closing = False
-        thread = threading.Thread(target=self._run, args=(bell, ring), name="sqlq-waiting", daemon=True)
+        thread = threading.Thread(target=self._run, args=(bell, ring), name="sqlq-results", daemon=True)
         try:
             thread.start()  # guard: waiters-begin-again
         except RuntimeError:

@@ -294,7 +294,7 @@ def test_where_no_thread_can_be_started_the_next_hint_starts_it(
     start, is_short = threading.Thread.start, True
 
     def may_fail(thread: threading.Thread) -> None:
-        if is_short and thread.name == "sqlq-hints":
+        if is_short and thread.name == "sqlq-notify":
             raise RuntimeError("can't start new thread")
         start(thread)
 

@@ -17,6 +17,7 @@ import pytest
 
 from sqlq.cli import outlet
 from sqlq.cli.outlet import Outlet
+from tests.kit import refuse_threads
 from tests.waiting import wait_until
 
 Pair = tuple[TextIO, int]
@@ -57,9 +58,15 @@ def opened() -> Iterator[Callable[[Callable[[], Pair]], Pair]]:
         os.close(reading)
 
 
-@pytest.fixture(params=[pipe, terminal, unix_socket], ids=["pipe", "terminal", "socket"])
-def pair(request: pytest.FixtureRequest, opened: Callable[[Callable[[], Pair]], Pair]) -> Pair:
-    return opened(request.param)
+@pytest.fixture(params=["pipe", "inherited pipe", "terminal", "socket"])
+def pair(
+    request: pytest.FixtureRequest,
+    opened: Callable[[Callable[[], Pair]], Pair],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Pair:
+    if request.param == "inherited pipe":  # another user's, say
+        monkeypatch.setattr(outlet, "_opened_anew", lambda fd: None)
+    return opened({"terminal": terminal, "socket": unix_socket}.get(request.param, pipe))
 
 
 def lines(numbers: range) -> list[str]:
@@ -82,6 +89,33 @@ def test_lines_arrive_in_order(pair: Pair) -> None:
     to.flush()
     assert read(reading, lambda got: got.count("\n") == 10) == "".join(lines(range(10)))
     assert os.get_blocking(stream.fileno()), "others have this descriptor, too"
+
+
+def test_flush_writes_at_once_when_no_thread_can_be_started(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is there when its process is killed, and busy handlers keep no line back."""
+    refuse_threads(monkeypatch, "sqlq-stderr")
+    stream, reading = pair
+    to = Outlet(stream, note)
+    to.put("line\n")
+    to.flush()
+    assert select.select([reading], [], [], 0)[0]
+    assert os.read(reading, 65_536) == b"line\n"
+
+
+def test_flush_begins_the_thread_later_when_none_can_be_started(
+    opened: Callable[[Callable[[], Pair]], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, reading = opened(pipe)
+    to = Outlet(stream, note)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "sqlq-stderr")
+        for line in lines(range(2_000)):
+            to.put(line)
+            to.flush()
+    to.flush()
+    assert read(reading, lambda got: got.count("\n") == 2_000) == "".join(lines(range(2_000)))
 
 
 def test_what_a_reader_does_not_take_waits_and_no_thread_does(pair: Pair) -> None:
@@ -114,7 +148,7 @@ def test_each_write_is_of_whole_lines(opened: Callable[[Callable[[], Pair]], Pai
     stream, _ = opened(pipe)
     to = Outlet(stream, note)
     written: list[bytes] = []
-    to._write = written.append  # type: ignore[method-assign, assignment]
+    to._write_now = lambda data: written.append(data) or len(data)  # type: ignore[func-returns-value]
     for line in lines(range(300)):
         to.put(line)
     to.flush()
@@ -193,4 +227,14 @@ def test_a_full_disk_stops_nothing() -> None:
         to = Outlet(stream, note)
         to.put("line\n")
         to.flush()
-        wait_until(lambda: to._dropped == 1, what="the line counted as dropped")
+        assert to._dropped == 1
+
+
+def test_a_stream_that_is_closed_stops_nothing() -> None:
+    stream = io.StringIO()
+    to = Outlet(stream, note)
+    stream.close()
+    to.put("line\n")
+    to.flush()
+    to.finish()
+    assert to._dropped == 1

@@ -86,7 +86,7 @@ def statements(app: sqlq.App) -> Iterator[list[str]]:
     sent: list[str] = []
 
     def note(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
-        if threading.current_thread().name == "sqlq-waiting":
+        if threading.current_thread().name == "sqlq-results":
             sent.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
@@ -531,7 +531,7 @@ def test_a_thousand_waiters_ask_together(app: sqlq.App, tasks: dict[str, Any]) -
     sent, took = asyncio.run(main())
     assert sent <= 8 * took / 2 + 4, f"{sent} statements in {took:.1f} s"
     assert watched(app) == set()
-    assert sum(thread.name == "sqlq-waiting" for thread in threading.enumerate()) == 1
+    assert sum(thread.name == "sqlq-results" for thread in threading.enumerate()) == 1
 
 
 # -- trouble -------------------------------------------------------------------------------------------------
@@ -573,13 +573,13 @@ def test_where_no_thread_can_be_started_the_next_who_waits_starts_it(
     app: sqlq.App, tasks: dict[str, Any], short_of_threads: list[str]
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
-    short_of_threads.append("sqlq-waiting")
+    short_of_threads.append("sqlq-results")
     with pytest.raises(RuntimeError, match="new thread"):
         app.result(job, timeout="10s")
     assert watched(app) == set(), "who was refused does not wait"
     with working(app):
         assert app.result(job, timeout="30s") == ID
-    short_of_threads.append("sqlq-waiting")
+    short_of_threads.append("sqlq-results")
     other = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
     with pytest.raises(RuntimeError, match="new thread"):
         other.result(other.enqueue(other.named("answer").new(7)), timeout="10s")
@@ -609,7 +609,7 @@ try:
     app.result(later, timeout="50ms")
 except sqlq.WaitTimeoutError:
     pass
-assert any(thread.name == "sqlq-waiting" for thread in threading.enumerate())
+assert any(thread.name == "sqlq-results" for thread in threading.enumerate())
 pid = os.fork()
 if pid == 0:
     assert app.result(app.enqueue(task.new(7)), timeout="50s") == 7

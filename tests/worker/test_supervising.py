@@ -36,6 +36,7 @@ from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from tests.kit import refuse_threads
 from tests.waiting import wait_until
 
 LEASE_MS = 1_000
@@ -221,17 +222,6 @@ def test_what_could_not_be_written_nor_ended_is_not_given_back(
 # -- what is short -------------------------------------------------------------------------------------------
 
 
-def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    start = threading.Thread.start
-
-    def refused(thread: threading.Thread) -> None:
-        if thread.name == name:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-
-
 def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[Any] = []
 
@@ -240,7 +230,7 @@ def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.M
         return processes[-1]
 
     monkeypatch.setattr(ipc_process, "spawn", noted)
-    refuse_threads(monkeypatch, "sqlq-hear")
+    refuse_threads(monkeypatch, "sqlq-receive")
     supervising = Supervisor([], SupervisorOptions(1, 30_000, 0))
     try:
         supervising._fill()
@@ -257,7 +247,7 @@ def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
 ) -> None:
     here, there = Pipe.pair()
     with monkeypatch.context() as patch:
-        refuse_threads(patch, "sqlq-keeper")
+        refuse_threads(patch, "sqlq-heartbeat")
         keeper.keep(facts_of(app, "w"), here)
         assert not keeper._thread.is_alive()
     keeper.begin()
@@ -279,7 +269,7 @@ def test_a_host_that_can_do_no_chores_looks_for_nobody(
     worker = app.worker()
     supervising._ready(child, Facts.of(worker.id, app.database, worker._options))  # type: ignore[arg-type]
     assert "each worker looks for jobs, and runs its services, itself: can't start new thread" in caplog.text
-    assert "sqlq-lookout" not in {thread.name for thread in threading.enumerate()}
+    assert "sqlq-poller" not in {thread.name for thread in threading.enumerate()}
     host.close()
     here.close()
     there.close()

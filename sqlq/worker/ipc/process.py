@@ -89,7 +89,7 @@ class Child(Process):
         """Whether all queues are paused, by the last message to it."""
         self._heard = heard
         try:
-            threading.Thread(target=self._hear, name="sqlq-hear", daemon=True).start()
+            threading.Thread(target=self._hear, name="sqlq-receive", daemon=True).start()
         except BaseException:  # guard: nobody-works-unheard
             self.process.kill()
             self.process.wait()

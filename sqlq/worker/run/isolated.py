@@ -364,7 +364,7 @@ def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn
             if not running.ended:
                 link.send(progress=packed(running.said), right=running.right)
 
-    threading.Thread(target=receive, name="sqlq-isolate", daemon=True).start()
+    threading.Thread(target=receive, name="sqlq-subprocess", daemon=True).start()
     pace = Pace(say)
     # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
     run = partial(_run, asyncio.Runner().get_loop())

@@ -103,7 +103,7 @@ class Heartbeat:
         self._closing = False
         self.tally: Counter[str] = Counter()
         """How the attempts of dead workers ended."""
-        self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
 
     def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks

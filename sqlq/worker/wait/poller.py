@@ -145,7 +145,7 @@ class Poller:
         self._look_at = self._go_at = self._check_at = NEVER
         self._stopping = threading.Event()
         self._hearing = Hearing(WAITS)
-        self._thread = threading.Thread(target=self._run, name="sqlq-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sqlq-poller", daemon=True)
 
     def start(self) -> None:
         self._bell, self._ring = socket.socketpair()
