@@ -496,6 +496,8 @@ GUARDS = [
     Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_fleet.py::test_where_there_is_one_worker_nobody_looks_for_it"),
     Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_where_a_worker_does_not_go_another_is_sent"),
     Guard("another-database-is-not-watched", None, "if True:", LOOKOUT + "test_a_worker_in_another_database_is_not_watched"),
+    Guard("a-last-look-holds-no-service-back", "last_look.own_leases_at", "last_look.leases_at", LOOKOUT + "test_a_service_runs_soon_when_the_supervisor_has_fallen_silent[postgresql]"),
+    Guard("progress-keeps-up", "sys.maxsize", "1_000", "tests/worker/test_progress.py::test_progress_keeps_up_when_many_jobs_report"),
     Guard("maintenance-is-taken-over", " and self._others_do()", "", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
     Guard("one-stuck-worker-is-passed-over", "returning=(workers.c.id,)", "returning=(workers.c.id,), waits=True", SUPERVISING + "test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases[postgresql]"),
     Guard("a-look-drops-no-hint", "if self._go_at > moment:", "if True:", "tests/worker/test_lookout.py::test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless[postgresql]"),

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, text
 import sqlq
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database
-from sqlq.store.jobs import settle
+from sqlq.store.jobs import expire, settle
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
@@ -30,7 +30,7 @@ from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller
-from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, WINNERS, LastLook, Poller, drawn
+from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, TRUSTED_SECONDS, WINNERS, LastLook, Poller, drawn
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
 from tests.kit import claim, working
 from tests.waiting import wait_until
@@ -432,6 +432,20 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     here.close()
     there.close()
     box.close()
+
+
+def test_a_service_runs_soon_when_the_supervisor_has_fallen_silent(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last look of the supervisor does not count as one of the worker's own poller."""
+    turns: list[int] = []
+    monkeypatch.setattr(expire, "expire", lambda conn, limit: turns.append(limit) or [])
+    worker = app.worker()
+    silent = SimpleNamespace(looked_at=lambda: time.monotonic() - TRUSTED_SECONDS - 0.1)
+    monkeypatch.setattr(worker._last_look, "_supervision", silent)
+    assert not worker._last_look.supervisor_looks()
+    worker._maintenance._expire.run()
+    assert turns
 
 
 # -- whom a supervisor sends ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,3 +238,24 @@ def test_inline_it_is_taken_and_forgotten(app: sqlq.App) -> None:
 )
 def test_how_it_is_shown(progress: Progress, share: float | None, text: str) -> None:
     assert (progress.share, str(progress)) == (share, text)
+
+
+def test_progress_keeps_up_when_many_jobs_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was noted while the last batch was written goes with the next one."""
+    monkeypatch.setattr(progress_writer, "EVERY_SECONDS", 0.0)
+    batches: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hand_over(jobs: Any) -> None:
+        batches.append(len(jobs))
+        begun.set()
+        go_on.wait(30)
+
+    pace = progress_writer.Pace(hand_over)
+    pace.note(SimpleNamespace(right=(0, 1)))  # type: ignore[arg-type]
+    assert begun.wait(30)
+    for id in range(1, 2_501):
+        pace.note(SimpleNamespace(right=(id, 1)))  # type: ignore[arg-type]
+    go_on.set()
+    assert pace.finish(lambda: 30.0)
+    assert batches == [1, 2_500]

@@ -8,14 +8,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlq.errors import SqlqError
 from sqlq.model.middleware import Scope
 from sqlq.worker.attempt.call import Run
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("sqlq.worker")
 

@@ -6,6 +6,7 @@ new progress of all jobs in one statement. Heartbeats and settles never wait for
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,6 +26,9 @@ EVERY_SECONDS = 1.0
 
 class Pace(Gatherer[Attempt]):
     """Hands over the attempts with new progress, at most once a second."""
+
+    LARGEST_BATCH = sys.maxsize  # guard: progress-keeps-up
+    """All of a second: with fewer, those that report faster would wait in memory."""
 
     def __init__(
         self, hand_over: Callable[[Sequence[Attempt]], None], database: Database | None = None

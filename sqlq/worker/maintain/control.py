@@ -193,8 +193,8 @@ class Control:
     # -- the state in its row --------------------------------------------------------------------------------
 
     def run(self) -> float:
+        self._cancel()  # first: a state that cannot be written keeps no request back
         self.write()
-        self._cancel()
         return UNCALLED_SECONDS
 
     def _cancel(self) -> None:

@@ -155,11 +155,14 @@ class Maintenance(ServiceLoop):
     ) -> None:
         """`freed` is called when jobs have become available, `pauses_ended` with the queues that were
         resumed."""
-        leases_at = last_look.leases_at
-        self._ticks = Ticks(database, looked_at=leases_at, ticked=freed)
-        self._rescue = Rescue(database, options.lease_ms, reporter.rescued, freed, looked_at=leases_at)
-        self._expire = Expire(database, reporter.expired, looked_at=leases_at)
-        self._admit = Admit(database, freed, looked_at=leases_at)
+        rescued, looked_at = reporter.rescued, last_look.leases_at
+        self._rescue = Rescue(database, options.lease_ms, rescued, freed, looked_at=looked_at)
+        # Shared services wait for `others_do` already. A look of a supervisor that has fallen silent must not
+        # keep them from taking over.
+        own_at = last_look.own_leases_at  # guard: a-last-look-holds-no-service-back
+        self._ticks = Ticks(database, looked_at=own_at, ticked=freed)
+        self._expire = Expire(database, reporter.expired, looked_at=own_at)
+        self._admit = Admit(database, freed, looked_at=own_at)
         self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(
             [self._rescue, self._end_pauses, *own],

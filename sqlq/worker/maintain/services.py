@@ -94,7 +94,7 @@ class PolledService:
         try:
             wait = self.turn()
         except BaseException:
-            self.is_called = was_called
+            self.is_called = self.is_called or was_called  # a look may have called it in between
             raise
         self.is_called = self.is_called or wait is not None
         return jittered(self._every) if wait is None else wait

@@ -85,6 +85,10 @@ class LastLook:
         """Return when a poller last looked for jobs."""
         return max(self._looked_at, self._supervision.looked_at())
 
+    def own_leases_at(self) -> float:
+        """Return when the worker's own poller last looked for the work of services."""
+        return self._leases_at
+
     def leases_at(self) -> float:
         """Return when a poller last looked for the work of services."""
         return max(self._leases_at, self._supervision.looked_at())
