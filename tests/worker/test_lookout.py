@@ -439,7 +439,12 @@ def test_a_service_runs_soon_when_the_supervisor_has_fallen_silent(
 ) -> None:
     """The last look of the supervisor does not count as one of the worker's own poller."""
     turns: list[int] = []
-    monkeypatch.setattr(expire, "expire", lambda conn, limit: turns.append(limit) or [])
+
+    def noted(conn: Any, limit: int) -> list[Any]:
+        turns.append(limit)
+        return []
+
+    monkeypatch.setattr(expire, "expire", noted)
     worker = app.worker()
     silent = SimpleNamespace(looked_at=lambda: time.monotonic() - TRUSTED_SECONDS - 0.1)
     monkeypatch.setattr(worker._last_look, "_supervision", silent)

@@ -13,8 +13,8 @@ import sqlq
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import Sweep
 from sqlq.worker.worker import Worker
+from tests.kit import refuse_threads
 from tests.waiting import wait_until
-from tests.worker.test_supervising import refuse_threads
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
