@@ -116,7 +116,8 @@ def schema_of(conn: Connection) -> str | None:
 
 def seal_of(conn: Connection) -> Seal | None:
     """Return the seal of the database of a connection of sqlq's own."""
-    return conn.get_execution_options().get(SEAL)
+    seal: Seal | None = conn.get_execution_options()[SEAL]
+    return seal
 
 
 def rights(rows: Iterable[Any]) -> set[Right]:
