@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlq.app.options import Defaults, retention_ms
 from sqlq.config.durations import Duration
-from sqlq.config.urls import DirectCalls, checked_calls
+from sqlq.config.urls import DirectCalls
 from sqlq.enqueue.prepare import Additions, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
-from sqlq.model.checks import checked_name
+from sqlq.model.checks import checked_name, checked_word
 from sqlq.model.job import Kept
 from sqlq.model.limit import DeclaredLimits, Limit
 from sqlq.model.middleware import Scope
@@ -36,7 +36,7 @@ class Code:
     ) -> None:
         self.retention_ms = retention_ms(retention)
         self.defaults = Defaults(defaults, queues)
-        self.direct_calls = checked_calls(direct_calls)
+        self.direct_calls = checked_word(direct_calls, "direct_calls", DirectCalls, ConfigurationError)
         self.stamps = Stamps(carry)
         self.tasks = Registry(app, always=[scope] if (scope := self.stamps.scope()) else ())
         self.limits = DeclaredLimits()

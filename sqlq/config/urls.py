@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
@@ -235,13 +235,6 @@ def checked_eager(value: Any, what: str = "eager") -> Eager:
     raise ConfigurationError(
         f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'
     )
-
-
-def checked_calls(value: Any, what: str = "direct_calls") -> DirectCalls:
-    """Return a valid value of `direct_calls`. Raises `ConfigurationError` for anything else."""
-    if value not in get_args(DirectCalls):
-        raise ConfigurationError(f'{what} is {value!r}: it is "allow", "warn" or "refuse"')
-    return cast("DirectCalls", value)
 
 
 _SAID: dict[str, Eager] = {

@@ -16,9 +16,9 @@ from sqlalchemy import URL
 
 from sqlq.app.options import Defaults, seal_of
 from sqlq.config.durations import milliseconds
-from sqlq.config.urls import DirectCalls, Eager, checked_calls, checked_eager, listen_url, schema_name
+from sqlq.config.urls import DirectCalls, Eager, checked_eager, listen_url, schema_name
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
-from sqlq.model.checks import checked_name
+from sqlq.model.checks import checked_name, checked_word
 from sqlq.payload.encryption import How, Unsealed
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
@@ -92,7 +92,7 @@ class Configuration:
         Defaults(self.defaults, self.queues, called='SQLQ["{}"]')
         if self.eager is not None:
             checked_eager(self.eager, 'SQLQ["eager"]')
-        checked_calls(self.direct_calls, 'SQLQ["direct_calls"]')
+        checked_word(self.direct_calls, 'SQLQ["direct_calls"]', DirectCalls, ConfigurationError)
         if self.service is not None:
             checked_name(self.service, 'SQLQ["service"]', ConfigurationError)
 

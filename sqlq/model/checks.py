@@ -65,19 +65,17 @@ def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str =
     return name
 
 
-def checked_priority(value: int, error: type[Exception] = EnqueueError) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
+def checked_whole(value: Any, what: str, choice: range, error: type[Exception], more: str = "") -> int:
+    """Return a whole number of a range; `more` ends the message about another one."""
+    if not isinstance(value, int) or isinstance(value, bool) or int(value) not in choice:
         raise error(
-            f"priority is {value!r}: it must be a whole number from {PRIORITIES.start} to "
-            f"{PRIORITIES.stop - 1}; larger runs first"
+            f"{what} is {value!r}: it must be a whole number from {choice[0]:,} to {choice[-1]:,}{more}"
         )
     return int(value)
 
 
-def checked_max_attempts(value: int, error: type[Exception] = EnqueueError) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
-        raise error(f"max_attempts is {value!r}: it must be a whole number from 1 to 1,000,000")
-    return int(value)
+def checked_priority(value: int, error: type[Exception] = EnqueueError) -> int:
+    return checked_whole(value, "priority", PRIORITIES, error, "; larger runs first")
 
 
 def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueError) -> str:
@@ -93,10 +91,11 @@ def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueEr
     return text
 
 
-def checked_expires(value: Duration, error: type[Exception] = EnqueueError) -> int:
-    ms = milliseconds(value, "expires", error)
+def _checked_span(value: Duration, what: str, impossible: str, error: type[Exception]) -> int:
+    """Return the milliseconds of a duration, in which with zero something is `impossible`."""
+    ms = milliseconds(value, what, error)
     if ms == 0:
-        raise error("expires is zero: no job could be started in it; leave it out for no limit")
+        raise error(f"{what} is zero: no job could {impossible} in it; leave it out for no limit")
     return ms
 
 
@@ -121,18 +120,6 @@ def checked_limit(limit: Any) -> tuple[str | None, Rule | None]:
     return found
 
 
-def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> int:
-    ms = milliseconds(value, "timeout", error)
-    if ms == 0:
-        raise error("timeout is zero: no job could finish in it; leave it out for no limit")
-    return ms
-
-
-def checked_retention(value: Duration | None, error: type[Exception] = EnqueueError) -> int:
-    """Return how long a job is kept after its end; None stands for ever."""
-    return FOR_EVER_MS if value is None else milliseconds(value, "retention", error)
-
-
 class JobOption(NamedTuple):
     """The field of jobs and tasks that holds an option, and the check that makes its value."""
 
@@ -142,13 +129,30 @@ class JobOption(NamedTuple):
     """Whether None stands for no such option."""
 
 
+def _max_attempts(value: Any, error: type[Exception]) -> int:
+    return checked_whole(value, "max_attempts", range(1, 1_000_001), error)
+
+
+def _timeout(value: Any, error: type[Exception]) -> int:
+    return _checked_span(value, "timeout", "finish", error)
+
+
+def _expires(value: Any, error: type[Exception]) -> int:
+    return _checked_span(value, "expires", "be started", error)
+
+
+def _retention(value: Any, error: type[Exception]) -> int:
+    """Return how long a job is kept after its end; None stands for ever."""
+    return FOR_EVER_MS if value is None else milliseconds(value, "retention", error)
+
+
 JOB_OPTIONS: Final[Mapping[str, JobOption]] = {
     "queue": JobOption("queue", checked_queue),
     "priority": JobOption("priority", checked_priority),
-    "max_attempts": JobOption("max_attempts", checked_max_attempts),
-    "timeout": JobOption("timeout_ms", checked_timeout, none_is_unset=True),
-    "retention": JobOption("retention_ms", checked_retention),
-    "expires": JobOption("expires_ms", checked_expires, none_is_unset=True),
+    "max_attempts": JobOption("max_attempts", _max_attempts),
+    "timeout": JobOption("timeout_ms", _timeout, none_is_unset=True),
+    "retention": JobOption("retention_ms", _retention),
+    "expires": JobOption("expires_ms", _expires, none_is_unset=True),
 }
 """The options of a job that its task, its queue and the App have, too."""
 

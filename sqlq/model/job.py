@@ -29,11 +29,9 @@ from sqlq.model.checks import (
     OnConflict,
     Rule,
     UniqueUntil,
-    checked_expires,
     checked_follow_up,
     checked_limit,
     checked_name,
-    checked_timeout,
     checked_word,
     job_fields,
 )
@@ -270,11 +268,11 @@ def _field(name: str, value: Any) -> dict[str, Any]:
 def _expires(value: Any) -> dict[str, Any]:
     if isinstance(value, datetime):
         return {"expires_ms": None, "start_by": aware(value, "expires", EnqueueError)}
-    return {"expires_ms": None if value is None else checked_expires(value), "start_by": None}
+    return {"expires_ms": None, "start_by": None} | _field("expires", value)
 
 
 def _timeout(value: Any) -> dict[str, Any]:
-    return {"timeout_ms": NO_TIMEOUT_MS if value is None else checked_timeout(value)}
+    return {"timeout_ms": NO_TIMEOUT_MS} | _field("timeout", value)
 
 
 _FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {

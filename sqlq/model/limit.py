@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from sqlq.config.durations import milliseconds
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
-from sqlq.model.checks import Rule, checked_name, checked_word
+from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word
 from sqlq.model.flow import Result
 
 Key: TypeAlias = str | Callable[..., str]
@@ -143,7 +143,9 @@ class Limit(_Keyed):
 
     @property
     def rule(self) -> Rule:
-        running = None if self.running is None else checked_running(self.running)
+        running = self.running
+        if running is not None:
+            running = checked_whole(running, "running", range(1, MOST_RUNNING + 1), ConfigurationError)
         rate, period_ms = (None, None) if self.rate is None else checked_rate(self.rate)
         return Rule(running, rate, period_ms)
 
@@ -244,14 +246,6 @@ class DeclaredLimits:
                 f"as in .set(limit={key!r})"
             )
         return limit.rule if rule is None else rule
-
-
-def checked_running(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_RUNNING:
-        raise ConfigurationError(
-            f"running is {value!r}: it must be a whole number from 1 to {MOST_RUNNING:,}"
-        )
-    return int(value)
 
 
 def checked_rate(value: Any) -> tuple[int, int]:
