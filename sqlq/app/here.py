@@ -19,9 +19,12 @@ from sqlq.worker.attempt.own_row import completion
 
 
 @dataclass
-class JobHere:
-    """A job that runs where it is enqueued, with its state and result. When it has `failed`, `error` is the
-    exception that reaches the caller."""
+class InlineJob:
+    """A job that runs where it is enqueued, in eager mode or in a block of `sqlq.testing.inline`.
+
+    Where it waits for a commit its state is `available` until then. When it has `failed`, `error` is the
+    exception that reaches the caller.
+    """
 
     id: int
     new: NewJob
@@ -79,29 +82,29 @@ class JobHere:
 
 
 @dataclass
-class FlowHere:
+class InlineFlow:
     """A flow that runs where it is enqueued: its jobs, in the order in which their steps were added."""
 
     id: int
     name: str | None
-    jobs: list[JobHere]
-    edges: list[list[tuple[JobHere, When]]]
+    jobs: list[InlineJob]
+    edges: list[list[tuple[InlineJob, When]]]
     """The jobs that each job waits for, in the order in which they were named."""
     ends: tuple[int, ...] = ()
     is_list: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, id: int, make: Callable[[NewJob], JobHere]) -> FlowHere:
+    def of(cls, plan: Plan, id: int, make: Callable[[NewJob], InlineJob]) -> InlineFlow:
         flow = cls(id, plan.name, [], [], plan.ends, plan.is_list)
         flow.extend(plan, make)
         return flow
 
     def extend(
-        self, plan: Plan, make: Callable[[NewJob], JobHere], grown_from: JobHere | None = None
+        self, plan: Plan, make: Callable[[NewJob], InlineJob], grown_from: InlineJob | None = None
     ) -> None:
         """Add the jobs of a plan; `grown_from` is the job whose handler has added them."""
         new = [make(job) for job in plan.jobs]
-        waits: list[list[tuple[JobHere, When]]] = [[] for _ in new]
+        waits: list[list[tuple[InlineJob, When]]] = [[] for _ in new]
         for edge in plan.edges:
             before = grown_from if edge.after == GROWN_FROM else new[edge.after]
             assert before is not None
@@ -118,7 +121,7 @@ class FlowHere:
         return EnqueuedFlow(self.id, self.name, jobs, self.ends, self.is_list)
 
 
-def claimed_here(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
+def claimed_here(job: InlineJob, task: Task[..., Any]) -> ClaimedJob:
     """Return a job as a worker would hold it in the attempt that has begun."""
     return ClaimedJob(
         id=job.id,
@@ -137,7 +140,7 @@ def claimed_here(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
     )
 
 
-def judged(edges: Sequence[tuple[JobHere, When]]) -> State:
+def judged(edges: Sequence[tuple[InlineJob, When]]) -> State:
     """Return the state of a step whose turn it is, by how those before it ended."""
     states = [(before.state, when) for before, when in edges]
     if any(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
 
-from sqlq.app.here import FlowHere, JobHere, claimed_here, judged
+from sqlq.app.here import InlineFlow, InlineJob, claimed_here, judged
 from sqlq.database.caller.adapter import Borrowed
 from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
@@ -59,19 +59,18 @@ class _Kept(NamedTuple):
     """A job or flow that waits for a commit, and the scoped_session through which it was enqueued, if it
     was."""
 
-    what: JobHere | FlowHere
+    what: InlineJob | InlineFlow
     scope: scoped_session[Any] | None
 
     @property
-    def jobs(self) -> Sequence[JobHere]:
-        return self.what.jobs if isinstance(self.what, FlowHere) else [self.what]
+    def jobs(self) -> Sequence[InlineJob]:
+        return self.what.jobs if isinstance(self.what, InlineFlow) else [self.what]
 
 
 class Here:
     """Takes the place of the part that writes an App's jobs, and runs them. Jobs run at once, or with
     `at_commit` when the transaction that they join has committed."""
 
-    kind = JobHere
     new_id: Callable[[], int]
     new_flow_id: Callable[[], int]
     otherwise: str
@@ -116,7 +115,7 @@ class Here:
     def enqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
         self._check(plan.jobs)
         conn = self._joined(session)
-        flow = FlowHere.of(plan, self.new_flow_id(), self._next)
+        flow = InlineFlow.of(plan, self.new_flow_id(), self._next)
         if conn is None:
             self._run(flow)
         else:
@@ -127,33 +126,33 @@ class Here:
         if session is not None and self._commits is not None:
             return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
         self._check(plan.jobs)
-        flow = FlowHere.of(plan, self.new_flow_id(), self._next)
+        flow = InlineFlow.of(plan, self.new_flow_id(), self._next)
         await self.arun_flow(flow)
         return flow.answer()
 
-    def find(self, id: int) -> JobHere | None:
+    def find(self, id: int) -> InlineJob | None:
         """Return a job that ran here, or will; None for an unknown id, or a job that is forgotten."""
         return next((job for job in self.jobs if job.id == id), None)
 
     # -- the known jobs --------------------------------------------------------------------------------------
 
     @property
-    def jobs(self) -> Sequence[JobHere]:
+    def jobs(self) -> Sequence[InlineJob]:
         """The jobs that are known."""
         raise NotImplementedError
 
-    def add(self, job: JobHere) -> None:
+    def add(self, job: InlineJob) -> None:
         """Know a job."""
         raise NotImplementedError
 
-    def forget(self, jobs: Sequence[JobHere]) -> None:
+    def forget(self, jobs: Sequence[InlineJob]) -> None:
         """Know jobs no more, whose transaction was rolled back."""
         raise NotImplementedError
 
-    def begun(self, job: JobHere) -> None:
+    def begun(self, job: InlineJob) -> None:
         """Called when an attempt begins."""
 
-    def failed(self, job: JobHere, error: Exception) -> None:
+    def failed(self, job: InlineJob, error: Exception) -> None:
         """Called with the exception of a job that ran after a commit. The commit has succeeded, and raises
         nothing."""
         raise NotImplementedError
@@ -164,7 +163,7 @@ class Here:
         for job in new:
             self._tasks.find(job.task)
 
-    def _take(self, new: NewJob) -> tuple[JobHere, bool]:
+    def _take(self, new: NewJob) -> tuple[InlineJob, bool]:
         """Return a job for this one, and whether it is new: an existing one with the same unique key is
         not."""
         with self._taking:
@@ -176,11 +175,11 @@ class Here:
                 if live.replaced:
                     live.new = self._completed(new)
                 return live, False
-            job = self.kind(self.new_id(), self._completed(new))
+            job = InlineJob(self.new_id(), self._completed(new))
             self.add(job)
             return job, True
 
-    def _next(self, new: NewJob) -> JobHere:
+    def _next(self, new: NewJob) -> InlineJob:
         """Return a job for a step of a flow, or for the callback of another job."""
         return self._take(new)[0]
 
@@ -190,7 +189,7 @@ class Here:
         unsaid = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
         return replace(new, **{name: getattr(task, name) for name in unsaid}) if unsaid else new
 
-    def holder(self, queue: str, key: str, until: UniqueUntil = "finish") -> JobHere | None:
+    def holder(self, queue: str, key: str, until: UniqueUntil = "finish") -> InlineJob | None:
         """Return the job that holds a unique key: until "start", none that runs holds it."""
         for job in self.jobs:
             live = job.state is State.AVAILABLE or (
@@ -209,7 +208,7 @@ class Here:
             connection_of(session)  # refuses it, with advice
         return None if session is None or self._commits is None else connection_to_write(session)
 
-    def _keep(self, conn: Any, session: Any, what: Sequence[JobHere | FlowHere]) -> None:
+    def _keep(self, conn: Any, session: Any, what: Sequence[InlineJob | InlineFlow]) -> None:
         """Keep jobs or a flow for the commit."""
         kept = [_Kept(each, session if hasattr(session, "registry") else None) for each in what]
         if not isinstance(conn, Borrowed):
@@ -241,7 +240,9 @@ class Here:
     async def _arun_committed(self, kept: list[_Kept]) -> None:
         for each in kept:
             with self._failing_later(each):
-                await (self.arun_flow(each.what) if isinstance(each.what, FlowHere) else self.arun(each.what))
+                await (
+                    self.arun_flow(each.what) if isinstance(each.what, InlineFlow) else self.arun(each.what)
+                )
 
     @contextmanager
     def _failing_later(self, kept: _Kept) -> Iterator[None]:
@@ -252,18 +253,18 @@ class Here:
 
     # -- running ---------------------------------------------------------------------------------------------
 
-    def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
+    def after(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
         """Give a job its state after an attempt that raised. Return the exception for the caller, if any.
         Where the state stays `running`, the next attempt follows at once."""
         raise NotImplementedError
 
-    def _run(self, what: JobHere | FlowHere) -> None:
-        if isinstance(what, FlowHere):
+    def _run(self, what: InlineJob | InlineFlow) -> None:
+        if isinstance(what, InlineFlow):
             self.run_flow(what, self._run_coroutine)
         else:
             self.run(what, self._run_coroutine)
 
-    def run_flow(self, flow: FlowHere, run: Run | None = None) -> None:
+    def run_flow(self, flow: InlineFlow, run: Run | None = None) -> None:
         """Run the steps of a flow, each when those before it have ended as it wants. Steps that wait for the
         success of a failed one stay blocked. The first exception is raised at the end."""
         raised: BaseException | None = None
@@ -275,7 +276,7 @@ class Here:
         if raised is not None:
             raise raised
 
-    async def arun_flow(self, flow: FlowHere) -> None:
+    async def arun_flow(self, flow: InlineFlow) -> None:
         """The same on this event loop."""
         raised: BaseException | None = None
         for job in self._in_turn(flow):
@@ -286,7 +287,7 @@ class Here:
         if raised is not None:
             raise raised
 
-    def _in_turn(self, flow: FlowHere) -> Iterator[JobHere]:
+    def _in_turn(self, flow: InlineFlow) -> Iterator[InlineJob]:
         """Yield the jobs to run, and give the others their state; also those that a job adds meanwhile."""
         turn = 0
         while turn < len(flow.jobs):
@@ -303,41 +304,28 @@ class Here:
                 if job.grown is not None:
                     flow.extend(job.grown.plan(), self._next, job)
 
-    def _before(self, job: JobHere) -> Before:
+    def _before(self, job: InlineJob) -> Before:
         if job.state is not State.FINISHED:
             return Before(job.id, job.new.task, None, f"job {job.id} ({job.new.task}) is {job.state}")
         task = self._tasks.find(job.new.task)
         done = completion(job.result, claimed_here(job, task), task)
         return Before(job.id, job.new.task, done.result, done.note)
 
-    def run(self, job: JobHere, run: Run | None = None) -> None:
+    def run(self, job: InlineJob, run: Run | None = None) -> None:
         """Run a job to its end in this thread; `run` runs the coroutine of an `async def` handler."""
         task = job.known = self._tasks.find(job.new.task)
         job.state = State.RUNNING
         try:
-            self._run_attempts(job, task, run or on_a_loop_of_its_own)
+            while job.state is State.RUNNING:
+                with self._attempting(job, task) as claimed:
+                    # in a copy of the context, so that the handler's current_job() is not the caller's
+                    attempt = contextvars.copy_context().run
+                    job.result = attempt(self._attempt, job, task, claimed, run or on_a_loop_of_its_own)
         finally:
-            job.ended_at = datetime.now(UTC)
             if (follower := self._follower(job, task)) is not None:
                 self.run(follower, run)
 
-    def _run_attempts(self, job: JobHere, task: Task[..., Any], run: Run) -> None:
-        while job.state is State.RUNNING:
-            job.attempts += 1
-            claimed, reaching = claimed_here(job, task), None
-            try:
-                # in a copy of the context, so that the handler's current_job() is not the caller's
-                attempt = contextvars.copy_context().run
-                job.result = attempt(self._attempt, job, task, claimed, run)
-                job.state = State.FINISHED
-            except BaseException as error:
-                reaching = self.after(job, claimed, error)
-                if reaching is error:
-                    raise
-            if reaching is not None:
-                raise reaching
-
-    async def arun(self, job: JobHere) -> None:
+    async def arun(self, job: InlineJob) -> None:
         """Run a job to its end on this event loop, the handler of a `def` task in a thread."""
         task = job.known = self._tasks.find(job.new.task)
         if not task.is_async:
@@ -348,13 +336,15 @@ class Here:
             return
         job.state = State.RUNNING
         try:
-            await self._arun_attempts(job, task)
+            while job.state is State.RUNNING:
+                with self._attempting(job, task) as claimed:
+                    # a task of its own, whose context ends with it
+                    job.result = await asyncio.create_task(self._aattempt(job, task, claimed))
         finally:
-            job.ended_at = datetime.now(UTC)
             if (follower := self._follower(job, task)) is not None:
                 await self.arun(follower)
 
-    def _run_in_thread(self, job: JobHere, run: Run) -> None:
+    def _run_in_thread(self, job: InlineJob, run: Run) -> None:
         """Run a job for a caller on an event loop. No future takes a StopIteration there, so the caller gets
         a RuntimeError, as from a coroutine."""
         try:
@@ -362,39 +352,40 @@ class Here:
         except StopIteration as error:  # guard: a-stop-iteration-keeps-nobody-waiting
             raise RuntimeError(f"{job.new.task} raised StopIteration") from error
 
-    async def _arun_attempts(self, job: JobHere, task: Task[..., Any]) -> None:
-        while job.state is State.RUNNING:
-            job.attempts += 1
-            claimed, reaching = claimed_here(job, task), None
-            try:
-                # a task of its own, whose context ends with it
-                job.result = await asyncio.create_task(self._aattempt(job, task, claimed))
-                job.state = State.FINISHED
-            except BaseException as error:
-                reaching = self.after(job, claimed, error)
-                if reaching is error:
-                    raise
-            if reaching is not None:
-                raise reaching
+    @contextmanager
+    def _attempting(self, job: InlineJob, task: Task[..., Any]) -> Iterator[ClaimedJob]:
+        """Count an attempt that the block makes, and give the job its state afterwards."""
+        job.attempts += 1
+        claimed, reaching = claimed_here(job, task), None
+        try:
+            yield claimed
+            job.state = State.FINISHED
+        except BaseException as error:
+            reaching = self.after(job, claimed, error)
+            if reaching is error:
+                raise
+        if reaching is not None:
+            raise reaching
 
-    def _follower(self, job: JobHere, task: Task[..., Any]) -> JobHere | None:
+    def _follower(self, job: InlineJob, task: Task[..., Any]) -> InlineJob | None:
         """Return the job that follows one that has ended; None without one."""
+        job.ended_at = datetime.now(UTC)
         if job.state is State.FAILED and job.error is not None:
             new = follow_up(claimed_here(job, task), Failed("error", describe(job.error)))
         else:
             new = follow_up(claimed_here(job, task), Completed()) if job.state is State.FINISHED else None
         return None if new is None else self._next(new)
 
-    def _attempt(self, job: JobHere, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
+    def _attempt(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
         running = self._begun(job, task, claimed)
         result = run(acall_handler(running)) if task.is_async else call_handler(running, run)
         return self._ended(job, running, result)
 
-    async def _aattempt(self, job: JobHere, task: Task[..., Any], claimed: ClaimedJob) -> Any:
+    async def _aattempt(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob) -> Any:
         running = self._begun(job, task, claimed)
         return self._ended(job, running, await acall_handler(running))
 
-    def _ended(self, job: JobHere, running: Attempt, result: Any) -> Any:
+    def _ended(self, job: InlineJob, running: Attempt, result: Any) -> Any:
         """Return the result of an attempt that has not raised."""
         if running.growth is None or not running.growth.steps:
             return result
@@ -403,7 +394,7 @@ class Here:
         job.grown = running.growth
         return result
 
-    def _begun(self, job: JobHere, task: Task[..., Any], claimed: ClaimedJob) -> Attempt:
+    def _begun(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob) -> Attempt:
         """Begin an attempt in this context."""
         running = Attempt(claimed, task, float("inf"), Target(tasks=self._tasks))
         running.lifespan = self._lifespan
@@ -417,7 +408,7 @@ class Here:
         begin(running)
         return running
 
-    def _saved(self, job: JobHere, conn: Connection, cursor: str) -> None:
+    def _saved(self, job: InlineJob, conn: Connection, cursor: str) -> None:
         """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
         if not isinstance(conn, Borrowed):
@@ -451,23 +442,23 @@ class EagerEnqueuer(Here):
 
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
         super().__init__(tasks, at_commit=True, run=run)
-        self._known: weakref.WeakValueDictionary[int, JobHere] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[int, InlineJob] = weakref.WeakValueDictionary()
         """Weak references: a job that waits for a commit is kept as long as its session, and no longer."""
-        self._last: deque[JobHere] = deque(maxlen=REMEMBERED)
+        self._last: deque[InlineJob] = deque(maxlen=REMEMBERED)
         self.new_id = self.new_flow_id = _new_id
 
     @property
-    def jobs(self) -> Sequence[JobHere]:
+    def jobs(self) -> Sequence[InlineJob]:
         return [job for known in self._known.valuerefs() if (job := known()) is not None]
 
-    def add(self, job: JobHere) -> None:
+    def add(self, job: InlineJob) -> None:
         self._known[job.id] = job
 
-    def forget(self, jobs: Sequence[JobHere]) -> None:
+    def forget(self, jobs: Sequence[InlineJob]) -> None:
         for job in jobs:
             self._known.pop(job.id, None)
 
-    def failed(self, job: JobHere, error: Exception) -> None:
+    def failed(self, job: InlineJob, error: Exception) -> None:
         log.error(
             "%s, run eagerly when its transaction had committed, failed in attempt %d of %d",
             *(job.new.task, job.attempts, job.new.max_attempts),
@@ -475,10 +466,10 @@ class EagerEnqueuer(Here):
             extra=_about(job, "failed"),
         )
 
-    def begun(self, job: JobHere) -> None:
+    def begun(self, job: InlineJob) -> None:
         self._last.append(job)
 
-    def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
+    def after(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
         if isinstance(error, Cancel):
             job.state = State.CANCELLED
             return None
@@ -499,7 +490,7 @@ class EagerEnqueuer(Here):
         return job.error
 
 
-def _about(job: JobHere, event: str) -> dict[str, Any]:
+def _about(job: InlineJob, event: str) -> dict[str, Any]:
     return {"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": event}
 
 

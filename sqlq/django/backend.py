@@ -36,7 +36,7 @@ except ImportError:
     ) from None
 
 from sqlq.app.app import App
-from sqlq.app.here import JobHere
+from sqlq.app.here import InlineJob
 from sqlq.app.inline import is_on_a_loop
 from sqlq.django.application import DjangoApp, where_the_orm_works
 from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
@@ -121,7 +121,7 @@ class SqlqBackend(BaseTaskBackend):
             # read back, for the database's clock sets the time of the enqueue
             result = self._result(app.jobs.get(job.id))
         except JobNotFoundError:  # a worker has finished it, and finished jobs are not kept
-            result = self._result(JobHere(job.id, new).details())
+            result = self._result(InlineJob(job.id, new).details())
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -348,7 +348,7 @@ def _tell_finished(task: Any, event: JobEvent) -> None:
         result = _backend(task)._result(_app().jobs.get_committed(event.id))  # noqa: SLF001 - of this module
     except JobNotFoundError:  # finished jobs are not kept
         started = (each for each in reversed(_started_here) if each.id == str(event.id))
-        gone = JobHere(event.id, NewJob(event.task, "{}", event.queue, event.max_attempts)).details()
+        gone = InlineJob(event.id, NewJob(event.task, "{}", event.queue, event.max_attempts)).details()
         result = next(started, None) or _backend(task)._result(gone)  # noqa: SLF001 - as above
         status = TaskResultStatus.SUCCESSFUL if event.name == "finished" else TaskResultStatus.FAILED
         object.__setattr__(result, "status", status)

@@ -16,12 +16,13 @@ sqlq is installed, also where no test wants it.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from sqlq.app.here import InlineJob
     from sqlq.testing.asserts import Enqueued, assert_enqueued, assert_not_enqueued
     from sqlq.testing.database import create_tables, drain, on_database, tick
-    from sqlq.testing.inlining import Inline, InlineJob, inline
+    from sqlq.testing.inlining import Inline, inline
     from sqlq.worker.settle.settle import Tally
 
 __all__ = [
@@ -38,23 +39,19 @@ __all__ = [
     "tick",
 ]
 
-_ROOMS = {
-    "Enqueued": "sqlq.testing.asserts",
-    "Inline": "sqlq.testing.inlining",
-    "InlineJob": "sqlq.testing.inlining",
-    "Tally": "sqlq.worker.settle.settle",
-    "assert_enqueued": "sqlq.testing.asserts",
-    "assert_not_enqueued": "sqlq.testing.asserts",
-    "create_tables": "sqlq.testing.database",
-    "drain": "sqlq.testing.database",
-    "inline": "sqlq.testing.inlining",
-    "on_database": "sqlq.testing.database",
-    "tick": "sqlq.testing.database",
+_MODULES: Final = {
+    "app.here": "InlineJob",
+    "testing.asserts": "Enqueued assert_enqueued assert_not_enqueued",
+    "testing.database": "create_tables drain on_database tick",
+    "testing.inlining": "Inline inline",
+    "worker.settle.settle": "Tally",
 }
+"""The public names, by the module of sqlq that defines them."""
+_EXPORTS: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        globals()[name] = getattr(import_module(_ROOMS[name]), name)
+    if name in _EXPORTS:
+        globals()[name] = getattr(import_module(f"sqlq.{_EXPORTS[name]}"), name)
         return globals()[name]
     raise AttributeError(f"module 'sqlq.testing' has no attribute {name!r}")

@@ -6,25 +6,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlq.app.app import App
-from sqlq.app.here import JobHere
+from sqlq.app.here import InlineJob
 from sqlq.app.inline import Here
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob, State
 from sqlq.model.retry import Cancel, Retry, Snooze
 from sqlq.testing.database import current
-
-
-@dataclass
-class InlineJob(JobHere):
-    """A job of an inline block: what it was, and what became of it.
-
-    With `at="commit"` its state is `available` until its transaction commits. When it has `failed`, `error`
-    is the exception that reaches the test.
-    """
 
 
 class Inline:
@@ -86,7 +76,6 @@ def inline(
 class InlineEnqueuer(Here):
     """Takes the place of what writes an App's jobs: what goes in is run."""
 
-    kind = InlineJob
     otherwise = 'use inline(app), without at="commit"'
 
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
@@ -97,14 +86,13 @@ class InlineEnqueuer(Here):
         self.ran = Inline()
 
     @property
-    def jobs(self) -> Sequence[JobHere]:
+    def jobs(self) -> Sequence[InlineJob]:
         return self.ran.jobs
 
-    def add(self, job: JobHere) -> None:
-        assert isinstance(job, InlineJob)
+    def add(self, job: InlineJob) -> None:
         self.ran.jobs.append(job)
 
-    def forget(self, jobs: Sequence[JobHere]) -> None:
+    def forget(self, jobs: Sequence[InlineJob]) -> None:
         self.ran.jobs[:] = [job for job in self.ran.jobs if job not in jobs]
 
     def close(self) -> None:
@@ -112,7 +100,7 @@ class InlineEnqueuer(Here):
         if self._commits is not None:
             self._commits.close()
 
-    def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
+    def after(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
         match error:
             case Cancel():
                 job.state = State.CANCELLED
@@ -126,7 +114,7 @@ class InlineEnqueuer(Here):
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
 
-    def failed(self, job: JobHere, error: Exception) -> None:
+    def failed(self, job: InlineJob, error: Exception) -> None:
         error.add_note(f"raised by job {job.id}, {job.new.task}, which ran inline after a commit")
         self._failed.append(error)
 

@@ -488,7 +488,7 @@ def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
 def test_every_public_name_is_there() -> None:
     assert {
         name: getattr(sqlq.testing, name) for name in sqlq.testing.__all__
-    }.keys() == sqlq.testing._ROOMS.keys()
+    }.keys() == sqlq.testing._EXPORTS.keys()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sqlq.testing.nothing  # noqa: B018
 
