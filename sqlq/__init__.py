@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from sqlq.model.flow import (
         EnqueuedFlow as EnqueuedFlow,
         Flow as Flow,
+        FlowDetails as FlowDetails,
         Step as Step,
+        StepDetails as StepDetails,
         chain as chain,
         group as group,
     )
-    from sqlq.model.flow_status import FlowDetails as FlowDetails, StepDetails as StepDetails
     from sqlq.model.history import AttemptRecord as AttemptRecord
     from sqlq.model.job import (
         Job as Job,
@@ -68,8 +69,7 @@ _MODULES: Final = {
     ),
     "events": "JobEvent",
     "model.backoff": "exponential fibonacci fixed linear",
-    "model.flow": "EnqueuedFlow Flow Step chain group",
-    "model.flow_status": "FlowDetails StepDetails",
+    "model.flow": "EnqueuedFlow Flow FlowDetails Step StepDetails chain group",
     "model.history": "AttemptRecord",
     "model.job": "Job JobDetails NewJob Progress State",
     "model.job_result": "JobResult",
@@ -88,7 +88,7 @@ _MOVED: Final = {
     "Chain": "sqlq.model.flow.Chain",
     "Group": "sqlq.model.flow.Group",
     "Ended": "sqlq.JobResult",
-    "FlowStatus": "sqlq.model.flow_status.FlowStatus",
+    "FlowStatus": "sqlq.model.flow.FlowStatus",
     "HistoryLine": "sqlq.AttemptRecord",
     "RunningJob": "sqlq.JobContext",
     **{

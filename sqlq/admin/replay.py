@@ -20,8 +20,7 @@ from sqlq.model.checks import checked_name
 from sqlq.model.handle import id_of
 from sqlq.model.job import JobDetails, State
 from sqlq.model.limit import checked_rate
-from sqlq.model.named_task import NamedTask
-from sqlq.model.task import Registry
+from sqlq.model.task import NamedTask, Registry
 from sqlq.payload.encryption import Unopened, looked_into
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs import replay as replaying

@@ -15,9 +15,8 @@ from sqlq.model.checks import checked_name
 from sqlq.model.job import NewJob
 from sqlq.model.limit import AnyLimit, Limit
 from sqlq.model.middleware import around_scope, lifespan_scope
-from sqlq.model.named_task import NamedTask
 from sqlq.model.schedule import Declared, Options, Schedule, checked_template, planned
-from sqlq.model.task import Registry, Task, TaskOptions, make_task
+from sqlq.model.task import NamedTask, Registry, Task, TaskOptions, make_task
 
 if TYPE_CHECKING:
     from sqlq.worker.attempt.context import JobContext

@@ -12,7 +12,7 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
 from sqlq.config import command_hint
-from sqlq.django.checks import check_settings
+from sqlq.django.configuration import Configuration, check_settings
 from sqlq.errors import ConfigurationError, SqlqError
 
 
@@ -23,7 +23,6 @@ class SqlqConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the tasks of all installed apps, as the admin's `autodiscover` does with admin modules."""
-        from sqlq.django.configuration import Configuration
         from sqlq.django.tables import after_migrate
 
         checks.register(check_settings, "sqlq")

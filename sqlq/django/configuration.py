@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.utils import load_backend
@@ -17,7 +18,8 @@ from sqlalchemy import URL
 from sqlq.app.options import Defaults, seal_of
 from sqlq.config.durations import milliseconds
 from sqlq.config.urls import DirectCalls, Eager, checked_eager, listen_url, schema_name
-from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.database.dialects import dialect_at
+from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
 from sqlq.model.checks import checked_name, checked_word
 from sqlq.payload.encryption import How, Unsealed
 
@@ -168,3 +170,32 @@ def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
         query=query,
         **where,
     )
+
+
+def check_settings(app_configs: Any = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return what is wrong with SQLQ, and with the database that it names."""
+    try:
+        found = Configuration.read()
+    except SqlqError as error:
+        return [checks.Error(str(error), id="sqlq.E001")]
+    try:
+        url = url_of(found.database)
+    except SqlqError as error:
+        return [checks.Error(str(error), id="sqlq.E002")]
+    options = connections.settings[found.database].get("OPTIONS", {})
+    if dialect_at(url).in_a_file:
+        if found.schema is not None:
+            return [
+                checks.Error('SQLQ["schema"] is set, but SQLite has no schemas: leave it out', id="sqlq.E003")
+            ]
+        if str(options.get("transaction_mode")).upper() != "IMMEDIATE":
+            return [
+                checks.Warning(
+                    f"DATABASES[{found.database!r}] begins its transactions as readers, and SQLite refuses a "
+                    "reader that writes after somebody else, a worker for example, has written.",
+                    hint='Add "OPTIONS": {"transaction_mode": "IMMEDIATE"}, so that transactions wait for '
+                    "each other instead.",
+                    id="sqlq.W001",
+                )
+            ]
+    return []

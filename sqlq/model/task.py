@@ -112,7 +112,7 @@ class Task(Generic[P, R]):
         least, most = self._positional
         usual = not kwargs and least <= len(args) <= most and self._is_plain and self._has_no_keys
         if usual and (text := encode_plain(args)) is not None:
-            return self._unfilled.with_payload(text)
+            return self.without_arguments.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
         if results := results_in(args, kwargs):
@@ -123,7 +123,7 @@ class Task(Generic[P, R]):
             payload = self._encoded(args, kwargs)
         else:
             payload = self._encoded(*conversions.encode(args, kwargs, f"{self.name}: "))
-        return self._keyed(self._unfilled.with_payload(payload), args, kwargs)
+        return self._keyed(self.without_arguments.with_payload(payload), args, kwargs)
 
     def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return arguments as a payload. An error names the parameter."""
@@ -170,7 +170,7 @@ class Task(Generic[P, R]):
             known, named = conversions.encode(known, named, f"{self.name}: ", but=places)
         payload = self._encoded(known, named)
         return self._keyed(
-            replace(self._unfilled.with_payload(payload), results=tuple(results)), args, kwargs
+            replace(self.without_arguments.with_payload(payload), results=tuple(results)), args, kwargs
         )
 
     def _refuse_result(self, where: int | str, result: Result) -> None:
@@ -190,8 +190,8 @@ class Task(Generic[P, R]):
             )
 
     @cached_property
-    def _unfilled(self) -> NewJob[R]:
-        """A job of this task, without arguments."""
+    def without_arguments(self) -> NewJob[R]:
+        """A job without arguments, whose annotations are not looked at: they may name what comes later."""
         return NewJob(
             task=self.name,
             payload="{}",
@@ -207,11 +207,6 @@ class Task(Generic[P, R]):
             rule=None if self.limit is None else self.limit.rule,
             given=frozenset({"expires_ms"} if self.says_expires else ()),
         )
-
-    @property
-    def without_arguments(self) -> NewJob[R]:
-        """A job without arguments, whose annotations are not looked at: they may name what comes later."""
-        return self._unfilled
 
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
@@ -446,6 +441,46 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
                 f"{option} holds {kind!r}: it lists exception classes, as in {option}=(TimeoutError, OSError)"
             )
     return found
+
+
+class NamedTask:
+    """A task whose name is known, and perhaps nothing else; see `App.named`."""
+
+    def __init__(self, name: str, known: Task[..., Any] | None = None) -> None:
+        self.name = checked_name(name, "the task's name")
+        self._known = known
+
+    def new(self, /, *args: Any, **kwargs: Any) -> NewJob[Any]:
+        """Return a job of this task with these arguments, for `app.enqueue`.
+
+        Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path. For a task
+        that is registered here it raises as the task's own `new` does.
+        """
+        if self._known is not None:
+            return self._known.new(*args, **kwargs)
+        from sqlq.payload.conversion import by_value
+
+        where = f"{self.name}: "
+        results = tuple(results_in(args, kwargs))
+        unknown = {place for place, _ in results}  # in whose places null stands
+        args = tuple(
+            None if i in unknown else by_value(value, f"{where}args[{i}]") for i, value in enumerate(args)
+        )
+        kwargs = {
+            name: None if name in unknown else by_value(value, f"{where}{name}")
+            for name, value in kwargs.items()
+        }
+        job: NewJob[Any] = NewJob(self.name, encode(args, kwargs, where), DEFAULT_QUEUE, max_attempts=None)
+        return replace(job, results=results)  # guard: a-named-task-takes-results
+
+    def as_follow_up(self, option: str, error: type[Exception]) -> str:
+        """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
+        return (
+            Follower(self.name).as_text() if self._known is None else self._known.as_follow_up(option, error)
+        )
+
+    def __repr__(self) -> str:
+        return f"NamedTask({self.name!r})"
 
 
 class Registry(Mapping[str, Task[..., Any]]):

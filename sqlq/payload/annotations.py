@@ -242,28 +242,21 @@ _NUMBERS = (bool, int, float)
 _JSON_CLASSES = (*_NUMBERS, str, list, dict)
 
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 class Conversions:
     """The conversions of a handler's parameters."""
 
     def __init__(self, signature: inspect.Signature, found: Mapping[str, Conversion]) -> None:
-        self._positional: list[Conversion | None] = []
         self._names = positional_names(signature)
-        self._named: dict[str, Conversion | None] = {}
-        self._more: Conversion | None = None
+        self._positional = [found.get(name) for name in self._names]
+        parameters = signature.parameters.values()
+        self._named = {p.name: found.get(p.name) for p in parameters if p.kind in _BY_NAME}
+        kinds = {p.kind: found.get(p.name) for p in parameters}
+        self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
         """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
-        self._others: Conversion | None = None
-        for parameter in signature.parameters.values():
-            conversion = found.get(parameter.name)
-            match parameter.kind:
-                case inspect.Parameter.VAR_POSITIONAL:
-                    self._more = conversion
-                case inspect.Parameter.VAR_KEYWORD:
-                    self._others = conversion
-                case kind:
-                    if kind is not parameter.KEYWORD_ONLY:
-                        self._positional.append(conversion)
-                    if kind is not parameter.POSITIONAL_ONLY:
-                        self._named[parameter.name] = conversion
+        self._others = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     @classmethod
     def of(cls, signature: inspect.Signature, hints: Mapping[str, Any]) -> Conversions | None:

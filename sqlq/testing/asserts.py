@@ -15,8 +15,7 @@ from sqlq.app.app import App
 from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
-from sqlq.model.named_task import NamedTask
-from sqlq.model.task import Task
+from sqlq.model.task import NamedTask, Task
 from sqlq.payload.codec import decode
 from sqlq.schema import version
 from sqlq.testing.database import current_app
