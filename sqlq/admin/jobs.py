@@ -16,6 +16,7 @@ from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
 from sqlq.admin.facet import Facet, check_most, check_names
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
+from sqlq.database.dialect import in_schema
 from sqlq.enqueue.prepare import Stamps
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
@@ -26,7 +27,6 @@ from sqlq.model.task import Registry
 from sqlq.payload.encryption import Seal
 from sqlq.results.results import Results
 from sqlq.schema import version
-from sqlq.schema.qualify import qualifying
 from sqlq.store.health import counts as level_counts
 from sqlq.store.jobs import lookup, retry, unique
 from sqlq.store.jobs import prune as pruning
@@ -393,8 +393,8 @@ def enqueued(conn: Connection, task: str, schema: str | None, seal: Seal | None)
     Each is id, task, queue, payload, priority and unique key. `seal` decrypts the payloads that it can.
     """
     version.require(conn, schema)
-    with qualifying(conn):
-        rows = lookup.enqueued(conn, task, schema)
+    with in_schema(conn, schema):
+        rows = lookup.enqueued(conn, task)
     for id, name, queue, payload, *rest in rows:
         if seal is not None:
             with suppress(SealError):

@@ -123,7 +123,7 @@ class Schedules:
         template = self._prepare(checked_template(job, name))
         if (seal := self._database.seal) is not None:
             template = template.sealed_by(seal)  # guard: schedules-are-sealed
-        self._do(session, lambda conn, schema: schedules.add(conn, schema, name, plan, template))
+        self._do(session, lambda conn: schedules.add(conn, name, plan, template))
 
     def change(
         self,
@@ -137,29 +137,29 @@ class Schedules:
         """Replace the whole plan of a schedule, from its next run on. If code declares the schedule, the new
         plan overrides that one: it holds across deploys until `reset`."""
         plan = planned(when, **options)
-        self._do(session, lambda conn, schema: schedules.change(conn, schema, name, plan))
+        self._do(session, lambda conn: schedules.change(conn, name, plan))
 
     def reset(self, name: str, *, session: Any = None) -> bool:
         """Give a schedule back the plan that code declares; return whether it had another."""
-        return self._do(session, lambda conn, schema: schedules.reset(conn, schema, name))
+        return self._do(session, lambda conn: schedules.reset(conn, name))
 
     def pause(self, name: str, *, session: Any = None) -> bool:
         """Enqueue nothing for a schedule until it is resumed, across deploys, too; return whether it was not
         paused before. Runs that pass meanwhile are not caught up."""
-        return self._do(session, lambda conn, schema: schedules.pause(conn, schema, name))
+        return self._do(session, lambda conn: schedules.pause(conn, name))
 
     def resume(self, name: str, *, session: Any = None) -> bool:
         """Go on with a schedule, from its next run; return whether it was paused."""
-        return self._do(session, lambda conn, schema: schedules.resume(conn, schema, name))
+        return self._do(session, lambda conn: schedules.resume(conn, name))
 
     def remove(self, name: str, *, session: Any = None) -> None:
         """Take a schedule out; jobs that it has enqueued stay. One that code declares is added again by the
         next worker that starts with that code: `pause` holds."""
-        self._do(session, lambda conn, schema: schedules.remove(conn, schema, name))
+        self._do(session, lambda conn: schedules.remove(conn, name))
 
     def run(self, name: str, *, session: Any = None) -> Job[Any]:
         """Enqueue a job of a schedule now, beside its planned runs; also while it is paused or retired."""
-        return self._do(session, lambda conn, schema: schedules.run(conn, schema, name))
+        return self._do(session, lambda conn: schedules.run(conn, name))
 
     def backfill(
         self, name: str, since: datetime, until: datetime, *, session: Any = None
@@ -177,7 +177,7 @@ class Schedules:
         def choose(plan: Schedule) -> Sequence[datetime]:
             return between(plan, since, until, f"the schedule {name!r}")
 
-        return self._do(session, lambda conn, schema: schedules.backfill(conn, schema, name, choose))
+        return self._do(session, lambda conn: schedules.backfill(conn, name, choose))
 
     # -- the same for asynchronous code ----------------------------------------------------------------------
 
@@ -241,12 +241,11 @@ class Schedules:
         """`list` in a thread, so that the event loop goes on meanwhile."""
         return await asyncio.to_thread(self.list)
 
-    def _do(self, session: Any, work: Callable[[Any, str | None], T]) -> T:
+    def _do(self, session: Any, work: Callable[[Any], T]) -> T:
         if session is not None:
             return self._enqueuer.join(session, work)
         self._database.require_tables()
-        schema = self._database.schema
-        return self._database.run(lambda conn: work(conn, schema))
+        return self._database.run(work)
 
     # -- look ------------------------------------------------------------------------------------------------
 
@@ -254,7 +253,7 @@ class Schedules:
         """Return a schedule with its next ten runs and its last ten jobs."""
         self._database.require_tables()
         with self._database.read() as conn:
-            row = schedules.get(conn, self._database.schema, name)
+            row = schedules.get(conn, name)
             ids = schedules.recent(row.recent_jobs)
             return _details(row, ids, lookup.outcomes(conn, ids), self._database.seal)
 

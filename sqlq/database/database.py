@@ -42,7 +42,7 @@ from sqlq.database.timeouts import Patience, is_over
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Seal
 from sqlq.schema import version
-from sqlq.schema.qualify import qualified, qualifying
+from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
 
 if TYPE_CHECKING:
@@ -371,7 +371,8 @@ class Database:
                 yield conn
         else:
             self._may_connect()
-            with self.patience, self._single.connect() as conn, qualifying(conn):
+            with self.patience, self._single.connect() as conn:
+                conn.dialect = qualified(conn.dialect)
                 yield conn
             asked.answered()
 

@@ -7,6 +7,7 @@ The portable default needs only RETURNING, UPDATE … FROM and common table expr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -35,6 +36,7 @@ from sqlalchemy.types import TypeEngine
 
 from sqlq.database.timeouts import Patience
 from sqlq.payload.encryption import Seal
+from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
@@ -114,6 +116,21 @@ def schema_of(conn: Connection) -> str | None:
     return schema
 
 
+@contextmanager
+def in_schema(conn: Any, schema: str | None) -> Iterator[None]:
+    """Execute the block's statements on a caller's connection as on sqlq's own: in this schema, by qualified
+    names."""
+    dialect, options = conn.dialect, conn.get_execution_options()
+    conn.dialect = qualified(dialect)
+    translated = options.union({"schema_translate_map": {TOKEN_SCHEMA: schema}})
+    conn._execution_options = translated  # noqa: SLF001 - the public way calls the caller's hooks
+    try:
+        yield
+    finally:
+        conn.dialect = dialect
+        conn._execution_options = options  # noqa: SLF001 - as above
+
+
 def seal_of(conn: Connection) -> Seal | None:
     """Return the seal of the database of a connection of sqlq's own."""
     seal: Seal | None = conn.get_execution_options()[SEAL]
@@ -145,7 +162,7 @@ class Batch:
 
 SEAL = "sqlq_seal"
 """The execution option of sqlq's own connections that holds the `Seal` of their database."""
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 
 
@@ -288,7 +305,7 @@ class Dialect:
     def insert(
         self,
         table: Table,
-        values: Mapping[str, Any] = NO_OPTIONS,
+        values: Mapping[str, Any] = NO_VALUES,
         *,
         order_by: ColumnElement[Any] | None = None,
         returning: Sequence[ColumnElement[Any]] = (),
@@ -306,7 +323,7 @@ class Dialect:
         self,
         table: Table,
         key: Key,
-        values: Mapping[str, Any] = NO_OPTIONS,
+        values: Mapping[str, Any] = NO_VALUES,
         *,
         returning: Sequence[ColumnElement[Any]] = (),
     ) -> Any:
@@ -342,30 +359,17 @@ class Dialect:
     that."""
 
     def lock(
-        self,
-        conn: Connection,
-        query: Select[Any],
-        parameters: Any = None,
-        *,
-        waits: bool = False,
-        options: Mapping[str, Any] = NO_OPTIONS,
+        self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
         """Return the rows of a query, and lock those of its first column's table until the transaction ends.
         A row that another transaction has locked is skipped, or with `waits` waited for."""
         table = next(iter(query.selected_columns)).table
         query = query.with_for_update(of=table, skip_locked=not waits)
-        return conn.execute(query, parameters, execution_options=options).all()
+        return conn.execute(query, parameters).all()
 
-    def change(
-        self,
-        conn: Connection,
-        change: Change,
-        parameters: Any = None,
-        *,
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Sequence[Any]:
+    def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
         """Change rows, and return them as they are now, or as they were deleted."""
-        return conn.execute(change.statement, parameters, execution_options=options).all()
+        return conn.execute(change.statement, parameters).all()
 
     def for_parameters(self, style: Any) -> Any:
         """Return a dialect of SQLAlchemy's that writes statements with parameters in this style, for any
@@ -464,14 +468,13 @@ class Dialect:
         target: Table,
         *,
         waits: bool = False,
-        options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
         """Move the jobs that their owner still holds into `target`, with the batch's own columns; return the
         rights to them. With `waits`, wait for rows that another transaction has locked."""
         parameters = self.batch_parameters(batch, rows)
-        moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
+        moved = rights(conn.execute(_copy_held(self, batch, target), parameters))
         if moved:
-            conn.execute(_delete_held(self, batch), parameters, execution_options=options)
+            conn.execute(_delete_held(self, batch), parameters)
         return moved
 
     def limit_time(

@@ -28,11 +28,12 @@ from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.config.durations import Duration
 from sqlq.config.urls import Eager, in_memory
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
+from sqlq.database.dialect import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError
 from sqlq.payload.codec import TEXTS
 from sqlq.schema import version
-from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment
 
 if TYPE_CHECKING:
@@ -227,8 +228,9 @@ class DjangoJobs(Jobs):
         conn: Any = connection_of(connection)
         schema = self._database.schema_for(conn)
         version.require(conn, schema)
-        reading: Any = _Reading(conn, schema)  # executes alike
-        return self._with_its_task(self._row_on(reading, id))
+        reading: Any = _Reading(conn)  # executes alike
+        with in_schema(conn, schema):
+            return self._with_its_task(self._row_on(reading, id))
 
     def get_committed(self, id: int) -> JobDetails:
         """Return everything about a job, as it is committed."""
@@ -242,12 +244,11 @@ class DjangoJobs(Jobs):
 class _Reading:
     """A connection of Django's, on which statements find sqlq's tables."""
 
-    def __init__(self, conn: Any, schema: str | None) -> None:
+    def __init__(self, conn: Any) -> None:
         self._conn = conn
-        self._options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
 
     def execute(self, statement: Any) -> Any:
-        result = self._conn.execute(statement, execution_options=self._options)
+        result = self._conn.execute(statement)
         names = tuple(result.keys())
         rows = [
             tuple(_as_elsewhere(name, value) for name, value in zip(names, row, strict=True))

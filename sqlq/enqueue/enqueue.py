@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -38,7 +38,7 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect
+from sqlq.database.dialect import Dialect, in_schema
 from sqlq.database.postgresql import health
 from sqlq.enqueue.notify import Hints
 from sqlq.errors import EnqueueError, SqlqError
@@ -47,7 +47,7 @@ from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
 from sqlq.schema import version
-from sqlq.schema.qualify import in_catalog, qualifying
+from sqlq.schema.qualify import in_catalog
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.workers import notify
@@ -57,10 +57,6 @@ log = logging.getLogger("sqlq")
 
 PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_dollar")
 """Those of PEP 249, and $1, $2 …"""
-
-
-Insert: TypeAlias = Callable[[Connection, "str | None"], list[Job]]
-"""Writes jobs on a connection, into a schema."""
 
 
 class Enqueues(Protocol):
@@ -93,93 +89,74 @@ class Enqueuer:
             return []
         if (seal := self._database.seal) is not None:
             new = [job.sealed_by(seal) for job in new]  # guard: jobs-are-sealed
-        if session is None:
-            return self._told(new, self._alone(partial(self._enqueue_alone, new)))
-        return self._enqueue_in(session, new, lambda conn, schema: inserting.insert(conn, new, schema))
+        if session is not None:
+            return self.join(session, lambda conn: inserting.insert(conn, new), new)
+        is_one = len(new) == 1 and new[0].unique_key is None and new[0].limit_key is None
+        if is_one and self._database.takes_single_statements:
+            return self._told(new, [self._alone(partial(self._enqueue_one, new[0]))])
+        return self._told(new, self._alone(lambda schema: self._run(partial(inserting.insert, new=new))))
 
     def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow:
         """Insert a flow, as `enqueue` inserts jobs: all of it or nothing."""
         check_new(plan.jobs)
         if (seal := self._database.seal) is not None:
             plan = plan._replace(jobs=[job.sealed_by(seal) for job in plan.jobs])
-        flow = None
-
-        def insert(conn: Connection, schema: str | None) -> list[Job]:
-            nonlocal flow
-            flow = flows.insert_flow(conn, plan, schema)
-            return list(flow.jobs)
-
-        if session is None:
-            self._told(plan.jobs, self._alone(partial(self._insert_alone, insert)))
-        else:
-            self._enqueue_in(session, plan.jobs, insert)
-        assert flow is not None
+        if session is not None:
+            return self.join(session, lambda conn: flows.insert_flow(conn, plan), plan.jobs)
+        flow = self._alone(lambda schema: self._run(partial(flows.insert_flow, plan=plan)))
+        self._told(plan.jobs, list(flow.jobs))
         return flow
 
-    def _enqueue_in(self, session: SyncSession, new: Sequence[NewJob], insert: Insert) -> list[Job]:
+    def join(self, session: SyncSession, work: Callable[[Connection], T], new: Sequence[NewJob] = ()) -> T:
+        """Do `work` in the caller's transaction, on its connection. Listeners are notified of the jobs that
+        it enqueues, where these are `new`."""
         conn = connection_to_write(session)
         if isinstance(conn, Borrowed):
-            return self._enqueue_borrowed(conn, new, insert)
-        done = self._insert(conn, insert)
-        self._mark(conn, done)
+            return self._join_borrowed(conn, work, new)
+        done = self._work(conn, work)
+        made = _jobs_in(done)
+        self._mark(conn, made)
         note_write(session)
         self._hints.on_commit_of(conn)
-        return self._told(new, done, conn)
+        self._told(new, made, conn)
+        return done
 
-    def _insert(self, conn: Any, insert: Insert) -> list[Job]:
-        """Insert jobs on a caller's connection."""
+    def _work(self, conn: Any, work: Callable[[Connection], T]) -> T:
+        """Do `work` on a caller's connection."""
         schema = self._schema_of(conn)
         try:
-            with qualifying(conn):
-                return insert(conn, schema)
+            with in_schema(conn, schema):
+                return work(conn)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
                 _say_why(said, dialects.dialect_of(conn), conn.engine.url)
             raise
 
-    def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:
-        """Do other work of sqlq's in the caller's transaction, as jobs are enqueued in it. `work` gets the
-        connection, and the schema of the tables."""
-        conn = connection_to_write(session)
-        if isinstance(conn, Borrowed):
-            conn.driver.refuse_broken()
-            done, is_committed = conn.write(lambda: work(conn, self._schema_of(conn)))
-            if not is_committed:
-                self._mark(conn, done)
-            return done
-        schema = self._schema_of(conn)
-        with qualifying(conn):
-            done = work(conn, schema)
-        self._mark(conn, done)
-        note_write(session)
-        self._hints.on_commit_of(conn)
-        return done
-
-    def _enqueue_borrowed(self, conn: Borrowed, new: Sequence[NewJob], insert: Insert) -> list[Job]:
-        """Insert jobs on a driver's connection. Nothing reports its commit, except one that is made here."""
+    def _join_borrowed(self, conn: Borrowed, work: Callable[[Connection], T], new: Sequence[NewJob]) -> T:
+        """Do `work` on a driver's connection. Nothing reports its commit, except one that is made here."""
         conn.driver.refuse_broken()
         try:
-            done, is_committed = conn.write(lambda: self._insert(conn, insert))
+            done, is_committed = conn.write(lambda: self._work(conn, work))
         except Exception as error:
             if database_error(conn, error) is not None:
                 self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
             raise
+        made = _jobs_in(done)
         if is_committed:
             self._hints.send()
-            return self._told(new, done)
-        self._mark(conn, done)
-        self._tell_at_commit(conn, new, done)
+            self._told(new, made)
+        else:
+            self._mark(conn, made)
+            self._tell_at_commit(conn, new, made)
         return done
 
-    def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
+    def _mark(self, conn: Any, made: list[Job]) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
-        if not self._database.dialect.in_a_file:
-            return
-        made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
-        if not made:
+        if not (made and self._database.dialect.in_a_file):
             return
         if isinstance(conn, Borrowed):
-            origin = Origin(inserting.created(conn, [job.id for job in made]))
+            with in_schema(conn, None):
+                origin = Origin(inserting.created(conn, [job.id for job in made]))
         else:
             origin, made = Origin(), [job for job in made if job.created]
             at_the_end_of(conn, undone=origin.undo)
@@ -190,7 +167,7 @@ class Enqueuer:
         """Have listeners and workers notified when the transaction of a driver's connection is committed.
         Listeners are notified only where the commit is certain, a worker as soon as it may have happened."""
         _debug(done)
-        hears = self._events.wants("enqueued")
+        hears = bool(new) and self._events.wants("enqueued")
         if self._hints.are_needed or hears:
 
             def committed() -> None:
@@ -203,12 +180,12 @@ class Enqueuer:
 
     def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
         _debug(done)
-        if self._events.wants("enqueued"):
+        if new and self._events.wants("enqueued"):
             self._events.enqueued(new, done, conn)
         return done
 
-    def _alone(self, write: Callable[[str | None], list[Job]]) -> list[Job]:
-        """Write jobs in a transaction of sqlq's own."""
+    def _alone(self, write: Callable[[str | None], T]) -> T:
+        """Write jobs in a transaction of sqlq's own. `write` gets the schema."""
         schema = self._own_schema()
         try:
             return write(schema)
@@ -216,14 +193,8 @@ class Enqueuer:
             _say_why(error, self._database.dialect, self._database.engine.url)
             raise
 
-    def _enqueue_alone(self, new: Sequence[NewJob], schema: str | None) -> list[Job]:
-        is_one = len(new) == 1 and new[0].unique_key is None and new[0].limit_key is None
-        if is_one and self._database.takes_single_statements:
-            return [self._enqueue_one(new[0], schema)]
-        return self._insert_alone(lambda conn, schema: inserting.insert(conn, new, schema), schema)
-
-    def _insert_alone(self, insert: Insert, schema: str | None) -> list[Job]:
-        done = self._database.run(lambda conn: insert(conn, schema))
+    def _run(self, insert: Callable[[Connection], T]) -> T:
+        done = self._database.run(insert)
         self._hints.send()
         return done
 
@@ -362,6 +333,15 @@ def _callers_level() -> int:
 
 _DATABASE = text(in_catalog("SELECT current_database()"))
 _SERVER = text(in_catalog("SELECT current_database(), pg_postmaster_start_time()"))
+
+
+def _jobs_in(done: Any) -> list[Job]:
+    """Return the jobs that work in a caller's transaction has enqueued, by its result."""
+    if isinstance(done, list):
+        return done
+    if isinstance(done, EnqueuedFlow):
+        return list(done.jobs)
+    return [done] if isinstance(done, Job) else []
 
 
 def _debug(done: list[Job]) -> None:

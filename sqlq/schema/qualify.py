@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -69,20 +68,6 @@ def qualified(dialect: Any) -> Any:
         if dialect.server_version_info:  # else a first connection has yet to report its version
             setattr(dialect, _OURS, ours)
     return ours
-
-
-@contextmanager
-def qualifying(conn: Any) -> Iterator[None]:
-    """Qualify the statements that a caller's connection executes in the block."""
-    own = conn.dialect
-    if (ours := qualified(own)) is own:
-        yield
-        return
-    conn.dialect = ours
-    try:
-        yield
-    finally:
-        conn.dialect = own
 
 
 _OURS = "_sqlq_qualified"

@@ -43,7 +43,7 @@ from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
 from sqlq.payload.encryption import Seal
 from sqlq.schema.rules import MOST_COUNTED
-from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs, schedules
+from sqlq.schema.tables import failed_jobs, jobs, schedules
 from sqlq.schema.types import Moment, after, epoch_ms, moment_of, now
 from sqlq.store.jobs.insert import insert as insert_jobs
 from sqlq.store.workers import notify
@@ -62,13 +62,9 @@ ERROR_CHARACTERS = 2_000
 _table = schedules.c
 
 
-def _said(schema: str | None) -> dict[str, Any]:
-    return {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-
-
-def moment(conn: Any, schema: str | None) -> datetime:
+def moment(conn: Any) -> datetime:
     """Return the time of the database's clock."""
-    found = conn.execute(select(type_coerce(now(), Moment)), execution_options=_said(schema)).scalar()
+    found = conn.execute(select(type_coerce(now(), Moment))).scalar()
     return _instant(found)
 
 
@@ -105,17 +101,16 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
 
     A job that cannot be enqueued does not stop the others; the row of its schedule has the error.
     """
-    schema = database.schema
     try:
-        return database.run(partial(_tick, schema=schema, at=at))
+        return database.run(partial(_tick, at=at))
     # also for a value that the driver refuses, which raises no error of the database
     except Exception as error:  # guard: an-odd-job-stops-no-other-schedule
         if isinstance(error, DBAPIError) and database.dialect.trouble(error).passes:
             raise
-        return database.run(partial(_tick, schema=schema, at=at, singly=True))
+        return database.run(partial(_tick, at=at, singly=True))
 
 
-def _tick(conn: Connection, *, schema: str | None, at: datetime | None, singly: bool = False) -> Ticked:
+def _tick(conn: Connection, *, at: datetime | None, singly: bool = False) -> Ticked:
     clock = type_coerce(now(), Moment) if at is None else literal(at, Moment)
     due = (
         select(schedules, clock.label("moment"))
@@ -132,7 +127,7 @@ def _tick(conn: Connection, *, schema: str | None, at: datetime | None, singly: 
         number += len(done.new)
         if number >= MOST_JOBS:
             break
-    inserted = _inserted_singly(conn, turns, schema) if singly else _inserted(conn, turns, schema)
+    inserted = _inserted_singly(conn, turns) if singly else _inserted(conn, turns)
     enqueued = [pair for pair in inserted if pair[1].created]
     if turns:
         _write(conn, turns, inserted)  # guard: decided-with-its-jobs
@@ -194,18 +189,18 @@ def _of(name: str, job: NewJob[Any], at: datetime, plan: Schedule, *, in_test: b
 _Pairs = list[tuple[NewJob[Any], Job[Any]]]
 
 
-def _inserted(conn: Connection, turns: Sequence[_Done], schema: str | None) -> _Pairs:
+def _inserted(conn: Connection, turns: Sequence[_Done]) -> _Pairs:
     new = [job for done in turns for job in done.new]
-    return list(zip(new, insert_jobs(conn, new, schema), strict=True)) if new else []
+    return list(zip(new, insert_jobs(conn, new), strict=True)) if new else []
 
 
-def _inserted_singly(conn: Connection, turns: Sequence[_Done], schema: str | None) -> _Pairs:
+def _inserted_singly(conn: Connection, turns: Sequence[_Done]) -> _Pairs:
     """Insert the jobs of each schedule by themselves, since the database has refused some."""
     inserted: _Pairs = []
     for done in turns:
         try:
             with conn.begin_nested():
-                inserted += _inserted(conn, [done], schema)
+                inserted += _inserted(conn, [done])
         except Exception as error:  # guard: an-odd-job-is-its-schedules-alone
             if isinstance(error, DBAPIError) and error.connection_invalidated:
                 raise
@@ -292,14 +287,13 @@ def follow(
     is no longer declared is retired if its row has this service. Without a service its task must also be
     known here. An operator's change or pause stays in force. Nothing is locked where nothing changes.
     """
-    schema = database.schema
 
     def look(conn: Connection, *, lock: bool) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
         query = select(schedules, type_coerce(now(), Moment).label("moment"))
         query = query.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
         query = query.order_by(_table.name)
         rows = dialect_of(conn).lock(conn, query, waits=True) if lock else conn.execute(query).all()
-        started = moment(conn, schema) - timedelta(milliseconds=age_ms())
+        started = moment(conn) - timedelta(milliseconds=age_ms())
         return _changes(rows, declared, service, tasks, started, database.seal)
 
     with database.read() as conn:
@@ -308,7 +302,7 @@ def follow(
         return found
 
     def write(conn: Connection) -> Followed:
-        here = moment(conn, schema)
+        here = moment(conn)
         for name in sorted(found.added):
             new = declared[name]
             values = {
@@ -403,33 +397,33 @@ def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = Fal
 # -- what is said at run time --------------------------------------------------------------------------------
 
 
-def add(conn: Any, schema: str | None, name: str, plan: Schedule, job: NewJob[Any]) -> None:
+def add(conn: Any, name: str, plan: Schedule, job: NewJob[Any]) -> None:
     """Add a schedule. Raises `ConfigurationError` where one of that name exists, or the plan has no run to
     come. Then nothing is written, and the transaction stays usable."""
-    here = moment(conn, schema)
+    here = moment(conn)
     values = {**_job_columns(job), **_begun(plan, here), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
     statement = dialect_of(conn).insert_or_skip(schedules, _KEY, returning=(_table.name,))
-    returned = conn.execute(statement, values, execution_options=_said(schema)).scalar()
+    returned = conn.execute(statement, values).scalar()
     if returned is None:
         raise ConfigurationError(
             f"there is a schedule {name!r} already: change it, remove it, or give this one another name"
         )
 
 
-def change(conn: Any, schema: str | None, name: str, plan: Schedule) -> None:
+def change(conn: Any, name: str, plan: Schedule) -> None:
     """Give a schedule another plan, which overrides the declared one until it is reset."""
-    row, here = _locked(conn, schema, name)
+    row, here = _locked(conn, name)
     values = _begun(plan, here, ticks=row.ticks, paused=_rests(row))
     if row.declared_at is not None:
         values["pinned_at"] = here
-    _set(conn, schema, name, values)
+    _set(conn, name, values)
 
 
-def reset(conn: Any, schema: str | None, name: str) -> bool:
+def reset(conn: Any, name: str) -> bool:
     """Restore the plan that the code declares; return whether the schedule had another."""
-    row, here = _locked(conn, schema, name)
+    row, here = _locked(conn, name)
     if row.declared_plan is None:
         raise ConfigurationError(
             f"the schedule {name!r} was added at run time: no code declares it, to which it could be reset"
@@ -438,64 +432,62 @@ def reset(conn: Any, schema: str | None, name: str) -> bool:
         return False
     plan = schedule.read(row.declared_plan)
     values = {**_begun(plan, here, ticks=row.ticks, paused=_rests(row)), "pinned_at": None}
-    _set(conn, schema, name, values)
+    _set(conn, name, values)
     return True
 
 
-def pause(conn: Any, schema: str | None, name: str) -> bool:
+def pause(conn: Any, name: str) -> bool:
     """Enqueue nothing for a schedule until it is resumed; return whether it was not paused before."""
-    row, here = _locked(conn, schema, name)
+    row, here = _locked(conn, name)
     if row.paused_at is None:
-        _set(conn, schema, name, {"paused_at": here, "next_at": None})
+        _set(conn, name, {"paused_at": here, "next_at": None})
     return row.paused_at is None
 
 
-def resume(conn: Any, schema: str | None, name: str) -> bool:
+def resume(conn: Any, name: str) -> bool:
     """Resume a schedule from its next run; return whether it was paused."""
-    row, here = _locked(conn, schema, name)
+    row, here = _locked(conn, name)
     if row.paused_at is None:
         return False
     begun = _begun(schedule.read(row.plan), here, ticks=row.ticks, paused=row.retired_at is not None)
-    _set(conn, schema, name, {**begun, "paused_at": None})
+    _set(conn, name, {**begun, "paused_at": None})
     return True
 
 
-def remove(conn: Any, schema: str | None, name: str) -> None:
+def remove(conn: Any, name: str) -> None:
     """Take a schedule out. Jobs that it has enqueued stay."""
-    _locked(conn, schema, name)
-    dialect_of(conn).change(conn, _REMOVE, {"wanted": name}, options=_said(schema))
+    _locked(conn, name)
+    dialect_of(conn).change(conn, _REMOVE, {"wanted": name})
 
 
-def run(conn: Any, schema: str | None, name: str) -> Job[Any]:
+def run(conn: Any, name: str) -> Job[Any]:
     """Enqueue a job of a schedule now; its regular runs do not change."""
-    row, here = _locked(conn, schema, name)
+    row, here = _locked(conn, name)
     job = template(row.task, row.queue, row.payload, row.options)
-    (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=here)], schema)
+    (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=here)])
     if made.created:
-        _set(conn, schema, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
+        _set(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
     return made
 
 
-def backfill(
-    conn: Any, schema: str | None, name: str, choose: Callable[[Schedule], Sequence[datetime]]
-) -> list[Job[Any]]:
+def backfill(conn: Any, name: str, choose: Callable[[Schedule], Sequence[datetime]]) -> list[Job[Any]]:
     """Enqueue the jobs of a schedule for chosen runs of its plan, all or none."""
-    row, _ = _locked(conn, schema, name)
+    row, _ = _locked(conn, name)
     job = template(row.task, row.queue, row.payload, row.options)
     new = [replace(job, schedule=name, scheduled_for=at) for at in choose(schedule.read(row.plan))]
-    return insert_jobs(conn, new, schema) if new else []
+    return insert_jobs(conn, new) if new else []
 
 
 def _rests(row: Row[Any]) -> bool:
     return row.paused_at is not None or row.retired_at is not None
 
 
-def _locked(conn: Any, schema: str | None, name: str) -> tuple[Row[Any], datetime]:
+def _locked(conn: Any, name: str) -> tuple[Row[Any], datetime]:
     """Return the row of a schedule, locked, and the time of the database's clock."""
     query = select(schedules, type_coerce(now(), Moment).label("moment")).where(_table.name == _NAME)
-    rows = dialect_of(conn).lock(conn, query, {"wanted": name}, waits=True, options=_said(schema))
+    rows = dialect_of(conn).lock(conn, query, {"wanted": name}, waits=True)
     if not rows:
-        raise ScheduleNotFoundError(_unknown(conn, schema, name))
+        raise ScheduleNotFoundError(_unknown(conn, name))
     (row,) = rows
     return row, _instant(row.moment)
 
@@ -506,17 +498,15 @@ _this = _table.name == _NAME
 _REMOVE = Change(schedules, _this, returning=(_table.name,))
 
 
-def _set(conn: Any, schema: str | None, name: str, values: dict[str, Any]) -> None:
+def _set(conn: Any, name: str, values: dict[str, Any]) -> None:
     setting = Change(schedules, _this, values, returning=(_table.name,))
-    dialect_of(conn).change(conn, setting, {"wanted": name}, options=_said(schema))
+    dialect_of(conn).change(conn, setting, {"wanted": name})
 
 
-def _unknown(conn: Any, schema: str | None, name: str) -> str:
+def _unknown(conn: Any, name: str) -> str:
     import difflib
 
-    known = conn.execute(
-        select(_table.name).order_by(_table.name).limit(1_000), execution_options=_said(schema)
-    ).scalars()
+    known = conn.execute(select(_table.name).order_by(_table.name).limit(1_000)).scalars()
     near = difflib.get_close_matches(name, list(known), 3)
     return f"there is no schedule {name!r}" + (
         f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -532,11 +522,11 @@ def rows(conn: Connection, names: Sequence[str] | None = None) -> Sequence[Row[A
     return conn.execute(query if names is None else query.where(_table.name.in_(names))).all()
 
 
-def get(conn: Connection, schema: str | None, name: str) -> Row[Any]:
+def get(conn: Connection, name: str) -> Row[Any]:
     """Return one schedule. Raises `ScheduleNotFoundError` where there is none of that name."""
     found = rows(conn, [name])
     if not found:
-        raise ScheduleNotFoundError(_unknown(conn, schema, name))
+        raise ScheduleNotFoundError(_unknown(conn, name))
     return found[0]
 
 

@@ -169,7 +169,7 @@ def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
     play.enqueue(queue="running")
     play.claim(["running"])
     with play.app.database.begin() as conn:
-        insert.insert(conn, [play.task.new().set(queue="failing")], play.app.database.schema)
+        insert.insert(conn, [play.task.new().set(queue="failing")])
         (job,) = claiming.claim(conn, ["failing"], limit=1, owner="w", lease_ms=1)
         settle.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
     play.register("w", ["served"])

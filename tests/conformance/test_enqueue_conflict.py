@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job
+from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
 from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
@@ -237,10 +238,8 @@ def test_an_open_completion_is_not_waited_for(
     """A handler's transaction may be long, and its job cannot be replaced anyway."""
     first = app.enqueue(index.new(1).set(unique_key="k"))
     (held,) = claim_all(app)
-    with engine.begin() as handler:
-        settling.complete(
-            handler, (held.id, held.lease_token), Completed(), schema="public", keep_finished=True
-        )
+    with engine.begin() as handler, in_schema(handler, "public"):
+        settling.complete(handler, (held.id, held.lease_token), Completed(), keep_finished=True)
         new = index.new(2).set(unique_key="k", on_conflict="replace")
         again = pool.submit(app.enqueue, new).result(20)
     assert (again.id, again.created, again.replaced) == (first.id, False, False)

@@ -231,7 +231,7 @@ def test_of_two_that_tick_at_once_one_does_and_neither_waits(app: sqlq.App, repo
     tick(app, NOON, since=NOON)
     with app.database.begin() as conn:
         conn.execute(text("SET LOCAL lock_timeout = '10s'"))
-        assert len(schedules._tick(conn, schema=app.database.schema, at=NOON + HOUR).jobs) == 2
+        assert len(schedules._tick(conn, at=NOON + HOUR).jobs) == 2
         other = sqlq.App(app.database.engine.url)
         done: list[schedules.Ticked] = []
         thread = threading.Thread(target=lambda: done.append(schedules.tick(other.database, at=NOON + HOUR)))
@@ -308,7 +308,7 @@ def test_a_tick_reads_only_what_is_due(app: sqlq.App, engine: Engine, report: An
     write_declared(app)
     with app.database.begin() as conn:
         conn.execute(text(f"UPDATE {where(app)}sqlq_schedules SET next_at = created_at WHERE name = 'due'"))
-        received = statements(conn, lambda: schedules._tick(conn, schema=app.database.schema, at=None))
+        received = statements(conn, lambda: schedules._tick(conn, at=None))
         received += statements(conn, lambda: conn.execute(schedules._NEXT_MS).all())
         for statement, parameters in received:
             if "sqlq_schedules" not in statement:

@@ -298,7 +298,7 @@ def work_through(app: sqlq.App, url: str) -> None:
     drain(app)
     app.queues.status(), app.workers.list(), app.schedules.list(), app.limits.list(""), app.flows.list()
     with app.database.begin() as held:
-        insert.insert(held, [plain.new()], "public")
+        insert.insert(held, [plain.new()])
         claim.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
         settle.rescue(held)
     app.jobs.prune(finished="0s", failed="0s")

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.database.database import Database
+from sqlq.database.dialect import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store.flows import unblock
@@ -202,9 +203,9 @@ def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
 def test_a_step_that_is_completing_keeps_no_other_from_its_settle(seam: Seam, engine: Engine) -> None:
     _, step = seam.flow(2)
     completing, other = seam.claim()
-    with engine.connect() as conn:
+    with engine.connect() as conn, in_schema(conn, "public"):
         right = (completing.id, completing.lease_token)
-        assert settling.complete(conn, right, Completed(), schema="public", keep_finished=True)
+        assert settling.complete(conn, right, Completed(), keep_finished=True)
         seam.settle([other])
         assert not unblock.after(seam.claims, [other.id])
         conn.commit()

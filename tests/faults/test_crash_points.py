@@ -95,7 +95,7 @@ class Points:
         if followed:
             new = replace(new, on_success='{"task": "follow"}', on_failure='{"task": "follow"}')
         with self.app.database.begin() as conn:
-            (job,) = insert.insert(conn, [new], self.app.database.schema)
+            (job,) = insert.insert(conn, [new])
         self.made += 1
         return job.id
 
@@ -346,7 +346,7 @@ def in_line(crash: Points, n: int, *, number: int = 1) -> list[int]:
     """Enqueue jobs of a key of their own, of which one may run at a time."""
     new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", 3, limit_key=f"key {n}", rule=Rule(max_running=1))
     with crash.app.database.begin() as conn:
-        done = insert.insert(conn, [new] * number, crash.app.database.schema)
+        done = insert.insert(conn, [new] * number)
     crash.made += number
     return [job.id for job in done]
 

@@ -167,16 +167,15 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         insert.insert(
             conn,
             [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names],
-            app.database.schema,
         )
         held = {job.task: job for job in claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("finishes", Completed()), ("fails", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
-        insert.insert(conn, [NewJob("waiting", "{}", "default", 5)], app.database.schema)
-        insert.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)], app.database.schema)
+        insert.insert(conn, [NewJob("waiting", "{}", "default", 5)])
+        insert.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)])
         one = NewJob("limited", "{}", "limits", 5, limit_key="one", rule=sqlq.Limit("one", running=1).rule)
         later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
-        insert.insert(conn, [one, later], app.database.schema)
+        insert.insert(conn, [one, later])
         assert admit.look_on(conn, (), most=9).number == 1
         assert claim.claim(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
         flow = sqlq.Flow()
@@ -185,7 +184,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         passing = flow.add(NewJob("passing", "{}", "flows", 5))
         passing.on_failure(NewJob("alarm", "{}", "flows", 5))
         passing.on_success(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
-        flows.insert_flow(conn, flow.plan(), app.database.schema)
+        flows.insert_flow(conn, flow.plan())
         held = {job.task: job for job in claim.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("passing", Completed()), ("failing", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
@@ -209,7 +208,7 @@ def test_what_is_legal_passes(app: sqlq.App, engine: Engine) -> None:
     error = ErrorText("ValueError", "no")
     outcomes: list[Any] = [Released(), Retried(0, error), Failed("error", error)]
     with app.database.begin() as conn:
-        (job,) = insert.insert(conn, [NewJob("t", "{}", "default", 2)], app.database.schema)
+        (job,) = insert.insert(conn, [NewJob("t", "{}", "default", 2)])
     for outcome in [*outcomes, "back", Retried(0, error), "lost", "back", "lost", Completed("1")]:
         if outcome == "back":
             with app.database.begin() as conn:

@@ -144,7 +144,7 @@ class Contract(Model, RuleBasedStateMachine):
             None,
         )
         with self.transaction(crash) as conn:
-            (made,) = insert.insert(conn, [new], self.database.schema)
+            (made,) = insert.insert(conn, [new])
         assert made.created == (rival is None), "at most one live job holds a key"
         if rival is not None:
             replaced = rival.owner is None and conflict != "keep"
@@ -186,7 +186,7 @@ class Contract(Model, RuleBasedStateMachine):
         join = flow.add(NewJob("t", "{}", "q", 2, delay_ms=delay * HOUR), after=edges)
         join.on_success(NewJob("t", "{}", "q", 2))
         with self.transaction(crash) as conn:
-            made = [job.id for job in flows.insert_flow(conn, flow.plan(), self.database.schema).jobs]
+            made = [job.id for job in flows.insert_flow(conn, flow.plan()).jobs]
         if crash:
             return
         assert made == sorted(made)
@@ -243,7 +243,7 @@ class Contract(Model, RuleBasedStateMachine):
     ) -> None:
         new = NewJob("t", "{}", "q", 3, priority, delay_ms=delay * HOUR, limit_key=key, rule=LIMITS[key])
         with self.transaction(crash) as conn:
-            made = insert.insert(conn, [new] * number, self.database.schema)
+            made = insert.insert(conn, [new] * number)
         assert {job.state for job in made} == {"blocked"}
         if crash:
             return
@@ -389,7 +389,7 @@ class Contract(Model, RuleBasedStateMachine):
         before = known.cursor if believed and known is not None else '"never"'
         with self.transaction(crash) as conn:
             right = (job.id, job.lease_token)
-            saved = checkpoint.save(conn, right, before, str(cursor), schema=self.database.schema)
+            saved = checkpoint.save(conn, right, before, str(cursor))
         Contract.stale_tried += known is None
         Contract.stale_accepted += known is None and saved is not None
         assert (saved is not None) == (known is not None and believed)

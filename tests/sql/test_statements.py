@@ -52,7 +52,7 @@ def limited(rule: Rule = RULE) -> NewJob:
 
 
 def admit(conn: Connection, rule: Rule) -> Any:
-    inserting.insert(conn, [limited(rule)], schema_of(conn))
+    inserting.insert(conn, [limited(rule)])
     return admission.look_on(conn, (), most=500)
 
 
@@ -91,11 +91,11 @@ def replay_all(conn: Connection, held: list[Any]) -> Any:
 
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
-    "insert": lambda conn, held: inserting.insert(conn, [new()], schema_of(conn)),
+    "insert": lambda conn, held: inserting.insert(conn, [new()]),
     "steps_beyond": lambda conn, held: unblock.next_steps(conn, (0, 0), 1_000),
-    "insert_many": lambda conn, held: inserting.insert(conn, [new(), new()], schema_of(conn)),
-    "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)], schema_of(conn)),
-    "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")], schema_of(conn)),
+    "insert_many": lambda conn, held: inserting.insert(conn, [new(), new()]),
+    "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)]),
+    "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")]),
     "claim": lambda conn, held: claim_two(conn),
     "claim_followed": lambda conn, held: claim.claim(
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, follow_ups="{}"
@@ -114,7 +114,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "fail": settle_with(Failed("error", ERROR)),
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
-    "insert_limited": lambda conn, held: inserting.insert(conn, [limited()], schema_of(conn)),
+    "insert_limited": lambda conn, held: inserting.insert(conn, [limited()]),
     "retry_limited": lambda conn, held: settle.settle(
         conn,
         [
@@ -132,12 +132,9 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert_replacing": lambda conn, held: inserting.insert(
         conn,
         [new(unique_key="a", on_conflict="postpone", at_most_ms=60_000, delay_ms=1_000)],
-        schema_of(conn),
     ),
-    "insert_expiring": lambda conn, held: inserting.insert(conn, [new(expires_ms=1_000)], schema_of(conn)),
-    "checkpoint": lambda conn, held: checkpoint.save(
-        conn, (held[0].id, held[0].lease_token), None, "7", schema=schema_of(conn)
-    ),
+    "insert_expiring": lambda conn, held: inserting.insert(conn, [new(expires_ms=1_000)]),
+    "checkpoint": lambda conn, held: checkpoint.save(conn, (held[0].id, held[0].lease_token), None, "7"),
     "expire": lambda conn, held: expire.expire(conn, limit=500),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_all": lambda conn, held: due_in(conn, None),
@@ -177,7 +174,7 @@ def database(app: sqlq.App) -> Database:
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_the_database_receives_the_golden_statement(database: Database, name: str) -> None:
     with database.begin() as conn:
-        inserting.insert(conn, [new(), new()], database.schema)
+        inserting.insert(conn, [new(), new()])
         held = [] if name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             STATEMENTS[name](conn, held)

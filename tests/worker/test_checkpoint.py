@@ -543,7 +543,6 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
                 attempt_of(running).right,
                 attempt_of(running).claimed.cursor,
                 "7",
-                schema=app.database.schema,
             )
             is False
         )

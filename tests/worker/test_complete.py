@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
+from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim, lease, settle
 from tests.servers import async_database_url
@@ -252,8 +253,8 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
     done: list[bool] = []
 
     def complete() -> None:
-        with shop.begin() as conn:
-            done.append(settle.complete(conn, right, Completed(), schema="public", keep_finished=True))
+        with shop.begin() as conn, in_schema(conn, "public"):
+            done.append(settle.complete(conn, right, Completed(), keep_finished=True))
 
     with app.database.begin() as heartbeat:
         assert list(lease.extend(heartbeat, [right], lease_ms=30_000)) == [right]
@@ -273,10 +274,8 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
     second = app.enqueue(app.task(name="u")(lambda: None).new())
     with app.database.begin() as conn:
         (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
-    with shop.begin() as conn:
-        assert settle.complete(
-            conn, (claimed.id, claimed.lease_token), Completed(), schema="public", keep_finished=True
-        )
+    with shop.begin() as conn, in_schema(conn, "public"):
+        assert settle.complete(conn, (claimed.id, claimed.lease_token), Completed(), keep_finished=True)
         with app.database.begin() as heartbeat:
             assert lease.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
             settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))

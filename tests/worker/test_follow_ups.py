@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.database.database import Database
+from sqlq.database.dialect import in_schema
 from sqlq.model.callbacks import Follower, settlement
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
@@ -247,12 +248,11 @@ def test_a_zombies_complete_is_not_followed(shop: Shop, engine: Engine) -> None:
     with shop.app.database.begin() as conn:
         settle.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
     settled = settlement(zombie, Completed())
-    with engine.begin() as conn:
+    with engine.begin() as conn, in_schema(conn, shop.app.database.schema):
         assert not settle.complete(
             conn,
             (zombie.id, zombie.lease_token),
             Completed(),
-            schema=shop.app.database.schema,
             keep_finished=True,
             follow_up=settled.follow_up,
         )
@@ -567,7 +567,7 @@ def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
     job = shop.app.enqueue(shop.app.tasks["pay"].new())
     assert [ended.id for ended in shop.work()] == [job.id]
     with shop.app.database.begin() as conn:
-        (new,) = inserting.insert(conn, [shop.app.tasks["pay"].new()], shop.app.database.schema)
+        (new,) = inserting.insert(conn, [shop.app.tasks["pay"].new()])
     (held,) = shop.claim()
     with shop.app.database.begin() as conn:
         settle.settle(conn, [settlement(held, Failed("error", ERROR))])

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 import sqlq
-from sqlq.database.dialect import Right
+from sqlq.database.dialect import Right, in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED
@@ -554,10 +554,8 @@ def test_completing_is_the_owners_alone_and_once(
     (job,) = claim(app, "me")
 
     def complete(token: int) -> bool:
-        with engine.begin() as conn:
-            return settle.complete(
-                conn, (job.id, token), Completed(), schema=app.database.schema, keep_finished=keep_finished
-            )
+        with engine.begin() as conn, in_schema(conn, app.database.schema):
+            return settle.complete(conn, (job.id, token), Completed(), keep_finished=keep_finished)
 
     assert not complete(job.lease_token - 1)
     assert not complete(job.lease_token + 1)

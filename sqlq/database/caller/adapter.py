@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import URL, Dialect
 from sqlalchemy.engine import IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.util import immutabledict
 
 from sqlq.database.caller.drivers import Answer, DriverConnection, Server
 from sqlq.schema.qualify import qualified
@@ -54,16 +55,14 @@ class Borrowed:
     def __init__(self, driver: DriverConnection) -> None:
         self.driver = driver
         self._savepoints = 0
-        self._place: Place | None = None
+        self._execution_options: immutabledict[str, Any] = immutabledict()
 
-    @property
+    @cached_property
     def engine(self) -> Place:
         """The database it leads to, queried at most once for each place and user."""
-        if self._place is None:
-            self._place = _place_of(self.driver)
-        return self._place
+        return _place_of(self.driver)
 
-    @property
+    @cached_property
     def dialect(self) -> Dialect:
         return self.engine.dialect
 
@@ -84,14 +83,15 @@ class Borrowed:
 
     # -- as a Connection -------------------------------------------------------------------------------------
 
+    def get_execution_options(self) -> immutabledict[str, Any]:
+        return self._execution_options
+
     def execute(
         self,
         statement: Any,
         parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        *,
-        execution_options: Mapping[str, Any] | None = None,
     ) -> Result[Any]:
-        translate = (execution_options or {}).get("schema_translate_map") or {}
+        translate = self._execution_options.get("schema_translate_map", {})
         each = [parameters or {}] if parameters is None or isinstance(parameters, Mapping) else parameters
         names: Sequence[str] = ()
         rows: list[Sequence[Any]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select as select_module
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -35,7 +35,6 @@ from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.database.dialect import (
-    NO_OPTIONS,
     Ask,
     Backlog,
     Batch,
@@ -189,10 +188,9 @@ class PostgreSQL(Dialect):
         target: Table,
         *,
         waits: bool = False,
-        options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
         parameters = self.batch_parameters(batch, rows)
-        return rights(conn.execute(_move(self, batch, target, waits), parameters, execution_options=options))
+        return rights(conn.execute(_move(self, batch, target, waits), parameters))
 
     def limit_time(
         self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None

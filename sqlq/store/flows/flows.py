@@ -38,7 +38,7 @@ from sqlq.model.job import ClaimedJob, Job, State
 from sqlq.model.outcome import ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
 from sqlq.payload.encryption import opened_without_keys
-from sqlq.schema.tables import TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
+from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import Moment, after, far, now
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, fields, slices
 from sqlq.store.limits import wakes
@@ -49,26 +49,22 @@ EDGES_AT_ONCE = 5_000
 # -- insert (T1, T16) ----------------------------------------------------------------------------------------
 
 
-def insert_flow(conn: Connection, plan: Plan, schema: str | None) -> EnqueuedFlow:
+def insert_flow(conn: Connection, plan: Plan) -> EnqueuedFlow:
     """Insert a flow on a caller's connection or one of sqlq's, in the transaction that is open there."""
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     named = dialect_of(conn).insert(flows, {"name": plan.name}, returning=(flows.c.id,))
-    flow_id = conn.execute(named, execution_options=options).scalar_one()
-    jobs = tuple(_insert_steps(conn, plan, schema, flow_id))
+    flow_id = conn.execute(named).scalar_one()
+    jobs = tuple(_insert_steps(conn, plan, flow_id))
     return EnqueuedFlow(flow_id, plan.name, jobs, plan.ends, plan.is_list)
 
 
-def grow(conn: Connection, plan: Plan, schema: str | None, flow_id: int, grown_from: int) -> list[Job]:
+def grow(conn: Connection, plan: Plan, flow_id: int, grown_from: int) -> list[Job]:
     """Insert more steps into a flow, in the transaction that ends the job `grown_from`."""
-    return _insert_steps(conn, plan, schema, flow_id, grown_from)
+    return _insert_steps(conn, plan, flow_id, grown_from)
 
 
-def _insert_steps(
-    conn: Connection, plan: Plan, schema: str | None, flow_id: int, grown_from: int | None = None
-) -> list[Job]:
+def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | None = None) -> list[Job]:
     dialect = dialect_of(conn)
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    wakes.write(conn, dialect, wakes.of(plan.jobs), options)
+    wakes.write(conn, dialect, wakes.of(plan.jobs))
     waiting = {edge.step for edge in plan.edges}
     values = fields((*COLUMNS, *DUE, "limit"))
     done: list[Job] = []
@@ -76,9 +72,7 @@ def _insert_steps(
         rows = [(n, *values(job), int(n in waiting)) for n, job in part]
         parameters = {**dialect.batch_parameters(_STEPS, rows), "flow_id": flow_id}
         # ids rise in the order of the rows: the statement sorts them before it numbers them
-        inserted = sorted(
-            conn.execute(_insert(dialect), parameters, execution_options=options).all(), key=itemgetter(0)
-        )
+        inserted = sorted(conn.execute(_insert(dialect), parameters).all(), key=itemgetter(0))
         done += [
             Job(id, job.queue, job.task, State.BLOCKED if n in waiting else State(state), created=True)
             for (n, job), (id, state) in zip(part, inserted, strict=True)
@@ -88,9 +82,7 @@ def _insert_steps(
         ids[GROWN_FROM] = grown_from
     for some in slices(plan.edges, EDGES_AT_ONCE):
         each = [(ids[edge.step], ids[edge.after], edge.when, edge.place) for edge in some]
-        conn.execute(
-            _insert_edges(dialect), dialect.batch_parameters(_EDGES, each), execution_options=options
-        )
+        conn.execute(_insert_edges(dialect), dialect.batch_parameters(_EDGES, each))
     return done
 
 

@@ -9,14 +9,12 @@ from sqlalchemy import CTE, BigInteger, Connection, Text, case, select
 
 from sqlq.database.dialect import Batch, Change, Dialect, Right, held
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import TOKEN_SCHEMA, jobs
+from sqlq.schema.tables import jobs
 
 _CHECKPOINT = Batch(id=BigInteger, token=BigInteger, before=Text, after=Text)
 
 
-def save(
-    conn: Connection, right: Right, before: str | None, after: str, *, schema: str | None
-) -> bool | None:
+def save(conn: Connection, right: Right, before: str | None, after: str) -> bool | None:
     """Save a cursor in the row of a job on a caller's connection; return whether an operator has requested
     its cancel. Return None, and write nothing, where the right to the job is gone or its cursor is not
     `before`.
@@ -28,19 +26,17 @@ def save(
     """
     dialect = dialect_of(conn)
     parameters = dialect.batch_parameters(_CHECKPOINT, [(*right, before, after)])
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    rows = dialect.change(conn, _save(dialect), parameters, options=options)
+    rows = dialect.change(conn, _save(dialect), parameters)
     return rows[0][0] is not None if rows else None
 
 
-def is_held(conn: Connection, right: Right, *, schema: str | None) -> bool:
+def is_held(conn: Connection, right: Right) -> bool:
     """Whether a right to a job is valid in the snapshot of this transaction."""
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     id, token = right
     query = select(jobs.c.id).where(
         jobs.c.id == id, jobs.c.lease_token == token, jobs.c.reserved_at.is_not(None)
     )
-    return conn.execute(query, execution_options=options).one_or_none() is not None
+    return conn.execute(query).one_or_none() is not None
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from sqlq.database.compiled import Compiled
+from sqlq.database.dialect import schema_of
 from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
@@ -31,36 +32,36 @@ from sqlq.store.limits import wakes
 # -- insert (T1) ---------------------------------------------------------------------------------------------
 
 
-def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[Job]:
+def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     """Insert jobs on a caller's connection or one of sqlq's and return them in the order given.
 
-    Runs inside the caller's transaction, and names the schema in each statement. A job whose unique key is
+    Runs inside the caller's transaction. A job whose unique key is
     live is not inserted; the live one is returned with `created` False. This raises nothing that would abort
     the transaction.
     """
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     if any(job.limit_key is not None for job in new):
         unique.require_read_committed(conn, dialect_of(conn), new)
-        wakes.write(conn, dialect_of(conn), wakes.of(new), options)  # guard: a-limited-job-is-looked-at
+        wakes.write(conn, dialect_of(conn), wakes.of(new))  # guard: a-limited-job-is-looked-at
     elif len(new) == 1 and new[0].unique_key is None:
-        return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
+        statement = insert_statement(new[0], conn.dialect, schema_of(conn))
+        return [inserted(new[0], conn.exec_driver_sql(*statement).one())]
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     if keyed:
         unique.require_read_committed(conn, dialect_of(conn), (new[i] for i in keyed))
     plain = new if not keyed else [job for job in new if job.unique_key is None]
-    done = [job for part in slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part, options)]
+    done = [job for part in slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part)]
     if not keyed:
         return done
-    found = insert_keyed(conn, dialect_of(conn), new, keyed, options)
+    found = insert_keyed(conn, dialect_of(conn), new, keyed)
     inserted_plainly = iter(done)
     return [found[i] if i in found else next(inserted_plainly) for i in range(len(new))]
 
 
-def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str, Any]) -> list[Job]:
+def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     """Insert jobs without unique keys, by one statement."""
     statement, parameters = insert_of_many(dialect_of(conn), new)
     # ids rise in the order of the rows: the statement sorts them before it numbers them
-    rows = sorted(conn.execute(statement, parameters, execution_options=options).all(), key=_id)
+    rows = sorted(conn.execute(statement, parameters).all(), key=_id)
     if len(rows[0]) == 1:  # all are due at once
         return [_available(job, id) for job, (id,) in zip(new, rows, strict=True)]
     return [_job(job, id, state) for job, (id, state) in zip(new, rows, strict=True)]
@@ -68,9 +69,8 @@ def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str,
 
 def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
     """Return the creation times of jobs, as SQLite stores them."""
-    options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
     asked = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
-    return {id: at for each in asked for id, at in conn.execute(_CREATED, each, execution_options=options)}
+    return {id: at for each in asked for id, at in conn.execute(_CREATED, each)}
 
 
 _CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))

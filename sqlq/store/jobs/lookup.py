@@ -363,13 +363,11 @@ def states(conn: Connection, queues: Collection[str]) -> dict[str, int]:
 _JOB_STATES = Table("job_states", MetaData(schema=TOKEN_SCHEMA), Column("queue"), Column("state"))
 
 
-def enqueued(conn: Connection, task: str, schema: str | None) -> Sequence[Sequence[Any]]:
+def enqueued(conn: Connection, task: str) -> Sequence[Sequence[Any]]:
     """Return id, task, queue, payload, priority and unique key of a task's jobs, the oldest first, on
     a caller's connection."""
     names = ("id", "task", "queue", "payload", "priority", "unique_key")
     sources = (
         select(*(source.c[name] for name in names)).where(source.c.task == task) for source, _ in TABLES
     )
-    return conn.execute(
-        union_all(*sources).order_by("id"), execution_options={"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    ).all()
+    return conn.execute(union_all(*sources).order_by("id")).all()

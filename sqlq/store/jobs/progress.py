@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import CTE, DOUBLE_PRECISION, BigInteger, Connection, Text, case, func
 
-from sqlq.database.dialect import NO_OPTIONS, RIGHT, Batch, Change, Dialect, Right, held, rights
+from sqlq.database.dialect import RIGHT, Batch, Change, Dialect, Right, held, rights
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs
 
@@ -35,20 +35,14 @@ _NOTES = Batch(
 )
 
 
-def write(
-    conn: Connection,
-    notes: Sequence[Note],
-    *,
-    waits: bool = False,
-    options: Mapping[str, Any] = NO_OPTIONS,
-) -> set[Right]:
+def write(conn: Connection, notes: Sequence[Note], *, waits: bool = False) -> set[Right]:
     """Write notes in one statement, each fenced by itself; return the rights that their owner still had.
 
     A row that another transaction has locked is left out, or with `waits` waited for.
     """
     dialect = dialect_of(conn)
     parameters = dialect.batch_parameters(_NOTES, sorted(notes))
-    return rights(dialect.change(conn, _write(dialect, waits), parameters, options=options))
+    return rights(dialect.change(conn, _write(dialect, waits), parameters))
 
 
 @cache

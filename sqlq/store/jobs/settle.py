@@ -43,7 +43,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
 from sqlq.database.dialect import (
     CLAIMED,
-    NO_OPTIONS,
     RIGHT,
     Batch,
     Change,
@@ -51,7 +50,6 @@ from sqlq.database.dialect import (
     Right,
     held,
     rights,
-    schema_of,
     seal_of,
 )
 from sqlq.database.dialects import dialect_of
@@ -74,7 +72,6 @@ from sqlq.model.outcome import (
 from sqlq.model.retry import error_record, follows, given_back, wait_after_loss_ms
 from sqlq.schema.tables import (
     CARRIED,
-    TOKEN_SCHEMA,
     attempts_allowed,
     failed_jobs,
     finished_jobs,
@@ -99,15 +96,14 @@ def _end(
     target: Table | None,
     *,
     waits: bool = False,
-    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> set[Right]:
     """Move the jobs that their owner still holds into `target`, or with None delete them; return the rights
     to them. With `waits`, wait for rows that another transaction has locked."""
     dialect = dialect_of(conn)
     if target is not None:
-        return dialect.move(conn, batch, rows, target, waits=waits, options=options)
+        return dialect.move(conn, batch, rows, target, waits=waits)
     parameters = dialect.batch_parameters(batch, rows)
-    return rights(dialect.change(conn, _drop(dialect, batch, waits), parameters, options=options))
+    return rights(dialect.change(conn, _drop(dialect, batch, waits), parameters))
 
 
 def _put_back(
@@ -142,11 +138,11 @@ def _put_back(
     return done
 
 
-def _follow(conn: Connection, follow_ups: Iterable[NewJob | None], schema: str | None) -> None:
+def _follow(conn: Connection, follow_ups: Iterable[NewJob | None]) -> None:
     """Enqueue the follow-ups of jobs that end in this transaction."""
     new = [job for job in follow_ups if job is not None]
     if new:  # guard: follow-ups-are-written
-        insert(conn, new, schema)
+        insert(conn, new)
 
 
 Changes: TypeAlias = Callable[[CTE], Mapping[str, Any]]
@@ -231,7 +227,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
         done |= _put_back(conn, batch, rows, changes, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
-        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), schema_of(conn))
+        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
     return done
 
 
@@ -323,7 +319,6 @@ def complete(
     right: Right,
     done: Completed,
     *,
-    schema: str | None,
     keep_finished: bool,
     follow_up: NewJob | None = None,
     course: AttemptTimes | None = None,
@@ -333,13 +328,12 @@ def complete(
 
     It waits for a row that a heartbeat has locked: unlike a batch, it has no other row to write.
     """
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     batch, row = _finished(right, "completed", done.result, done.note, course)
     target = finished_jobs if keep_finished else None  # guard: complete-without-retention
     # guard: complete-waits
-    ended = bool(_end(conn, batch, [row], target, waits=True, options=options))
+    ended = bool(_end(conn, batch, [row], target, waits=True))
     if ended:  # guard: a-late-complete-is-not-followed
-        _follow(conn, [follow_up], schema)  # guard: complete-is-followed
+        _follow(conn, [follow_up])  # guard: complete-is-followed
     return ended
 
 
@@ -459,7 +453,7 @@ def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
     _end(conn, _FAIL, rows, failed_jobs)
     follow_ups = (follow_up(row, failure, seal) for row, failure in over if row.id not in forged)
-    _follow(conn, follow_ups, schema_of(conn))
+    _follow(conn, follow_ups)
 
 
 _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)

@@ -43,7 +43,6 @@ def insert_keyed(
     dialect: Dialect,
     new: Sequence[NewJob],
     keyed: Iterable[int],
-    options: Mapping[str, Any],
 ) -> dict[int, Job]:
     """Insert the jobs at these places, which have unique keys, and return them by their places."""
     places: dict[JobKey, list[int]] = defaultdict(list)
@@ -56,12 +55,12 @@ def insert_keyed(
     # we try again. With locks on higher keys that would be out of order, so the rollback releases them first.
     for _ in range(_ROUNDS):
         with conn.begin_nested() if several else nullcontext() as savepoint:
-            done, missed = _insert_in_order(conn, dialect, new, places, lasting, options)
+            done, missed = _insert_in_order(conn, dialect, new, places, lasting)
             if not missed and several and lasting:
                 # the key's job may have ended between the look for it and the insert, which waited for it
                 made = [key for key in lasting if any(done[i].created for i in places[key])]
                 # guard: what-has-just-ended-keeps-its-key
-                missed = list(held(conn, dialect, made, options))
+                missed = list(held(conn, dialect, made))
             if not missed:
                 return done
             if savepoint is not None:
@@ -79,7 +78,6 @@ def _insert_in_order(
     new: Sequence[NewJob],
     places: Mapping[JobKey, list[int]],
     lasting: Sequence[JobKey],
-    options: Mapping[str, Any],
 ) -> tuple[dict[int, Job], list[JobKey]]:
     """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
     their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
@@ -93,11 +91,11 @@ def _insert_in_order(
             done[i] = job if is_it else replace(job, created=False, replaced=False)
 
     # guard: what-has-ended-keeps-its-key
-    ended = held(conn, dialect, lasting, options) if lasting else {}
+    ended = held(conn, dialect, lasting) if lasting else {}
     for key, job in ended.items():
         found(key, job)
     changing = [key for key in waiting if new[counts[key]].on_conflict != "keep"]
-    live = held(conn, dialect, changing, options, live=True)
+    live = held(conn, dialect, changing, live=True)
     for key, job in live.items():
         if job.state is State.RUNNING:  # guard: what-runs-is-not-waited-for
             found(key, job)
@@ -107,11 +105,11 @@ def _insert_in_order(
         said = said_by_any(chosen)
         rows = [row_of(job, said) for job in chosen]
         statement = _statement(dialect, said, conflict)
-        for queue, key, id, state, *told in conn.execute(statement, rows, execution_options=options).all():
+        for queue, key, id, state, *told in conn.execute(statement, rows).all():
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
             found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
-    for key, job in held(conn, dialect, list(waiting), options, live=True).items():
+    for key, job in held(conn, dialect, list(waiting), live=True).items():
         found(key, job)
     return done, list(waiting)
 
@@ -224,7 +222,6 @@ def held(
     conn: Connection,
     dialect: Dialect,
     keys: Sequence[JobKey],
-    options: Mapping[str, Any],
     *,
     live: bool = False,
 ) -> dict[JobKey, Job]:
@@ -232,7 +229,7 @@ def held(
     found: dict[JobKey, Job] = {}
     for some in slices(keys, _KEYS_AT_ONCE):
         given = dialect.batch_parameters(_KEYS, some)
-        rows = conn.execute(_holders_of(dialect, live), given, execution_options=options)
+        rows = conn.execute(_holders_of(dialect, live), given)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
             found[queue, key] = Job(id, queue, task, State(state), created=False)
     return found

@@ -7,14 +7,14 @@ rule, since only admissions may write the row that many jobs share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, Text, case
 
-from sqlq.database.dialect import NO_OPTIONS, Batch, Dialect
+from sqlq.database.dialect import Batch, Dialect
 from sqlq.model.checks import Rule
 from sqlq.model.job import NewJob
 from sqlq.schema.tables import wakes
@@ -50,16 +50,14 @@ def of(new: Iterable[NewJob]) -> set[Wake]:
     return found
 
 
-def write(
-    conn: Connection, dialect: Dialect, found: Iterable[Wake], options: Mapping[str, Any] = NO_OPTIONS
-) -> None:
+def write(conn: Connection, dialect: Dialect, found: Iterable[Wake]) -> None:
     """Insert wakes, on a caller's connection or one of sqlq's."""
     rows = [
         (wake.key, *wake.rule[:3], int(wake.rule.in_order), int(wake.rule.holds), wake.moment, wake.delay_ms)
         for wake in found
     ]
     if rows:
-        conn.execute(_insert(dialect), dialect.batch_parameters(_WAKES, rows), execution_options=options)
+        conn.execute(_insert(dialect), dialect.batch_parameters(_WAKES, rows))
 
 
 _WAKES = Batch(

@@ -32,6 +32,7 @@ from sqlq.database.caller.session import (
     note_write,
     transaction_in,
 )
+from sqlq.database.dialect import in_schema
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
@@ -40,8 +41,6 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed
 from sqlq.model.retry import scrubbed
 from sqlq.payload.codec import as_text, check_json
-from sqlq.schema.qualify import qualifying
-from sqlq.schema.tables import TOKEN_SCHEMA
 from sqlq.store.flows import flows
 from sqlq.store.jobs import checkpoint as checkpoints
 from sqlq.store.jobs import progress, settle
@@ -127,12 +126,11 @@ class OwnRow:
             attempt.completed = True
             note_write(session)
             return
-        with qualifying(conn):
+        with in_schema(conn, target.schema):
             self._refuse_stricter(conn, "complete()")
             attempt.completed = True
             if attempt.said is not None or attempt.keeps_ms is not None:
-                options = {"schema_translate_map": {TOKEN_SCHEMA: target.schema}}
-                progress.write(conn, [attempt.note()], waits=True, options=options)
+                progress.write(conn, [attempt.note()], waits=True)
             # guard: complete-seals
             stored = done if encryption is None else done.sealed_by(encryption, attempt.task, attempt.queue)
             # guard: complete-by-the-owner
@@ -140,7 +138,6 @@ class OwnRow:
                 conn,
                 attempt.right,
                 stored,
-                schema=target.schema,
                 keep_finished=attempt.is_kept(target.keep_finished),
                 follow_up=follow_up(attempt.claimed, done, encryption),
                 course=None if attempt.is_first_claim else AttemptTimes(*attempt.times(attempt.seconds())),
@@ -158,13 +155,12 @@ class OwnRow:
             )
         conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
         if attempt.has_row:
-            schema = attempt.target.schema
-            with qualifying(conn):
+            with in_schema(conn, attempt.target.schema):
                 self._refuse_stricter(conn, "checkpoint()")
                 # guard: checkpoint-by-the-owner
-                saved = checkpoints.save(conn, attempt.right, self.cursor, text, schema=schema)
+                saved = checkpoints.save(conn, attempt.right, self.cursor, text)
                 if saved is None:
-                    raise self._not_saved(conn, schema)
+                    raise self._not_saved(conn)
                 if saved:
                     self._cancelled()
         if text != self.cursor:
@@ -184,10 +180,10 @@ class OwnRow:
             encrypted = [job.sealed_by(encryption) for job in grown.jobs]
             grown = grown._replace(jobs=encrypted)  # guard: growth-is-sealed
         # guard: growth-goes-with-the-ending
-        flows.grow(conn, grown, attempt.target.schema, attempt.claimed.flow_id, attempt.id)
+        flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
 
-    def _not_saved(self, conn: Connection, schema: str | None) -> Exception:
-        if not checkpoints.is_held(conn, self.attempt.right, schema=schema):
+    def _not_saved(self, conn: Connection) -> Exception:
+        if not checkpoints.is_held(conn, self.attempt.right):
             return self._lost()
         return ExecutionError(
             f"the transaction of an earlier checkpoint of job {self.attempt.id} was rolled back, so that "
