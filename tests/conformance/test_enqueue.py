@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -495,11 +496,14 @@ def silent_port() -> Iterator[int]:
 
 
 @on_postgresql
-@pytest.mark.parametrize("why", ["silence", "a wrong role"])
-@pytest.mark.parametrize("way", [("psycopg", Session), ("asyncpg", AsyncSession)])
+@pytest.mark.parametrize(
+    ("way", "why"), [(("psycopg", Session), "silence"), (("asyncpg", AsyncSession), "a wrong role")]
+)
 def test_in_a_session_the_apps_own_database_need_not_answer(
-    database_url: str, watch: Engine, silent_port: int, why: str, way: Way
+    database_url: str, watch: Engine, silent_port: int, why: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # which waits for the thread that connects to wake workers
+    monkeypatch.setattr(notify.Hints, "close", partialmethod(notify.Hints.close, 0.0))
     url = make_url(database_url)
     wrong = {"silence": url.set(host="127.0.0.1", port=silent_port), "a wrong role": url.set(username="no")}
     with (

@@ -88,7 +88,7 @@ def url_in(said: str) -> str:
 @contextmanager
 def scraped(run: Command, *options: str) -> Iterator[tuple[str, subprocess.Popen[str] | Forked]]:
     """`sqlq work` with an endpoint, at the URL that it says."""
-    with run.working("--metrics-port", "0", *options, anew=True) as process:
+    with run.working("--metrics-port", "0", *options) as process:
         url = wait_until(lambda: url_in(run.log()), what="the URL of the endpoint")
         yield url, process
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.database import migrate
+from sqlq.database.postgresql import online
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -79,7 +80,10 @@ def test_one_refused_outcome_keeps_no_other_waiting(database_url: str, beside: b
 
 
 @on_postgresql
-def test_a_locked_table_is_a_sentence_of_migrations(app: sqlq.App, engine: Engine) -> None:
+def test_a_locked_table_is_a_sentence_of_migrations(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
     with engine.begin() as conn:
         conn.execute(text("SELECT count(*) FROM jobs"))
         with pytest.raises(sqlq.errors.ConfigurationError, match="are in use: stop the workers"):

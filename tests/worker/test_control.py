@@ -237,10 +237,10 @@ def test_a_pause_with_an_end_is_over_by_itself(app: sqlq.App, quick: Any, queue:
     with working(app):
         wait_until(lambda: is_idle(app))
         if queue is None:
-            app.queues.pause(all=True, lasting="3s")
+            app.queues.pause(all=True, lasting="2s")
             wait_until(lambda: state(app) == "paused")
         else:
-            app.queues.pause(queue, lasting="3s")
+            app.queues.pause(queue, lasting="2s")
         job = app.enqueue(quick.new())
         assert app.jobs.get(job.id).state == "available"
         wait_until(lambda: app.jobs.get(job.id).state == "finished")

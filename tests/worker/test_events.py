@@ -24,6 +24,7 @@ import sqlq
 from sqlq import JobEvent, events
 from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
+from sqlq.worker import stop
 from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
@@ -169,7 +170,7 @@ def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
         assert go_on.wait(20)
 
     job = app.enqueue(long.new())
-    worker = app.worker(lease="6s")
+    worker = app.worker(lease="3s")
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert started.wait(10)
@@ -378,7 +379,10 @@ def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_listener_that_hangs_keeps_no_worker_longer_than_the_grace(app: sqlq.App) -> None:
+def test_a_listener_that_hangs_keeps_no_worker_longer_than_the_grace(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "LAST_MOMENT_SECONDS", 0.2)
     hang = threading.Event()
     app.on("finished")(lambda events: hang.wait(30))
     app.enqueue(app.task(name="t")(lambda: None).new())

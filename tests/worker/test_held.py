@@ -15,9 +15,18 @@ from sqlq.admin.doctor import doctor
 from sqlq.model.job import ClaimedJob
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.maintain.services import HELD_BUSY_SECONDS, Held
+from sqlq.worker.maintain import services
+from sqlq.worker.maintain.services import Held
 from tests.kit import working
 from tests.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a worker look each fifth of a second for what it holds."""
+    monkeypatch.setattr(services, "HELD_SECONDS", 0.2)
+    monkeypatch.setattr(services, "HELD_BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(services, "HELD_IDLE_SECONDS", 0.2)
 
 
 @contextmanager
@@ -99,7 +108,7 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
     found: list[Any] = []
     held = Held(app.database, "w", lambda before: found)
     for _ in range(3):
-        assert held.run() == HELD_BUSY_SECONDS
+        assert held.run() == services.HELD_BUSY_SECONDS
     assert statements == []
     found.append(Attempt(ClaimedJob(7, 1, "q", "t", "{}", 1, 5), None, 0.0))
     for _ in range(3):

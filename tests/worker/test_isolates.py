@@ -238,8 +238,10 @@ serve(Pipe.inherited(int(sys.argv[1])), Target(app.database, tasks=app.tasks))
     ids=lambda given: given.replace(" ", "_"),
 )
 def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends(
-    app: sqlq.App, end: str, timeout: str
+    app: sqlq.App, end: str, timeout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.2)
+
     def spawn(fd: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", COMPLETES, str(fd), timeout]
         environment = {**os.environ, "SQLQ_DATABASE_URL": str(app.database.engine.url)}

@@ -44,7 +44,7 @@ def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine
                 text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL")
             ).scalar()
 
-    with working(app, lease="3s"):
+    with working(app, lease="2s"):
         first = wait_until(expires, what="the job running")
         # longer than a lease, and no other worker may take it meanwhile
         seen = {first}
@@ -187,7 +187,7 @@ def test_a_handler_whose_lease_is_lost_is_told(
 
     app.enqueue(handler.new())
     caplog.set_level(logging.ERROR, "sqlq")
-    with working(app, lease="6s", queues=["default"]):
+    with working(app, lease="3s", queues=["default"]):
         wait_until(lambda: app.jobs.list(state="running"), what="the job running")
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1, reserved_by = 'somebody'"))

@@ -15,6 +15,7 @@ import pytest
 
 import sqlq
 from sqlq.testing import drain, inline
+from sqlq.worker import stop
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
 
@@ -175,8 +176,9 @@ def hanging_when_entered() -> Iterator[None]:
 
 @pytest.mark.parametrize("lifespan", [hanging_when_left, ahanging_when_left, hanging_when_entered])
 def test_one_that_hangs_keeps_no_worker_longer_than_the_grace(
-    app: sqlq.App, lifespan: Any, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, lifespan: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stop, "LAST_MOMENT_SECONDS", 0.2)
     app.lifespan(lifespan)
     worker = app.worker(grace="100ms")
     thread = threading.Thread(target=worker.run)

@@ -380,6 +380,7 @@ def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
     with working(app) as worker:
         worker._last_look.note(leases=False)  # the last look
         wait_until(lambda: worker._wake._waited >= 1 or worker._wake.rests, what="the worker resting")
+        worker._last_look._looked_at -= TRUSTED_SECONDS - 0.1
         with engine.begin() as conn:
             conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
         wait_until(lambda: ran, what="the job done")
@@ -406,6 +407,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
 ) -> None:
     """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
+    monkeypatch.setattr("sqlq.worker.maintain.maintenance.RESCUE_MS", 50)
     monkeypatch.setattr(Poller, "_run", lambda self: None)
     box, fd = SharedMemory.create()
     os.close(fd)
@@ -427,7 +429,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     with working(app, supervision=Parent(here, box)) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
         assert (turns, swept) == ([], [])
-        box.looked(time.monotonic())
+        box.looked(time.monotonic() - TRUSTED_SECONDS + 0.1)
         wait_until(lambda: turns and swept, what="a rescue, and a sweep")
     here.close()
     there.close()
