@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection
 
 from sqlq.database.dialect import Claimant, schema_of
 from sqlq.database.dialects import dialect_of
 from sqlq.model.job import ClaimedJob
-
-T = TypeVar("T")
-
 
 # -- claim (T2) ----------------------------------------------------------------------------------------------
 

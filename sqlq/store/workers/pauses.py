@@ -87,7 +87,9 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
     if conn.scalar(added) is not None:
         return True
     row = queues.c.queue == name
-    (before,) = dialect.lock(conn, select(queues.c.paused_at).where(row), waits=True)
+    before = next(iter(dialect.lock(conn, select(queues.c.paused_at).where(row), waits=True)), None)
+    if before is None:  # somebody has deleted the row since the INSERT met it
+        return pause(conn, name, lasting_ms=lasting_ms)
     since = func.coalesce(queues.c.paused_at, now())
     conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
     return before.paused_at is None

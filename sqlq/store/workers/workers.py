@@ -241,7 +241,8 @@ STUCK = "stuck"
 
 class Request(NamedTuple):
     """The requests to a worker: the last one with its time, and the time of the last request to cancel its
-    jobs. The times are numbers, comparable only with each other."""
+    jobs. The times are numbers. Compare them for equality
+    only: one request may have waited for another, and have the earlier time."""
 
     worker: str
     asked: str | None
