@@ -210,11 +210,8 @@ class App(Declares):
         """Go to the newest test database that is open, else to the App's own."""
         self.close()
         address = self._test_addresses[-1] if self._test_addresses else self._own_address
-        self._connected = self._connect(address)
+        self._connected = Connected(address, self._code, lambda: self._here)
         self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
-
-    def _connect(self, address: Address) -> Connected:
-        return Connected(address, self._code, lambda: self._here)
 
     def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
         return address_of(**arguments, kept=kept, gate=self._gate, seal=self._seal)

@@ -35,6 +35,7 @@ from sqlq.payload.codec import TEXTS
 from sqlq.schema import version
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment
+from sqlq.worker.attempt.context import JobContext, attempt_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from sqlq.enqueue.enqueue import Enqueues
     from sqlq.model.handle import AnyJob
     from sqlq.model.job import Job, JobDetails, JobOrFlow, NewJob
-    from sqlq.worker.attempt.context import JobContext
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
@@ -66,21 +66,7 @@ class DjangoApp(App):
         self._place = place_of(given.database)
         self._follows = True
         self._moving = threading.Lock()
-        super().__init__(
-            url_of(given.database),
-            schema=given.schema,
-            retention=given.retention,
-            listen_url=given.listen_url,
-            session=self.connection,
-            service=given.service,
-            defaults=given.defaults,
-            queues=given.queues,
-            eager=given.eager,
-            direct_calls=given.direct_calls,
-            keys=given.keys,
-            seal=given.seal,
-            unsealed=given.unsealed,
-        )
+        super().__init__(url_of(given.database), session=self.connection, **given.of_the_app())
         if is_testing():
             self._move_to(self._address_in_django())
         self.around(fresh_connections)
@@ -128,12 +114,7 @@ class DjangoApp(App):
     @property
     def jobs(self) -> DjangoJobs:
         """The jobs, as the transaction on Django's connection sees them."""
-        connected: Any = self._connected
-        jobs: DjangoJobs = connected.jobs
-        return jobs
-
-    def _connect(self, address: Address) -> Connected:
-        return DjangoConnected(address, self._code, lambda: self._here, self.connection)
+        return DjangoJobs(self._connected, self._code, self.connection)
 
     @property
     def _connected(self) -> Connected:
@@ -195,34 +176,19 @@ def where_the_orm_works(function: Any, *args: Any) -> Any:
     return executor.submit(contextvars.copy_context().run, function, *args).result()
 
 
-class DjangoConnected(Connected):
-    """The parts of a `DjangoApp` for one address."""
-
-    def __init__(
-        self, address: Address, code: Code, here: Callable[[], Any], connection: Callable[[], Any]
-    ) -> None:
-        super().__init__(address, code, here)
-        self._connection = connection
-
-    @cached_property
-    def jobs(self) -> DjangoJobs:
-        """See `DjangoApp.jobs`."""
-        code = self._code
-        jobs = DjangoJobs(self.database, code.tasks, code.events, code.stamps, self.results)
-        jobs.connection = self._connection
-        return jobs
-
-
 class DjangoJobs(Jobs):
     """The jobs in a project's database."""
 
-    connection: Callable[[], Any]
-    """Returns Django's connection to the database; None where the App was pointed at another one."""
+    def __init__(self, connected: Connected, code: Code, connection: Callable[[], Any]) -> None:
+        """`connection` returns Django's connection to the database; None where the App was pointed at another
+        one."""
+        super().__init__(connected.database, code.tasks, code.events, code.stamps, connected.results)
+        self._connection = connection
 
     def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, as the transaction on Django's connection sees it: also one that was
         enqueued there and is not committed. Raises `JobNotFoundError`."""
-        connection = self.connection()
+        connection = self._connection()
         if connection is None or self._results.job_here(id) is not None:
             return super().get(id)
         conn: Any = connection_of(connection)
@@ -313,7 +279,9 @@ class InProject:
 def fresh_connections(running: JobContext) -> Iterator[None]:
     """Do for an attempt what Django does for a request: use no connection that is broken or too old, and
     leave none behind."""
-    if not _has_row(running) or _is_async(running):  # in a test's own thread; or on the event loop
+    attempt = attempt_of(running)
+    on_a_loop = attempt.task_found is not None and attempt.task_found.is_async
+    if on_a_loop or not attempt.has_row:  # it has no row in a test's own thread
         yield
         return
     _begin()
@@ -326,7 +294,7 @@ def fresh_connections(running: JobContext) -> Iterator[None]:
 async def afresh_connections(running: JobContext) -> AsyncIterator[None]:
     """The same for an asynchronous handler: its connections are those of the thread where Django's ORM works
     for asynchronous code."""
-    if not _has_row(running):
+    if not attempt_of(running).has_row:
         yield
         return
     await sync_to_async(_begin)()
@@ -334,19 +302,6 @@ async def afresh_connections(running: JobContext) -> AsyncIterator[None]:
         yield
     finally:
         await sync_to_async(_end)()
-
-
-def _has_row(running: JobContext) -> bool:
-    from sqlq.worker.attempt.context import attempt_of
-
-    return attempt_of(running).has_row
-
-
-def _is_async(running: JobContext) -> bool:
-    from sqlq.worker.attempt.context import attempt_of
-
-    task = attempt_of(running).task_found
-    return task is not None and task.is_async
 
 
 def _begin() -> None:

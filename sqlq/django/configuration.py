@@ -70,6 +70,11 @@ class Configuration:
         found._check()
         return found
 
+    def of_the_app(self) -> dict[str, Any]:
+        """Return the options of `sqlq.App` among the keys."""
+        others = ("database", "migrate_with_django", "task_modules")
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
+
     def _check(self) -> None:
         if self.database not in connections.settings:
             raise ConfigurationError(

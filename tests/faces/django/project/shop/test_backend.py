@@ -18,6 +18,7 @@ from shop import django_tasks, tasks
 from shop.models import Order
 from shop.test_enqueue import count, needs_a_file
 from sqlq.django import SqlqBackend, app
+from sqlq.django.application import DjangoJobs
 from sqlq.django.backend import _STATUS
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.job import State
@@ -268,15 +269,15 @@ class WithoutARow(TransactionTestCase):
         receiver = lambda sender, task_result, **kwargs: heard.append(task_result)  # noqa: E731
         task_finished.connect(receiver)
         self.addCleanup(task_finished.disconnect, receiver)
-        real, looks = app.jobs.get_committed, []
+        real, looks = DjangoJobs.get_committed, []
 
-        def get(id):
+        def get(jobs, id):
             looks.append(id)
             if len(looks) > 1:  # after the one at the start
                 raise JobNotFoundError("the row is gone")
-            return real(id)
+            return real(jobs, id)
 
-        with mock.patch.object(app.jobs, "get_committed", get):
+        with mock.patch.object(DjangoJobs, "get_committed", get):
             result = django_tasks.echo.enqueue(3, b=4)
             self.assertEqual(drain(app).completed, 1)
         (found,) = heard
