@@ -49,8 +49,17 @@ VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
 """Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
 
 RETENTION: Final = "7d"
-ORDER, ORDERS = "order", ("fifo", "lifo")
-"""An option that only queues have: the order in which workers of this App claim from them."""
+
+
+def _check_order(order: Any) -> None:
+    if order not in ("fifo", "lifo"):
+        raise ConfigurationError(
+            f'order is {order!r}: it is "fifo", where what is due first comes first, or "lifo"'
+        )
+
+
+QUEUE_OPTIONS: Final[Mapping[str, Check]] = {**OPTIONS, "order": _check_order}
+"""Those of queues, which alone have an order in which workers of this App claim from them."""
 
 
 class Defaults:
@@ -74,7 +83,6 @@ class Defaults:
                 self._app |= _checked({option: read(text)}, name)
         self._app |= _checked({} if defaults is None else defaults, called.format("defaults"))
         self._queues: dict[str, dict[str, Any]] = {}
-        self._orders: dict[str, str] = {}
         if said is not None:
             for name, options in said.queues.items():
                 self._add_queue(name, options, f"{said.file}: {pyproject.QUEUES}.{name}")
@@ -87,10 +95,7 @@ class Defaults:
             self._add_queue(name, options, f"{called.format('queues')}[{name!r}]")
 
     def _add_queue(self, name: Any, options: Any, what: str) -> None:
-        if isinstance(options, Mapping) and ORDER in options:
-            options = dict(options)
-            self._orders[checked_queue(name, ConfigurationError)] = _checked_order(options.pop(ORDER), what)
-        found = _checked(options, what)
+        found = _checked(options, what, QUEUE_OPTIONS)
         if "queue" in found:
             raise ConfigurationError(f"{what} has the option queue: a queue cannot say another one")
         known = self._queues.setdefault(checked_queue(name, ConfigurationError), {})
@@ -104,7 +109,7 @@ class Defaults:
     @property
     def newest_first(self) -> frozenset[str]:
         """The queues whose newest job comes first, within a priority."""
-        return frozenset(name for name, order in self._orders.items() if order == "lifo")
+        return frozenset(name for name, options in self._queues.items() if options.get("order") == "lifo")
 
     def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
         """Return the options of a task, over those of its queue and of the App. With `queue` that takes the
@@ -121,30 +126,23 @@ class Defaults:
             }
         if queue is not None:
             found["queue"] = queue
+        found.pop("order", None)  # which is for workers
         return found
 
 
-def _checked(options: Any, what: str) -> dict[str, Any]:
+def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise ConfigurationError(
             f"{what} is {options!r}: it maps options to values, as in {{'timeout': '5m'}}"
         )
     for option, value in options.items():
-        if option not in OPTIONS:
-            raise ConfigurationError(f"{what} has no option {option!r}; it has {', '.join(OPTIONS)}")
+        if option not in known:
+            raise ConfigurationError(f"{what} has no option {option!r}; it has {', '.join(known)}")
         try:
-            OPTIONS[option](value)
+            known[option](value)
         except ConfigurationError as error:
             raise ConfigurationError(f"{what}: {error}") from None
     return dict(options)
-
-
-def _checked_order(order: Any, what: str) -> str:
-    if order not in ORDERS:
-        raise ConfigurationError(
-            f'{what}: order is {order!r}: it is "fifo", where what is due first comes first, or "lifo"'
-        )
-    return str(order)
 
 
 def retention_ms(argument: Duration | Kept | None) -> int | None:
@@ -152,9 +150,7 @@ def retention_ms(argument: Duration | Kept | None) -> int | None:
     else `retention` in [tool.sqlq], else 7 days. None is for ever; as text it is "none"."""
     if not isinstance(argument, Kept):
         return None if argument is None else milliseconds(argument, "retention")
-    what, text = "SQLQ_RETENTION", os.environ.get("SQLQ_RETENTION") or None
-    if text is None and (said := pyproject.find()) is not None and said.retention is not None:
-        what, text = f"retention in {said.file}", said.retention
+    what, text = pyproject.setting(None, "retention", "SQLQ_RETENTION", "retention")
     kept = RETENTION if text is None else _or_none(text)
     return None if kept is None else milliseconds(kept, what)
 
@@ -167,8 +163,8 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: 
     if keys is None and (text := os.environ.get("SQLQ_KEYS")):
         keys, what, names = text.replace(",", " ").split(), "SQLQ_KEYS", "SQLQ_KEYS"
     place = "App(keys=[…])" if called == "{}" else argument
-    said_how = _said(called.format("seal"), "SQLQ_SEAL", how)
-    said_unsealed = _said(called.format("unsealed"), "SQLQ_UNSEALED", unsealed)
+    said_how = pyproject.setting(how, called.format("seal"), "SQLQ_SEAL")
+    said_unsealed = pyproject.setting(unsealed, called.format("unsealed"), "SQLQ_UNSEALED")
     if keys is not None and not isinstance(keys, (list, tuple)):
         raise ConfigurationError(
             f"{argument} is no list: give the keys in one, the one that seals first, as in [new, old]"
@@ -198,10 +194,6 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: 
             "rows: leave it out"
         )
     return Seal(list(found.values()), how, "take" if how == "read" else taken)
-
-
-def _said(option: str, variable: str, argument: Any) -> tuple[str, Any]:
-    return (option, argument) if argument is not None else (variable, os.environ.get(variable) or None)
 
 
 def _checked_unsealed(name: str, value: Any) -> Unsealed:

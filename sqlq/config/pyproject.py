@@ -68,6 +68,20 @@ def find(start: Path | None = None) -> Project | None:
     return None
 
 
+def setting(argument: Any, what: str, variable: str, key: str | None = None) -> tuple[str, Any]:
+    """Return the name of the place where an option is set, and its value; None where it is set nowhere.
+
+    The argument `what` counts first, then the variable of the environment, then the key of [tool.sqlq].
+    """
+    if argument is not None:
+        return what, argument
+    if text := os.environ.get(variable):
+        return variable, text
+    if key is not None and (project := find()) is not None:
+        return f"{key} in {project.file}", getattr(project, key)
+    return variable, None
+
+
 def _is_a_strangers(file: Path) -> bool:
     """Whether anybody but this user and root owns a file, a symlink to it, or the directory where it lies."""
     user = getattr(os, "geteuid", lambda: 0)()

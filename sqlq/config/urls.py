@@ -145,7 +145,7 @@ def listen_url(argument: str | URL | None = None) -> URL | None:
     Raises `ConfigurationError` for anything but a URL of PostgreSQL with the driver psycopg, the one that can
     LISTEN.
     """
-    given = argument if argument is not None else os.environ.get("SQLQ_LISTEN_URL") or None
+    _, given = pyproject.setting(argument, "listen_url", "SQLQ_LISTEN_URL")
     if given is None:
         return None
     url = database_url(given)
@@ -190,8 +190,8 @@ def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | 
     Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters. Raises it,
     too, for an argument where the database is one of SQLite.
     """
-    what = "SQLQ_SCHEMA" if argument is None else "schema"
-    name = argument if argument is not None else os.environ.get("SQLQ_SCHEMA") or None
+    name: str | None
+    what, name = pyproject.setting(argument, "schema", "SQLQ_SCHEMA")
     if name is not None and not _IDENTIFIER.fullmatch(name):
         raise ConfigurationError(
             f"{what} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
@@ -214,13 +214,14 @@ Eager = bool | Literal["commit"]
 def eager(argument: Eager | None = None) -> Eager:
     """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else `eager` in
     [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
-    if argument is not None:
-        return checked_eager(argument)
-    said = os.environ.get("SQLQ_EAGER", "").strip().lower()
+    what, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
+    if value is None:
+        return False
+    if what != "SQLQ_EAGER":
+        return checked_eager(value, what)
+    said = value.strip().lower()
     if said not in _SAID:
         raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1, 0 or commit")
-    if not said and (found := pyproject.find()) is not None and found.eager is not None:
-        return checked_eager(found.eager, f"eager in {found.file}")
     return _SAID[said]
 
 
