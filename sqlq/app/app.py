@@ -221,33 +221,47 @@ class App(Declares):
     @property
     def jobs(self) -> Jobs:
         """The jobs in the database: to get, list, cancel, retry, replay, delete and prune them."""
-        return self._connected.jobs
+        from sqlq.admin.jobs import Jobs
+
+        code, connected = self._code, self._connected
+        return connected.part(Jobs, code.tasks, code.events, code.stamps, connected.results)
 
     @property
     def queues(self) -> Queues:
         """The queues in the database: to see how full they are, to pause and resume them."""
-        return self._connected.queues
+        from sqlq.admin.queues import Queues
+
+        return self._connected.part(Queues, self._code.queue_names)
 
     @property
     def workers(self) -> Workers:
         """The workers on the database, on whatever host: to list, pause, resume, stop and restart them."""
-        return self._connected.workers
+        from sqlq.admin.workers import Workers
+
+        return self._connected.part(Workers)
 
     @property
     def flows(self) -> Flows:
         """The flows in the database: to get, list, cancel, retry and skip steps of them."""
-        return self._connected.flows
+        from sqlq.admin.flows import Flows
+
+        return self._connected.part(Flows)
 
     @property
     def limits(self) -> Limits:
         """The limits in the database: to list, set and clear them."""
-        return self._connected.limits
+        from sqlq.admin.limits import Limits
+
+        return self._connected.part(Limits, self._code.limits)
 
     @property
     def schedules(self) -> Schedules:
         """The schedules in the database: to list, add, change, pause, resume, run, remove and backfill them,
         at run time."""
-        return self._connected.schedules
+        from sqlq.admin.schedules import Schedules
+
+        connected = self._connected
+        return connected.part(Schedules, connected.enqueuer, self._code.additions.template)
 
     @property
     def database(self) -> Database:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from sqlq.app.code import Code
 from sqlq.database.database import Address, Database
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.results.results import Results
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sqlq.admin.flows import Flows
-    from sqlq.admin.jobs import Jobs
-    from sqlq.admin.limits import Limits
-    from sqlq.admin.queues import Queues
-    from sqlq.admin.schedules import Schedules
-    from sqlq.admin.workers import Workers
+F = TypeVar("F")
 
 
 class Connected:
@@ -30,6 +23,7 @@ class Connected:
         self.address = address
         self._code = code
         self._here = here
+        self._parts: dict[Callable[..., Any], Any] = {}
 
     @cached_property
     def database(self) -> Database:
@@ -46,48 +40,12 @@ class Connected:
         """Results and states of jobs."""
         return Results(self.database, self._code.tasks, self._here)
 
-    @cached_property
-    def jobs(self) -> Jobs:
-        """See `App.jobs`."""
-        from sqlq.admin.jobs import Jobs
-
-        code = self._code
-        return Jobs(self.database, code.tasks, code.events, code.stamps, self.results)
-
-    @cached_property
-    def queues(self) -> Queues:
-        """See `App.queues`."""
-        from sqlq.admin.queues import Queues
-
-        return Queues(self.database, self._code.queue_names)
-
-    @cached_property
-    def workers(self) -> Workers:
-        """See `App.workers`."""
-        from sqlq.admin.workers import Workers
-
-        return Workers(self.database)
-
-    @cached_property
-    def flows(self) -> Flows:
-        """See `App.flows`."""
-        from sqlq.admin.flows import Flows
-
-        return Flows(self.database)
-
-    @cached_property
-    def limits(self) -> Limits:
-        """See `App.limits`."""
-        from sqlq.admin.limits import Limits
-
-        return Limits(self.database, self._code.limits)
-
-    @cached_property
-    def schedules(self) -> Schedules:
-        """See `App.schedules`."""
-        from sqlq.admin.schedules import Schedules
-
-        return Schedules(self.database, self.enqueuer, self._code.additions.template)
+    def part(self, kind: Callable[..., F], *more: Any) -> F:
+        """Return one of the parts for operators, of the database and `more`."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self.database, *more)
+        part: F = self._parts[kind]
+        return part
 
     def close(self) -> None:
         """Close the parts that were used."""
