@@ -24,6 +24,7 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
@@ -300,7 +301,7 @@ def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
     assert set(play.states(late)) == {"available"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("how", "complaint"),
     [
         ({}, "name the jobs that are meant: by id, by task or by queue"),

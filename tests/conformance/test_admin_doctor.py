@@ -25,6 +25,7 @@ from sqlq.store.health import counts
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
+from tests.kit import for_each
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -519,7 +520,7 @@ def test_a_file_on_a_network_filesystem(patient: Patient, monkeypatch: pytest.Mo
     assert "nfs4" in found.said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("file", "kind"),
     [
         ("/x/jobs.db", "ext4"),

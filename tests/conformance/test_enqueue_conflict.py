@@ -21,6 +21,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faults import guard
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -334,7 +335,7 @@ def test_inline_a_job_that_waits_for_the_commit_is_replaced(app: sqlq.App, engin
     assert seen == [2]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "says"),
     [
         ({"on_conflict": "replace"}, 'on_conflict="replace" is about a unique key'),

@@ -19,6 +19,7 @@ import sqlq
 from sqlq import EnqueueError
 from sqlq.errors import ArgumentsError, ConfigurationError
 from tests.conformance.callers import Caller, Way
+from tests.kit import for_each
 from tests.servers import async_database_url
 
 CYCLE: list[Any] = []
@@ -223,9 +224,10 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", BAD)
-def test_a_mistake_costs_nothing(app: sqlq.App, engine: Engine, mistake: str) -> None:
+@for_each("mistake", BAD)
+def test_a_mistake_costs_nothing(database_url: str, engine: Engine, mistake: str) -> None:
     go_wrong, kind, message = BAD[mistake]
+    app = sqlq.App(database_url)
 
     @app.task(name="shop.send")
     def send(order_id: int, note: Any = None) -> None: ...
@@ -240,7 +242,10 @@ def test_a_mistake_costs_nothing(app: sqlq.App, engine: Engine, mistake: str) ->
         last = app.enqueue(send.new(2), session=session)
         session.commit()
         assert list(session.scalars(text("SELECT id FROM jobs ORDER BY id"))) == [first.id, last.id]
+        session.execute(text("DELETE FROM jobs"))
+        session.commit()
     assert list(app.tasks) == ["shop.send"]
+    app.close()
 
 
 def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine) -> None:

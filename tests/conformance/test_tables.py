@@ -21,11 +21,12 @@ from sqlq.errors import ConfigurationError
 from sqlq.schema import tables as ended_tables
 from sqlq.schema.types import Moment
 from sqlq.testing import drain
+from tests.kit import for_each
 
 EVERY = [getattr(tables, name) for name in tables.__all__]
 
 
-@pytest.mark.parametrize("table", EVERY, ids=tables.__all__)
+@for_each("table", EVERY)
 def test_it_names_the_columns_there_are(engine: Engine, app: sqlq.App, table: Table) -> None:
     there = {column["name"]: column for column in inspect(engine).get_columns(table.name)}
     assert list(there) == [column.name for column in table.columns]

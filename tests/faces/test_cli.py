@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, inspect, make_url, text
 import sqlq
 from sqlq.schema.version import HEAD
 from tests.faces.command import Command
+from tests.kit import for_each
 
 # -- help ----------------------------------------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ finally:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(
+@for_each(
     "command",
     [
         "migrate",
@@ -215,7 +216,7 @@ CANNOT_BE_USED = {
 }
 
 
-@pytest.mark.parametrize("url", CANNOT_BE_USED)
+@for_each("url", CANNOT_BE_USED)
 def test_a_database_that_cannot_be_used_is_one_sentence(bare: Command, url: str) -> None:
     said = bare("-d", url, "status").sentence()
     assert CANNOT_BE_USED[url] in said
@@ -292,7 +293,7 @@ APPS = {
 }
 
 
-@pytest.mark.parametrize("path", APPS)
+@for_each("path", APPS)
 def test_an_app_that_cannot_be_imported_is_one_sentence(bare: Command, path: str) -> None:
     source, *expected = APPS[path]
     (bare.directory / "inner.py").write_text("x = 1\nx = x / 0\n")

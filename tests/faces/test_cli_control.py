@@ -13,6 +13,7 @@ import pytest
 import sqlq
 from sqlq.model.job import State
 from tests.faces.command import Command
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -186,7 +187,7 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
 
 
 @on_sqlite
-@pytest.mark.parametrize(("args", "said"), MISUSED, ids=" ".join)
+@for_each(("args", "said"), MISUSED)
 def test_what_makes_no_sense_is_one_sentence(sqlq_: Command, args: tuple[str, ...], said: str) -> None:
     assert said in sqlq_.shop(*args).misuse()
 

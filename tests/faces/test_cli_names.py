@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.faces.command import Command
+from tests.kit import for_each
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -175,7 +176,7 @@ WRONG_FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("path", WRONG_FACTORIES)
+@for_each("path", WRONG_FACTORIES)
 def test_what_is_no_factory(bare: Command, path: str) -> None:
     (bare.directory / "wsgi.py").write_text(FACTORIES)
     assert WRONG_FACTORIES[path] in bare("status", "-a", path).sentence()
@@ -193,7 +194,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
+@for_each("path", PATHS)
 def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
     source, said = PATHS[path]
     (bare.directory / f"{re.sub(r'[./]|py', '', path.partition(':')[0])}.py").write_text(
@@ -205,7 +206,7 @@ def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "advice"),
     [
         (("purge",), "sqlq cancel --queue QUEUE ends what waits"),

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.testing.database import write_declared
 from tests.faces.command import Command
+from tests.kit import for_each
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
@@ -79,7 +80,7 @@ def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.Ap
 
 
 @on_sqlite
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "said"),
     [
         (["--cron", "61 * * * *"], "--cron is '61 * * * *' (bad minute): it has five fields"),

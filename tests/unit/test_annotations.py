@@ -41,6 +41,7 @@ from sqlq.errors import ArgumentsError
 from sqlq.model.job import NewJob
 from sqlq.model.task import Task, make_task
 from sqlq.payload.codec import MisfitError
+from tests.kit import for_each
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -236,7 +237,7 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("hint", "value", "form"), ROUND_TRIPS, ids=lambda value: str(value)[:40])
+@for_each(("hint", "value", "form"), ROUND_TRIPS)
 def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, value: Any, form: Any) -> None:
     task = task_of(hint)
     job = task.new(value)
@@ -249,7 +250,7 @@ def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, va
     assert task.arguments(by_name.payload) == ([], {"value": value})
 
 
-@pytest.mark.parametrize(("hint", "value", "form"), ROUND_TRIPS, ids=lambda value: str(value)[:40])
+@for_each(("hint", "value", "form"), ROUND_TRIPS)
 def test_the_json_of_a_value_stands_for_it(hint: Any, value: Any, form: Any) -> None:
     assert forms(task_of(hint).new_from_json([form])) == [form]
     if hint is not bytes:  # any text might be meant as base64
@@ -310,7 +311,7 @@ def test_whatever_is_annotated_arrives_equal(data: st.DataObject) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "value", "message"),
     [
         (UUID, "7", r"value does not fit its annotation: invalid UUID"),
@@ -372,7 +373,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
             assert "nested too deep" in str(error) or "recursion" in str(error)  # noqa: PT017
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "value", "arrives"),
     [
         (list[UUID], (ID,), [ID]),
@@ -390,7 +391,7 @@ def test_what_a_type_checker_lets_pass_arrives_as_annotated(hint: Any, value: An
     assert (arrived, type(arrived)) == (arrives, type(arrives))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         Unequal(datetime(2030, 1, 1)),
@@ -406,7 +407,7 @@ def test_what_equals_nothing_is_not_refused(value: Unequal) -> None:
     assert arrived.at.isoformat() == value.at.isoformat()
 
 
-@pytest.mark.parametrize("text", [str(ID), str(ID).upper(), ID.hex])
+@for_each("text", [str(ID), str(ID).upper(), ID.hex])
 def test_the_text_of_a_key_may_be_another_than_sqlqs(text: str) -> None:
     payload = json.dumps({"args": [{text: {"sku": "tea", "price": "1", "count": 1}}]})
     task = task_of(dict[UUID, Line])
@@ -423,7 +424,7 @@ def test_the_text_of_a_key_may_be_another_than_sqlqs(text: str) -> None:
 # -- annotations that ask for nothing ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "hint",
     [
         *(Any, object, int, str, float, bool, None, list, dict, T, Sequence, Mapping, int | None),
@@ -438,7 +439,7 @@ def test_plain_json_goes_as_it_is_whatever_the_annotation(hint: Any) -> None:
         assert task.arguments(task.new(value).payload) == (json.loads(json.dumps([value])), {})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "why"),
     [
         (UUID | str, "Type unions may not contain more than one str-like type"),
@@ -530,7 +531,7 @@ def decorated(handler: Callable[..., Any]) -> Callable[..., Any]:
 def two(number: int, id: UUID, nowhere: NoSuchType = 0) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize(
+@for_each(
     "handler",
     [Callme(), Callme().method, Made, decorated(Callme().method), functools.partial(two, 7), decorated(functools.partial(two, 7))],
 )  # fmt: skip
@@ -549,7 +550,7 @@ def test_a_default_is_the_handlers_own() -> None:
 # -- what arrives --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "form", "message"),
     [
         (Line, {"sku": "a"}, r"value does not fit its annotation: object missing required field price"),
@@ -570,7 +571,7 @@ def test_fields_of_another_release_are_for_another_worker(hint: Any, form: Any, 
         task_of(hint).arguments(json.dumps({"args": [form]}))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "form"),
     [
         (UUID, "x"),

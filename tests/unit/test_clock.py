@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from sqlq.config.durations import LONGEST_MS, aware, milliseconds, readable
 from sqlq.errors import ConfigurationError, EnqueueError
+from tests.kit import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "ms"),
     [
         ("0s", 0),
@@ -36,7 +37,7 @@ def test_durations(given: Any, ms: int) -> None:
     assert milliseconds(given, "delay") == ms
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         "",
@@ -62,9 +63,7 @@ def test_what_is_no_duration_is_refused_by_its_name(given: Any) -> None:
         milliseconds(given, "delay", EnqueueError)
 
 
-@pytest.mark.parametrize(
-    "given", ["36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta(days=-1), timedelta.max]
-)
+@for_each("given", ["36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta(days=-1), timedelta.max])
 def test_durations_out_of_range_are_refused(given: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"^delay is .*: it must lie between zero and a hundred years$"
@@ -94,7 +93,7 @@ def test_moments_are_the_same_instants_in_utc() -> None:
     assert [second, aware(first, "at")] == [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (1, 0)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "reason"),
     [
         (datetime(2030, 1, 1), "has no time zone"),  # noqa: DTZ001  # the mistake itself
@@ -111,7 +110,7 @@ def test_other_moments_are_refused(given: Any, reason: str) -> None:
         aware(given, "available_at", EnqueueError)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ms", "text"),
     [
         (0, "0 ms"),

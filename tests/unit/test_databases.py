@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import sqlq
+from tests.kit import for_each
 
 ROOT = Path(sqlq.__file__).parent
 BELOW = ("schema/types.py", "schema/qualify.py", "schema/version.py", "tables.py")
@@ -37,7 +36,7 @@ def test_no_other_room_compares_the_name_of_a_database() -> None:
     assert found(asked, files) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "written",
     [
         r"\.returning\(",

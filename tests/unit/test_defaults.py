@@ -10,6 +10,7 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import FOR_EVER_MS
+from tests.kit import for_each
 
 URL = "sqlite:///never-connected-to.db"
 
@@ -133,7 +134,7 @@ def test_pyproject_stands_below_the_environment(tmp_path: Path, monkeypatch: pyt
     assert mail.retry.wait_ms(2) == 7_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         (

@@ -9,6 +9,7 @@ import pytest
 
 import sqlq
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, UnknownTaskError
+from tests.kit import for_each
 
 app = sqlq.App("sqlite:///nowhere.db")
 
@@ -26,7 +27,7 @@ TASK: Any = send_receipt
 APP: Any = app
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("look", "said"),
     [
         (lambda: TASK.s, r"^the task shop.send_receipt has no 's': write task.new\(…\)$"),
@@ -48,7 +49,7 @@ def test_an_attribute_of_another_queue_names_ours(look: Callable[[], Any], said:
     assert not hasattr(JOB, "wait")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "said"),
     [
         (lambda: TASK.map(5), ArgumentsError, "map takes a list of arguments, one for each job, not 5"),

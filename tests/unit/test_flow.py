@@ -16,6 +16,7 @@ import sqlq
 from sqlq.errors import ArgumentsError, EnqueueError
 from sqlq.model import flow as flows
 from sqlq.model.flow import Edge
+from tests.kit import for_each
 
 app = sqlq.App("sqlite:///flows.db")
 
@@ -84,14 +85,14 @@ REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "says"), REFUSED)
+@for_each(("wrong", "says"), REFUSED)
 def test_what_cannot_be_is_refused_in_a_sentence(wrong: Callable[[Any, Any], Any], says: str) -> None:
     flow = sqlq.Flow("a")
     with pytest.raises(EnqueueError, match=says):
         wrong(flow, flow.add(count.new(1)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wrong", "says"),
     [
         (
@@ -112,7 +113,7 @@ def test_a_result_of_another_type_is_refused(wrong: Callable[[Any], Any], says: 
         wrong(sqlq.Flow().add(count.new(1)))
 
 
-@pytest.mark.parametrize("text", [lambda result: f"{result:>9}", str, "of %s".__mod__])
+@for_each("text", [lambda result: f"{result:>9}", str, "of %s".__mod__])
 def test_a_result_is_no_part_of_a_text(text: Callable[[Any], str]) -> None:
     """The text would be stored, and say nothing of the value."""
     step: Any = sqlq.Flow().add(count.new(1))

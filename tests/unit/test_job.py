@@ -15,6 +15,7 @@ from sqlq.enqueue.enqueue import spread_over
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.callbacks import Follower
 from sqlq.model.job import NewJob, State
+from tests.kit import for_each
 
 JOB = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
 SOON = datetime(2030, 1, 1, tzinfo=UTC)
@@ -69,7 +70,7 @@ def test_a_job_cannot_be_changed_in_place() -> None:
         JOB.queue = "slow"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"delay": "5m", "available_at": SOON}, "both delay and available_at are set: give one of them"),
@@ -157,7 +158,7 @@ def test_a_queue_has_no_comma_in_its_name() -> None:
         app.worker(["a,b"])
 
 
-@pytest.mark.parametrize("queue", ["a,b", "\\ud800", "\\u0000", " ", "x" * 256])
+@for_each("queue", ["a,b", "\\ud800", "\\u0000", " ", "x" * 256])
 def test_a_bad_queue_of_what_follows_is_named_with_its_column(queue: str) -> None:
     with pytest.raises(ArgumentsError, match=r"^the queue in on_failure "):
         Follower.from_text(f'{{"task": "alarm", "queue": "{queue}"}}', "on_failure")

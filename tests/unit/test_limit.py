@@ -13,6 +13,7 @@ import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import Rule
 from sqlq.model.limit import Limit, Serial, checked_rate, said
+from tests.kit import for_each
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_braces_are_written_twice(app: sqlq.App) -> None:
     assert bill.new().limit_key == "{a}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "sentence"),
     [
         (
@@ -135,7 +136,7 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
         def bill(customer: int) -> None: ...
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "sentence"),
     [
         (lambda: Limit("a"), "says nothing: give running=, rate= or both"),
@@ -176,7 +177,7 @@ def test_a_name_that_nobody_has_declared_is_refused(app: sqlq.App) -> None:
         def call() -> None: ...
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "rate"),
     [
         ("100/1m", (100, 60_000)),

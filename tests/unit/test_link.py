@@ -19,13 +19,14 @@ from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released
 from sqlq.worker.ipc import shared_memory
 from sqlq.worker.ipc.pipe import Pipe, packed, spawn, unpacked
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from tests.kit import for_each
 
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 JOB = ClaimedJob(1, 2, "q", "t", '{"args": ["ä"]}', 1, 5, 0, None, None, MOMENT, 1)
 ERROR = ErrorText("ValueError", "no\n\0", "trace")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         JOB,
@@ -36,7 +37,6 @@ ERROR = ErrorText("ValueError", "no\n\0", "trace")
         Released(3, unknown_task=True),
         SelfCompleted(Retried(5, ERROR)),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_what_is_sent_arrives_equal(value: Any) -> None:
     here, there = Pipe.pair()

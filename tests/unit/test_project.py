@@ -10,6 +10,7 @@ import pytest
 import sqlq
 from sqlq.config import pyproject
 from sqlq.config.urls import database_url
+from tests.kit import for_each
 
 BOTH = '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
 
@@ -71,7 +72,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG, ids=[*map(str, range(len(WRONG)))])
+@for_each("text", WRONG)
 def test_what_it_may_not_say(here: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))

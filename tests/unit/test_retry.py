@@ -20,6 +20,7 @@ from sqlq.model.backoff import Backoff, backoff_from, exponential, fibonacci, fi
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Released, Retried
 from sqlq.model.retry import Cancel, Retry, RetryPolicy, Snooze, decide, describe, error_record, scrubbed
+from tests.kit import for_each
 
 SOME = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = ClaimedJob(
@@ -38,7 +39,7 @@ def ms(wait: Duration) -> int:
 # -- backoff -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("backoff", "expected"),
     [
         (exponential(jitter=0), [1_000, 2_000, 4_000, 8_000, 16_000, 32_000]),
@@ -57,8 +58,8 @@ def test_waits_after_the_first_attempts(backoff: Backoff, expected: list[int]) -
     assert [ms(backoff(attempts)) for attempts in range(1, len(expected) + 1)] == expected
 
 
-@pytest.mark.parametrize("kind", [exponential, linear, fibonacci])
-@pytest.mark.parametrize("jitter", [0.0, 0.2, 1.0])
+@for_each("kind", [exponential, linear, fibonacci])
+@for_each("jitter", [0.0, 0.2, 1.0])
 def test_no_attempt_leaves_the_bounds(kind: Callable[..., Backoff], jitter: float) -> None:
     plain, varied = kind("1s", cap="1h", jitter=0.0), kind("1s", cap="1h", jitter=jitter)
     before = 0
@@ -98,7 +99,7 @@ def test_the_default_is_exponential_up_to_an_hour() -> None:
         assert HOUR * 0.8 <= ms(backoff(10_000)) <= HOUR * 1.2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("option", "message"),
     [
         (5, "backoff is 5: give a timedelta"),
@@ -114,7 +115,7 @@ def test_bad_backoffs(option: Any, message: str) -> None:
         backoff_from(option)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "backoff",
     [
         exponential("3s", jitter=0),
@@ -156,7 +157,7 @@ def test_a_row_cannot_hold_a_function() -> None:
         stored(lambda attempts: "5s", EnqueueError)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("backoff", "said"),
     [
         (exponential(), "exponential from 1 s up to 60 min, varied by 20%"),
@@ -168,7 +169,7 @@ def test_a_backoff_is_said(backoff: Backoff, said: str) -> None:
     assert str(backoff) == said
 
 
-@pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan"), float("inf")])
+@for_each("jitter", [-0.1, 1.1, float("nan"), float("inf")])
 def test_bad_jitter(jitter: float) -> None:
     with pytest.raises(ConfigurationError, match=r"jitter is .*: it is a share of the wait"):
         exponential(jitter=jitter)
@@ -303,7 +304,7 @@ class MuteError(Exception):
         raise RuntimeError("no words")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error",
     [
         ValueError("a\0b\ud800"),
@@ -315,7 +316,6 @@ class MuteError(Exception):
         type("N" * 100_000, (Exception,), {})("long name"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ],
-    ids=lambda error: type(error).__name__[:30],
 )
 def test_any_exception_can_be_described(error: BaseException) -> None:
     text = describe(raised(error))

@@ -15,6 +15,7 @@ from sqlq import Schedule
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import NewJob
 from sqlq.model.schedule import MOST_CAUGHT_UP, QUEUE_LOOK, Turn, options_text, planned, read, template, turn
+from tests.kit import for_each
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 SPRING = {BERLIN: datetime(2026, 3, 29, tzinfo=UTC), NEW_YORK: datetime(2026, 3, 8, tzinfo=UTC)}
@@ -39,7 +40,7 @@ def within(plan: Schedule, begin: datetime, end: datetime) -> list[datetime]:
 # -- nights on which clocks are changed ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("cron", "zone", "night", "times"),
     [
         # clocks go from 02:00 to 03:00: what is left out comes at once after the gap
@@ -72,9 +73,9 @@ def test_a_daily_schedule_is_neither_skipped_nor_doubled(
     assert night[zone].date() in {moment.astimezone(ZoneInfo(zone)).date() for moment in wanted}
 
 
-@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK])
-@pytest.mark.parametrize("night", [SPRING, AUTUMN], ids=["spring", "autumn"])
-@pytest.mark.parametrize(
+@for_each("zone", [BERLIN, NEW_YORK])
+@for_each("night", [SPRING, AUTUMN])
+@for_each(
     ("make", "period"),
     [
         (lambda zone: Schedule("*/15 * * * *", timezone=zone), timedelta(minutes=15)),
@@ -82,7 +83,6 @@ def test_a_daily_schedule_is_neither_skipped_nor_doubled(
         (lambda zone: Schedule("* * * * *", timezone=zone), timedelta(minutes=1)),
         (lambda zone: Schedule(every="1h"), timedelta(hours=1)),
     ],
-    ids=["each 15 minutes", "hourly", "each minute", "every 1h"],
 )
 def test_what_goes_by_hours_and_minutes_ticks_once_a_period(
     zone: str, night: dict[str, datetime], make: Callable[[str], Schedule], period: timedelta
@@ -115,7 +115,7 @@ def test_moments_lie_from_starts_on_and_before_ends() -> None:
     assert Schedule(at=at("2026-01-02T03:00:00.123456Z")).at == at("2026-01-02T03:00:00.123Z")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "plan",
     [
         Schedule("*/7 * * * *", timezone=BERLIN),
@@ -123,9 +123,8 @@ def test_moments_lie_from_starts_on_and_before_ends() -> None:
         Schedule("30 2 * * *", timezone=BERLIN),
         Schedule(every="11s"),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("hours", [0.001, 1, 30, 24 * 10])
+@for_each("hours", [0.001, 1, 30, 24 * 10])
 def test_the_newest_moments_of_a_long_outage_are_found_without_going_through_all(
     plan: Schedule, hours: float
 ) -> None:
@@ -161,7 +160,7 @@ def minutely(**options: Any) -> Schedule:
     return Schedule("* * * * *", **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "late", "wanted"),
     [
         ({}, 0.1, ([1], 0, 1, 2)),
@@ -215,7 +214,7 @@ def test_a_clock_that_is_put_back_decides_nothing_again() -> None:
 # -- bad input -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"cron": "61 * * * *"}, "cron is '61 \\* \\* \\* \\*' \\(bad minute\\): it has five fields"),
@@ -263,22 +262,19 @@ def test_a_schedule_is_given_in_one_way() -> None:
 # -- in a row ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "plan",
     [
         Schedule("0 3 * * *", timezone=BERLIN, jitter="5m", catch_up="all", overlap="queue", repeats=3),
         Schedule(every="1h30m", starts=NOON, ends=NOON + DAY),
         Schedule(at=NOON),
     ],
-    ids=str,
 )
 def test_a_plan_is_read_as_it_was_written(plan: Schedule) -> None:
     assert read(plan.as_text()) == plan
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "5", '{"cron": "x"}', '{"every": "?"}', '{"cron": "* * * * *", "moon": 1}']
-)
+@for_each("text", ["", "[]", "5", '{"cron": "x"}', '{"every": "?"}', '{"cron": "* * * * *", "moon": 1}'])
 def test_what_is_no_plan_is_said_to_be_none(text: str) -> None:
     with pytest.raises(ConfigurationError):
         read(text)
@@ -319,7 +315,7 @@ def test_declarations_are_checked_where_they_stand() -> None:
         sqlq.App(service="")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("nickname", "cron"),
     [("@hourly", "0 * * * *"), (" @Daily ", "0 0 * * *"), ("@weekly", "0 0 * * 0"), ("@yearly", "0 0 1 1 *")],
 )

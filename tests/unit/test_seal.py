@@ -16,6 +16,7 @@ import sqlq
 from sqlq.app.options import seal_of
 from sqlq.errors import ConfigurationError, SealError
 from sqlq.payload.encryption import HEAD, Seal, Unopened, looked_into, new_key
+from tests.kit import for_each
 
 KEY = "wnIgP-EjW0kBhPaSnlOcSLPyLWxJupaY4uQcInb7QdY"  # names tests, so it is the same in all processes
 OTHER = new_key()
@@ -35,7 +36,7 @@ def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Seal:
 
 
 @BOTH
-@pytest.mark.parametrize("text", PAYLOADS)
+@for_each("text", PAYLOADS)
 def test_what_is_sealed_is_opened(how: str, text: str) -> None:
     sealed = seal(how=how).sealed("payload", "t", "q", text)
     assert sealed.startswith(seal(how=how).begins or "?")
@@ -43,14 +44,14 @@ def test_what_is_sealed_is_opened(how: str, text: str) -> None:
     assert seal(OTHER, KEY).opened("payload", "t", "q", sealed) == text
 
 
-@pytest.mark.parametrize("text", ["", "7", "{ }", "[1]", '{"args": 1} ', "{1}"])
+@for_each("text", ["", "7", "{ }", "[1]", '{"args": 1} ', "{1}"])
 def test_what_sql_wrote_that_is_no_payload_is_not_signed(text: str) -> None:
     with pytest.raises(SealError, match="no JSON object"):
         seal().sealed("payload", "t", "q", text)
 
 
 @BOTH
-@pytest.mark.parametrize("text", ["7", "null", '"ü"', "[1, {}]", '{"args": 1}', '{"seal": "s1"}'])
+@for_each("text", ["7", "null", '"ü"', "[1, {}]", '{"args": 1}', '{"seal": "s1"}'])
 def test_results_are_any_json(how: str, text: str) -> None:
     sealed = seal(how=how).sealed("result", "t", "q", text)
     assert isinstance(json.loads(sealed), dict)
@@ -67,7 +68,7 @@ def test_what_is_signed_can_be_read_by_sql_and_what_is_encrypted_cannot() -> Non
 
 
 @BOTH
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "task", "queue"), [("payload", "other", "q"), ("payload", "t", "other"), ("result", "t", "q")]
 )
 def test_a_seal_is_of_its_task_and_queue_alone(how: str, kind: Any, task: str, queue: str) -> None:
@@ -103,9 +104,7 @@ def test_no_change_of_a_sealed_text_is_taken(how: str) -> None:
     assert taken == []
 
 
-@pytest.mark.parametrize(
-    "text", ["s1.{id}.\ud800{more}", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA"]
-)
+@for_each("text", ["s1.{id}.\ud800{more}", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA"])
 def test_what_is_no_text_is_no_seal(text: str) -> None:
     key = next(iter(seal().keys))
     said = text.format(id=key, more="A" * 42)
@@ -186,7 +185,7 @@ def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("keys", "sentence"),
     [
         ([b64(bytes(range(31)))], "keys[0] has 31 bytes: a key is 32 random bytes in base64"),
@@ -211,7 +210,7 @@ def test_what_is_no_key_is_refused_in_a_sentence_that_says_nothing_of_it(keys: A
         assert not isinstance(key, str) or not key or key not in said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "sentence"),
     [
         ({"seal": "sign"}, "seal is set, but there is no key"),

@@ -22,6 +22,7 @@ from sqlq.config.urls import DEFAULT_URL, database_url, listen_url, masked, sche
 from sqlq.database.database import ends
 from sqlq.database.postgresql.health import role_in
 from sqlq.testing import on_database
+from tests.kit import for_each
 
 
 def test_the_argument_counts_before_the_environment_and_that_before_the_default(
@@ -36,7 +37,7 @@ def test_the_argument_counts_before_the_environment_and_that_before_the_default(
     assert database_url() == make_url(DEFAULT_URL)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "driver"),
     [
         ("postgresql://h/d", "postgresql+psycopg"),
@@ -86,7 +87,7 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
     assert ends(database_url("sqlite:///shop.db"), 3) == {}
 
 
-@pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
+@for_each("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
 def test_what_is_no_url_is_refused(given: Any) -> None:
     with pytest.raises(
         sqlq.errors.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
@@ -100,7 +101,7 @@ def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_p
         sqlq.App(*given)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "reason"),
     [
         ("mysql://u:secret@h/d", "sqlq runs on PostgreSQL and SQLite, not on 'mysql'"),
@@ -116,7 +117,7 @@ def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         "sqlite://",
@@ -175,8 +176,8 @@ SPELLINGS = (
 )
 
 
-@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg2", "postgresql+asyncpg"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@for_each("driver", ["postgresql", "postgresql+psycopg2", "postgresql+asyncpg"])
+@for_each("spelling", SPELLINGS)
 def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
     given = f"{driver}://{spelling}"
     url = database_url(given)
@@ -352,7 +353,7 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
     assert sqlq.App(None, engine=engine)._connected.address.engine is engine, "a database is named"
 
 
-@pytest.mark.parametrize("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
+@for_each("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
 def test_eager_is_no_text(wrong: Any) -> None:
     """As that of an environment variable, which is true whatever it says."""
     app = sqlq.App("sqlite:///shop.db")

@@ -28,6 +28,7 @@ from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.task import Registry, make_task
 from sqlq.payload.codec import check_json, decode, encode, encode_plain
+from tests.kit import for_each
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", int)
@@ -81,7 +82,7 @@ def test_a_task_is_named_after_its_function() -> None:
     assert make_task(send, name="shop.send").name == "shop.send"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("handler", "message"),
     [
         (lambda: None, "is a lambda, and has no name: define it at the top of an importable module"),
@@ -113,7 +114,7 @@ def test_nested_functions_and_those_of_main_are_refused(monkeypatch: pytest.Monk
     assert make_task(send, name="shop.send").name == "shop.send"
 
 
-@pytest.mark.parametrize("handler", [generate, generate_async, functools.partial(generate)])
+@for_each("handler", [generate, generate_async, functools.partial(generate)])
 def test_generators_are_refused(handler: Callable[..., Any]) -> None:
     with pytest.raises(
         ConfigurationError, match=r"^shop.generate is a generator function: calling it runs none of its body"
@@ -126,7 +127,7 @@ def test_what_cannot_be_called_by_known_parameters_is_refused() -> None:
         make_task(max, name="shop.largest")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("handler", "is_async"),
     [
         (send, False),
@@ -141,7 +142,7 @@ def test_async_handlers_are_known_as_such(handler: Callable[..., Any], is_async:
     assert make_task(handler, name="shop.send").is_async is is_async
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"queue": ""}, "queue is ''"),
@@ -220,7 +221,7 @@ def test_an_alias_finds_its_task_and_is_not_listed() -> None:
         registry.find("mail.sent")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "twice"),
     [
         ({"name": "mail.send"}, "mail.send"),
@@ -253,9 +254,7 @@ def test_a_name_that_is_missing_brings_the_nearest_ones() -> None:
 # -- new -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"coppy": True})]
-)
+@for_each(("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"coppy": True})])
 def test_arguments_must_fit_the_signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises(
         ArgumentsError, match=r"test_task\.send\(order_id: 'int', \*, copy: 'bool' = False\) -> 'str': "
@@ -307,7 +306,7 @@ def maybe_none(  # type: ignore[no-untyped-def]
 def unknown_annotation(a: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
 
 
-@pytest.mark.parametrize("name", list("abcdefg"))
+@for_each("name", list("abcdefg"))
 def test_none_is_refused_where_it_is_annotated_as_impossible(name: str) -> None:
     none: dict[str, Any] = {name: None}
     with pytest.raises(
@@ -316,7 +315,7 @@ def test_none_is_refused_where_it_is_annotated_as_impossible(name: str) -> None:
         make_task(never_none).new(**none)
 
 
-@pytest.mark.parametrize("name", list("abcdefghijkm"))
+@for_each("name", list("abcdefghijkm"))
 def test_none_is_accepted_where_it_may_be(name: str) -> None:
     none: dict[str, Any] = {name: None}
     assert decode(make_task(maybe_none).new(**none).payload) == ([], none)
@@ -419,7 +418,7 @@ def test_what_is_refused_is_named_by_its_path(leaf: Any, steps: list[int | str])
     assert str(refusal.value).startswith(f"shop.send: order{path} ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "message"),
     [
         (
@@ -532,7 +531,7 @@ def test_no_arguments(payload: str) -> None:
     assert encode((), {}) == "{}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "payload",
     [
         "",
@@ -547,7 +546,6 @@ def test_no_arguments(payload: str) -> None:
         '{"args": null}',
         "[" * 200_000,
     ],
-    ids=lambda payload: payload[:20],
 )
 def test_payloads_nobody_can_run_are_refused(payload: str) -> None:
     with pytest.raises(ArgumentsError, match="payload"):
@@ -605,7 +603,7 @@ def test_plain_arguments_are_encoded_as_all_others(args: list[Any]) -> None:
         assert encode_plain(args) in (None, expected)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("args", "is_plain"),
     [
         ((), True),
@@ -676,7 +674,7 @@ class TestDirectCalls:
         with pytest.raises(sqlq.errors.ConfigurationError, match=r"shop\.pay was called"):
             task()
 
-    @pytest.mark.parametrize("wrong", ["no", True, None, ""])
+    @for_each("wrong", ["no", True, None, ""])
     def test_what_else_may_not_be_said(self, wrong: Any) -> None:
         with pytest.raises(
             sqlq.errors.ConfigurationError, match=r'direct_calls is .*: it is "allow", "warn"'

@@ -16,6 +16,7 @@ import pytest
 import sqlq
 from sqlq.testing import drain, inline
 from tests.faults.processes import worker_process
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
@@ -447,7 +448,7 @@ def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "sentence"),
     [
         (7, "around is 7, not a function: it takes one argument, the running job"),
@@ -468,7 +469,7 @@ def test_what_cannot_surround_is_refused(given: Any, sentence: str) -> None:
     assert not app.tasks
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "sentence"),
     [
         (two, "around of t is .*: it is a list of functions"),

@@ -23,6 +23,7 @@ from sqlq.worker.options import checked_bytes
 from sqlq.worker.settle.settle import Tally
 from sqlq.worker.stop import readable_bytes, resident_bytes
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -30,7 +31,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 # -- memory --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "number"),
     [
         ("400MB", 400_000_000),
@@ -46,7 +47,7 @@ def test_sizes(given: str | int, number: int) -> None:
     assert checked_bytes(given, "max_rss") == number
 
 
-@pytest.mark.parametrize("given", ["", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5])
+@for_each("given", ["", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5])
 def test_what_is_no_size_is_one_sentence(given: Any) -> None:
     with pytest.raises(ConfigurationError, match='give a size such as "400MB"'):
         checked_bytes(given, "max_rss")
@@ -144,7 +145,7 @@ def test_a_worker_runs_once(app: sqlq.App) -> None:
         worker.run()
 
 
-@pytest.mark.parametrize("given", [0, -1, 1.5, "2"])
+@for_each("given", [0, -1, 1.5, "2"])
 def test_a_number_of_jobs_is_a_whole_one(app: sqlq.App, given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"max_jobs is .*: it must be a whole number of at least 1"):
         app.worker(max_jobs=given)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import working
+from tests.kit import for_each, working
 from tests.waiting import wait_until
 from tests.worker.test_sealed import KEY
 
@@ -67,7 +67,7 @@ def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.
     )
 
 
-@pytest.mark.parametrize("options", [{"priority": 101}, {"queue": "a,b"}, {"priority": True}])
+@for_each("options", [{"priority": 101}, {"queue": "a,b"}, {"priority": True}])
 def test_a_retry_into_no_queue_or_priority_is_refused(options: Any) -> None:
     with pytest.raises(ConfigurationError):
         sqlq.Retry("1s", **options)

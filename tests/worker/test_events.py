@@ -27,6 +27,7 @@ from sqlq.testing import drain
 from sqlq.worker import stop
 from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import ROOT, worker_process
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 TOLD = [name for name in NAMES if name != "enqueued"]
@@ -575,7 +576,7 @@ def test_what_is_no_event_is_refused() -> None:
         app.on(generator)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "sentence"),
     [
         (7, "7 cannot listen: it is no function"),

@@ -21,7 +21,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Expire
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faces.command import Command
-from tests.kit import claim, working
+from tests.kit import claim, for_each, working
 from tests.waiting import wait_until
 
 REASON = "expired: it was not started in time"
@@ -137,7 +137,7 @@ def test_layers(database_url: str) -> None:
     app.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("expires", "says"),
     [
         ("0s", "expires is zero: no job could be started in it"),

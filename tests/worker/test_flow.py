@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.wait import wake
-from tests.kit import working
+from tests.kit import for_each, working
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
 
@@ -367,7 +367,7 @@ def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> Non
     app.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"queues": "mail"}, "give a list"),

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 import sqlq
+from tests.kit import for_each
 
 
 @dataclass
@@ -58,8 +59,9 @@ TAKING: dict[str, tuple[Any, bool]] = {
 }
 
 
-@pytest.mark.parametrize("what", TAKING)
-def test_a_task_whose_annotation_says_another_thing_cannot_follow(app: sqlq.App, what: str) -> None:
+@for_each("what", TAKING)
+def test_a_task_whose_annotation_says_another_thing_cannot_follow(what: str) -> None:
+    app = sqlq.App("sqlite://")
     hint, fits = TAKING[what]
 
     def handler(ended: Any) -> None: ...

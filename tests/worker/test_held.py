@@ -17,7 +17,7 @@ from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Held
-from tests.kit import working
+from tests.kit import for_each, working
 from tests.waiting import wait_until
 
 
@@ -117,6 +117,6 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
     assert noted(engine) == ["[7]"]
 
 
-@pytest.mark.parametrize("written", ["no json", "7", '{"a": 1}', '["x", null]', ""])
+@for_each("written", ["no json", "7", '{"a": 1}', '["x", null]', ""])
 def test_what_a_row_says_that_no_worker_writes_is_nothing(written: str) -> None:
     assert workers.held_in(written) == []

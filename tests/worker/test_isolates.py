@@ -22,6 +22,7 @@ from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Tally
 from tests.faces.command import Command
+from tests.kit import for_each
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
 
@@ -305,7 +306,7 @@ def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
     assert sorted(Recorded.ran) == [("fresh", True), ("usual", False)]
 
 
-@pytest.mark.parametrize("isolate", ["always", 2, None])
+@for_each("isolate", ["always", 2, None])
 def test_another_word_for_isolate_is_refused(isolate: Any) -> None:
     with pytest.raises(ConfigurationError, match='it is True, False, or "fresh"'):
         sqlq.App("sqlite:///none.db").task(name="t", isolate=isolate)(lambda: None)

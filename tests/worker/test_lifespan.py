@@ -17,6 +17,7 @@ import sqlq
 from sqlq.testing import drain, inline
 from sqlq.worker import stop
 from tests.faults.processes import WorkerProcess, worker_process
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 # -- in a worker of this process -----------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def takes(app: sqlq.App) -> Iterator[None]:
 async def coroutine() -> None: ...
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "sentence"),
     [
         (None, "lifespan is None, not a function: it takes no arguments"),

@@ -32,7 +32,7 @@ from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, TRUSTED_SECONDS, WINNERS, LastLook, Poller, drawn
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
-from tests.kit import claim, working
+from tests.kit import claim, for_each, working
 from tests.waiting import wait_until
 from tests.worker.test_supervising import facts_of
 
@@ -42,7 +42,7 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 # -- lots ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hosts", [1, 2, WINNERS])
+@for_each("hosts", [1, 2, WINNERS])
 def test_the_few_hosts_there_are_all_go_at_once(hosts: int) -> None:
     assert {drawn(hosts) for _ in range(100)} == {0.0}
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import working
+from tests.kit import for_each, working
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -349,8 +349,8 @@ def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
     assert app.jobs.get(behind.id).state == "finished"
 
 
-@pytest.mark.parametrize("moment", ["-infinity", "infinity", "0044-03-15 BC", "9999-12-31"])
-@pytest.mark.parametrize("column", ["available_at", "created_at"])
+@for_each("moment", ["-infinity", "infinity", "0044-03-15 BC", "9999-12-31"])
+@for_each("column", ["available_at", "created_at"])
 def test_a_moment_that_no_worker_could_read_is_refused(engine: Engine, column: str, moment: str) -> None:
     if engine.dialect.name == "sqlite":
         moment = {"-infinity": "-1", "infinity": "9e999"}.get(moment, moment)

@@ -18,7 +18,7 @@ from sqlq.store.jobs import progress as progress_notes
 from sqlq.store.jobs.progress import Note
 from sqlq.testing import drain, inline
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, working
+from tests.kit import claim, for_each, working
 from tests.waiting import wait_until
 
 
@@ -226,7 +226,7 @@ def test_inline_it_is_taken_and_forgotten(app: sqlq.App) -> None:
     assert ran.jobs[0].state == "finished"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("progress", "share", "text"),
     [
         (Progress(25, 100), 0.25, "25 of 100"),

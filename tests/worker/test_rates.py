@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from sqlalchemy import text
 
 import sqlq
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from sqlq.store.limits.admit import Grant
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -24,8 +24,8 @@ def turn(rule: Rule, next_free_at: datetime | None = None, shortest_us: int = 1)
     return Grant("api", rule, MOMENT, next_free_at, 1000, shortest_us)
 
 
-@pytest.mark.parametrize("shortest_us", [1, 1000])
-@pytest.mark.parametrize(("rate", "period_ms"), [(100, 60_000), (7, 1_000), (3_000, 1_000), (1, 250)])
+@for_each("shortest_us", [1, 1000])
+@for_each(("rate", "period_ms"), [(100, 60_000), (7, 1_000), (3_000, 1_000), (1, 250)])
 def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int, shortest_us: int) -> None:
     """Lot after lot, as wakes come: any window of one period has at most `rate` starts."""
     starts: list[datetime] = []

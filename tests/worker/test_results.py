@@ -31,7 +31,7 @@ from sqlq.worker.settle.after import Answers
 from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
-from tests.kit import working
+from tests.kit import for_each, working
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
@@ -227,7 +227,7 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
     app.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wrong", "says"),
     [
         (lambda app: app.result("7"), "'7' is no job: give what app.enqueue has returned, or a job's id"),

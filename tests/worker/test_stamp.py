@@ -24,6 +24,7 @@ from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
 from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import worker_process
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -120,7 +121,7 @@ def test_what_is_set_later_is_added(app: sqlq.App) -> None:
     assert job.headers["list"] == [1], "a copy"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("headers", "message"),
     [
         (["a"], r"headers is \['a'\]: headers are a mapping of names to JSON"),
@@ -138,7 +139,7 @@ def test_what_is_set_later_is_added(app: sqlq.App) -> None:
 )
 def test_what_cannot_be_headers_is_refused_where_it_is_set(app: sqlq.App, headers: Any, message: str) -> None:
     with pytest.raises(EnqueueError, match=f"^{message}"):
-        app.task(name="t")(lambda: None).new().set(headers=headers)
+        app.task(name=f"t{len(app.tasks)}")(lambda: None).new().set(headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +374,7 @@ def test_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
     REQUEST.reset(token)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("carry", "message"),
     [
         ("tenant", "carry is 'tenant': it is a list of context variables"),

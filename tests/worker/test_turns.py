@@ -14,6 +14,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.worker import options
 from sqlq.worker.claim import Claimer, Frontier, Turns
 from sqlq.worker.options import checked_weights
+from tests.kit import for_each
 
 
 def test_queues_come_first_as_often_as_their_weights_say_and_evenly_mixed() -> None:
@@ -38,7 +39,7 @@ def test_who_was_empty_for_long_has_saved_nothing_up() -> None:
     assert each.order([]) == []
 
 
-@pytest.mark.parametrize("weight", [0, -1, 1_001, True, "3", 1.5, None])
+@for_each("weight", [0, -1, 1_001, True, "3", 1.5, None])
 def test_what_is_no_weight_is_one_sentence(weight: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"queues\['mail'\] is .*: a weight is a whole number from 1"
@@ -75,7 +76,7 @@ def test_without_weights_the_order_is_strict(app: sqlq.App) -> None:
     assert set(ran) == {"high"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "queues"),
     [
         ((), None),
