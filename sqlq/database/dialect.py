@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from sqlalchemy import (
     CTE,
     URL,
+    BigInteger,
     ColumnElement,
     Connection,
     Delete,
@@ -153,6 +154,13 @@ class Batch:
         self.given = tuple(name for name in columns if name not in ("id", "token"))
         self.extra = (*self.given, *self.constants)
         """The columns of a statement beside the right to the job."""
+
+    @classmethod
+    def of_claims(
+        cls, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
+    ) -> Batch:
+        """Return the shape of rows that begin with the right to a job."""
+        return cls(constants, id=BigInteger, token=BigInteger, **columns)
 
     def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
         """Yield the columns of a statement, from a source with the given ones."""

@@ -356,7 +356,7 @@ GUARDS = [
     # jobs that have to be started in time
     Guard("too-late-is-not-started", "attempt.is_too_late", "False", EXPIRES + "test_the_time_goes_on_while_it_waits_for_a_slot[sqlite]"),
     Guard("what-was-started-does-not-expire", "or self.claimed.attempts > 1", "", EXPIRES + "test_what_was_started_in_time_goes_on[sqlite-failed]"),
-    Guard("what-began-in-time-goes-on", ', "start_by": null()', "", EXPIRES + "test_what_was_started_in_time_goes_on[postgresql-snoozed]"),
+    Guard("what-began-in-time-goes-on", " == 0", " >= 0", EXPIRES + "test_what_was_started_in_time_goes_on[postgresql-snoozed]"),
     Guard("expiry-takes-what-is-late", ", jobs.c.start_by <= now()", "", EXPIRES + "test_what_nobody_claims_is_cancelled_by_a_chore[sqlite]"),
     # what becomes of a waiting job whose unique key a new one has
     Guard("only-the-waiting-are-replaced", ", jobs.c.blocked_by.is_(None)", "", "tests/conformance/test_enqueue_limits.py::test_a_job_in_line_keeps_its_place_from_one_that_has_no_limit[postgresql]"),

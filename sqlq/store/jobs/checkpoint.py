@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import CTE, BigInteger, Connection, Text, case, select
+from sqlalchemy import CTE, Connection, Text, case, select
 
 from sqlq.database.dialect import Batch, Change, Dialect, Right, held
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs
 
-_CHECKPOINT = Batch(id=BigInteger, token=BigInteger, before=Text, after=Text)
+_CHECKPOINT = Batch.of_claims(before=Text, after=Text)
 
 
 def save(conn: Connection, right: Right, before: str | None, after: str) -> bool | None:

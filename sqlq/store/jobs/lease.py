@@ -13,7 +13,7 @@ from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import after
 
-HOLD = Batch(id=BigInteger, token=BigInteger)
+HOLD = Batch.of_claims()
 """Rights, and nothing else."""
 
 

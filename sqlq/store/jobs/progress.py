@@ -25,9 +25,7 @@ class Note(NamedTuple):
     retention_ms: int | None
 
 
-_NOTES = Batch(
-    id=BigInteger,
-    token=BigInteger,
+_NOTES = Batch.of_claims(
     progress=DOUBLE_PRECISION,
     progress_of=DOUBLE_PRECISION,
     progress_note=Text,

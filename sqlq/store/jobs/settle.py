@@ -113,8 +113,8 @@ def _put_back(
     changes: Changes,
     keys: Mapping[int, str],
 ) -> set[Right]:
-    """Let the jobs that their owner still holds wait for `delay_ms`, with `changes`; return the rights to
-    them. With a delay of None they keep their old places in the queue.
+    """Let the jobs that their owner still holds wait until `at` or for `delay_ms`, with `changes`; return the
+    rights to them. With neither they keep their old places in the queue.
 
     Jobs with a limit, by id in `keys`, release their slots and wait in line.
     """
@@ -128,10 +128,9 @@ def _put_back(
         back = rights(dialect.change(conn, statement, dialect.batch_parameters(batch, some)))
         done |= back
         if in_line:
-            has_moments = "at" in batch.columns
             waits = {
-                Wake(keys[id], delay_ms=ms or 0, moment=said[0] if has_moments else None)
-                for id, token, ms, *said in some
+                Wake(keys[id], delay_ms=ms or 0, moment=at)
+                for id, token, ms, at, *_ in some
                 if (id, token) in back
             }
             write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
@@ -161,7 +160,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
     def values(mine: CTE) -> Mapping[str, Any]:
         # guard: a-put-back-keeps-its-place
         due = func.coalesce(
-            *([mine.c.at] if "at" in batch.columns else []),
+            mine.c.at,
             after(mine.c.delay_ms),
             *([jobs.c.due_at] if in_line else []),
             jobs.c.available_at,
@@ -185,7 +184,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     follow-up belong in one transaction: otherwise a crash between two statements loses the follow-up.
     """
     ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
-    waiting: dict[tuple[Batch, Changes], list[tuple[Any, ...]]] = defaultdict(list)
+    retried: list[tuple[Any, ...]] = []
+    released: list[tuple[Any, ...]] = []
     for s in sorted(settlements, key=lambda s: s.id):
         right = (s.id, s.lease_token)
         match s.outcome:
@@ -202,16 +202,10 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
                 ended[_FAIL].append((*right, why, error.exception, error.message, error.traceback, start_ms))
             case Retried(delay_ms, error, why, priority, queue, at):
                 record = error_record(s.attempts, why, error, s.course)
-                if priority is None and queue is None and at is None:
-                    waiting[_RETRY, _retried].append((*right, delay_ms, record))
-                else:
-                    row = (*right, delay_ms, at, record, priority, queue)
-                    waiting[_RETRY_THERE, _retried_there].append(row)
+                retried.append((*right, delay_ms, at, record, priority, queue))
             case Released(delay_ms, unknown_task, in_time=in_time, at=at):
-                moment = () if at is None else (at,)
-                batch = _RELEASE if at is None else _RELEASE_AT
-                rows = waiting[batch, _released_in_time if in_time else _released]
-                rows.append((*right, delay_ms, *moment, int(unknown_task), _note_of(s, s.outcome)))
+                record = _note_of(s, s.outcome)
+                released.append((*right, delay_ms, at, record, int(unknown_task), int(in_time)))
             case SelfCompleted():
                 raise AssertionError(
                     "whether its handler completed a job is for the database to say, not to write"
@@ -223,38 +217,22 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     done: set[Right] = set()
     for batch, rows in ended.items():
         done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished)
-    for (batch, changes), rows in waiting.items():
-        done |= _put_back(conn, batch, rows, changes, keys)
+    done |= _put_back(conn, _RETRY, retried, _retried, keys)
+    done |= _put_back(conn, _RELEASE, released, _released, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
         _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
     return done
 
 
-_COMPLETE = Batch({"outcome": "completed"}, id=BigInteger, token=BigInteger)
+_COMPLETE = Batch.of_claims({"outcome": "completed"})
 """Without a result, as most jobs are."""
-_FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text)
-_FINISH_LATER = Batch(
-    id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text, start_ms=BigInteger
-)
+_FINISH = Batch.of_claims(outcome=Text, result=Text, reason=Text)
+_FINISH_LATER = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms=BigInteger)
 """For a job that was claimed before: its history needs one more column."""
-_FAIL = Batch(
-    id=BigInteger,
-    token=BigInteger,
-    reason=Text,
-    exception=Text,
-    message=Text,
-    traceback=Text,
-    start_ms=BigInteger,
-)
-_RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
-_RETRY_THERE = Batch(
-    id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text
-)
-_RELEASE_AT = Batch(
-    id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, unknown=Integer, record=Text
-)
-_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer, record=Text)
+_FAIL = Batch.of_claims(reason=Text, exception=Text, message=Text, traceback=Text, start_ms=BigInteger)
+_RETRY = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text)
+_RELEASE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, unknown=Integer, in_time=Integer)
 
 
 def _finished(
@@ -283,12 +261,9 @@ def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
 
 
 def _retried(mine: CTE) -> Mapping[str, Any]:
-    return {"errors": _errors_and(mine.c.record), "unknown_since": null()}
-
-
-def _retried_there(mine: CTE) -> Mapping[str, Any]:
     return {
-        **_retried(mine),
+        "errors": _errors_and(mine.c.record),
+        "unknown_since": null(),
         "priority": func.coalesce(mine.c.priority, jobs.c.priority),
         "queue": func.coalesce(mine.c.queue, jobs.c.queue),
     }
@@ -303,12 +278,9 @@ def _released(mine: CTE) -> Mapping[str, Any]:
         "unknown_since": case(
             (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
         ),
+        # a job that was started in time has no `start_by` to miss from now on
+        "start_by": case((mine.c.in_time == 0, jobs.c.start_by)),  # guard: what-began-in-time-goes-on
     }
-
-
-def _released_in_time(mine: CTE) -> Mapping[str, Any]:
-    """Release a job that was started in time: from now on it has no `start_by` to miss."""
-    return {**_released(mine), "start_by": null()}  # guard: what-began-in-time-goes-on
 
 
 # -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
@@ -412,7 +384,9 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
                 r.id,
                 r.lease_token,
                 wait_after_loss_ms(r.losses) or None,  # it may never have started
+                None,
                 error_record(r.attempts, reason(r), error(r), _course_of_lost(r)),
+                *(None, None),
             )
             for r in alive
         ]
