@@ -159,7 +159,7 @@ GUARDS = [
     Guard("claim-sqlite", "THEN lease_token + 1", "THEN lease_token", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard("claim-sqlite", "min(attempts + 1, {MOST_COUNTED})", "attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard("claim-postgresql", "FOR UPDATE SKIP LOCKED) AS ready", ") AS ready", LEASES + "test_the_claim_skips_what_a_rival_is_claiming[postgresql]"),
-    Guard("claim-postgresql", "WITH due AS MATERIALIZED (", "WITH due AS (", STATEMENTS + "test_the_database_receives_the_golden_statement[postgresql-claim]"),
+    Guard("claim-postgresql", "WITH due AS MATERIALIZED (", "WITH due AS (", STATEMENTS + "test_the_database_receives_the_golden_statement[postgresql]"),
     Guard("claim-postgresql", "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL", MACHINE + "test_the_database_walks_as_the_contract_says[postgresql]"),
     Guard("claim-postgresql", "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL AND available_at <= now()", SMALL + "test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement[postgresql]"),
     Guard("claim-postgresql", "CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer))", "NULL)", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[postgresql]"),

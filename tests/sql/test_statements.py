@@ -32,6 +32,7 @@ from sqlq.store.jobs import insert as inserting
 from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
 from tests.conftest import DATABASES, fresh_database, sqlite_url
+from tests.kit import for_each
 from tests.servers import PostgreSQL
 
 FOLLOWER = '{"task": "shop.thank", "queue": "mail"}'
@@ -171,13 +172,14 @@ def database(app: sqlq.App) -> Database:
     return app.database
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
+@for_each("name", STATEMENTS)
 def test_the_database_receives_the_golden_statement(database: Database, name: str) -> None:
-    with database.begin() as conn:
+    with database.connect() as conn, conn.begin() as transaction:
         inserting.insert(conn, [new(), new()])
         held = [] if name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             STATEMENTS[name](conn, held)
+        transaction.rollback()
         actual = "".join(f"{statement.strip()};\n\n" for statement, _ in got)
     golden = Path(__file__).parent / database.engine.dialect.name / f"{name}.sql"
     if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
@@ -290,7 +292,7 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("crowded", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("name", STATEMENTS)
+@for_each("name", STATEMENTS)
 def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str) -> None:
     with crowded.connect() as conn, conn.begin() as transaction:
         held = [] if name.startswith("claim") else claim_two(conn)
