@@ -58,18 +58,18 @@ def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> No
     _instrumented.add(app)
     tracer = trace.get_tracer("sqlq", VERSION, tracer_provider)
     spans = _Spans(tracer)
-    app.stamp(_Stamp(spans))
+    app.stamp(spans)
     app.around(spans.processing)
 
 
-class _Stamp:
-    """Enqueue middleware that adds the trace context to a job's headers."""
+class _Spans:
+    """Middleware of enqueues, which adds the trace context to a job's headers, and of attempts."""
 
-    def __init__(self, spans: _Spans) -> None:
-        self._spans = spans
-
-    def __call__(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
-        return self._spans.created(job)
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._lock = Lock()
+        self._before: OrderedDict[int, SpanContext] = OrderedDict()
+        """Spans of attempts that failed here, by the ids of their jobs."""
 
     def of_replays(self) -> Mapping[str, str]:
         """Return the trace context of the caller that replays."""
@@ -77,15 +77,7 @@ class _Stamp:
         inject(carrier)
         return carrier
 
-
-class _Spans:
-    def __init__(self, tracer: trace.Tracer) -> None:
-        self._tracer = tracer
-        self._lock = Lock()
-        self._before: OrderedDict[int, SpanContext] = OrderedDict()
-        """Spans of attempts that failed here, by the ids of their jobs."""
-
-    def created(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
+    def __call__(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
         """Return the headers that carry the context of the span that creates a job."""
         if PARENT in job.headers:  # the context that the caller has chosen
             return None

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import URL, Engine
 
-from sqlq.app.address import address_of
 from sqlq.app.advice import ADVICE
 from sqlq.app.code import Code
-from sqlq.app.connected import Connected
+from sqlq.app.connected import Connected, address_of
 from sqlq.app.declare import Declares
 from sqlq.app.options import seal_of
 from sqlq.config.constants import CONCURRENCY

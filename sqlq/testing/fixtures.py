@@ -63,6 +63,8 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     ...     Base.metadata.drop_all(engine)
     ...     engine.dispose()
     """
+    from sqlalchemy import URL
+
     from sqlq.testing.database import on_database
 
     app = _app(request)
@@ -75,8 +77,7 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
             finally:
                 _empty(place)
     else:
-        file = tmp_path / "sqlq-test.db"
-        with on_database(app, _sqlite_url(file)):
+        with on_database(app, URL.create("sqlite", database=str(tmp_path / "sqlq-test.db"))):
             yield app
 
 
@@ -177,9 +178,3 @@ def _empty(place: App) -> None:
     with place.database.begin() as conn:
         for table in metadata.tables.values():
             conn.execute(delete(table))
-
-
-def _sqlite_url(file: Path) -> str:
-    from sqlalchemy import URL
-
-    return URL.create("sqlite", database=str(file)).render_as_string()
