@@ -14,7 +14,7 @@ from sqlq.admin.jobs import move_back, no_job
 from sqlq.errors import JobNotFoundError
 from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails, When
 from sqlq.model.job import State
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.store.flows import flows as flow_rows
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lookup, settle
@@ -111,7 +111,7 @@ def _counted(counts: Mapping[str, int]) -> dict[State, int]:
     return {state: counts[state.value] for state in State if counts.get(state.value)}
 
 
-def _step(row: Any, after: Mapping[int, When], seal: Seal | None) -> StepDetails:
+def _step(row: Any, after: Mapping[int, When], seal: Encryption | None) -> StepDetails:
     error = row.reason if row.exception is None else f"{row.exception}: {row.message or ''}"
     shown = lookup.result_shown
     result = None if row.result is None else shown(seal, row.task, row.queue, row.result)

@@ -24,7 +24,7 @@ from sqlq.model.checks import checked_name
 from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
 from sqlq.model.job import JobDetails, State
 from sqlq.model.task import Registry
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 from sqlq.schema import version
 from sqlq.store.health import counts as level_counts
@@ -387,7 +387,7 @@ def no_job(id: int) -> JobNotFoundError:
     )
 
 
-def enqueued(conn: Connection, task: str, schema: str | None, seal: Seal | None) -> Iterator[Any]:
+def enqueued(conn: Connection, task: str, schema: str | None, seal: Encryption | None) -> Iterator[Any]:
     """Yield the jobs of a task that a transaction sees, the oldest first.
 
     Each is id, task, queue, payload, priority and unique key. `seal` decrypts the payloads that it can.

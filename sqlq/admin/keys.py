@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, SealError
-from sqlq.payload.encryption import HEAD, Seal
+from sqlq.payload.encryption import HEAD, Encryption
 from sqlq.store import keys
 from sqlq.store.keys import Place
 
@@ -132,7 +132,7 @@ class Rotation:
         return done
 
     def _pass(
-        self, place: Place, seal: Seal, plain: bool, done: Rotated, told: Callable[[str, int], None]
+        self, place: Place, seal: Encryption, plain: bool, done: Rotated, told: Callable[[str, int], None]
     ) -> int:
         sealed, last = 0, None
         while True:
@@ -146,7 +146,7 @@ class Rotation:
             if number:
                 told(place.name, number)
 
-    def _required(self) -> Seal:
+    def _required(self) -> Encryption:
         self._database.require_tables()
         if self._seal is None:
             raise ConfigurationError(
@@ -177,7 +177,7 @@ Bad = list[tuple[keys.Row, SealError]]
 
 
 def _seal_batch(
-    conn: Connection, *, place: Place, seal: Seal, plain: bool, after: object
+    conn: Connection, *, place: Place, seal: Encryption, plain: bool, after: object
 ) -> tuple[list[keys.Row], int, Bad]:
     """Sign or encrypt a batch of rows anew. Return them, how many changed, and those that did not open."""
     batch = keys.rows(conn, place, after=after, but=seal.begins, plain=plain, lock=True)
@@ -195,7 +195,7 @@ def _seal_batch(
     return batch, len(texts), bad
 
 
-def _opened(place: Place, seal: Seal, row: keys.Row, plain: bool) -> str:
+def _opened(place: Place, seal: Encryption, row: keys.Row, plain: bool) -> str:
     if not isinstance(row.text, str):
         raise SealError(f"its {place.kind} is no text")
     if plain and not row.text.startswith(HEAD):

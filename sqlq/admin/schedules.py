@@ -21,7 +21,7 @@ from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.checks import checked_name
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import INSTANT, Options, Schedule, checked_template, planned, read
-from sqlq.payload.encryption import Seal, Unopened, looked_into
+from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.store import schedules
 from sqlq.store.jobs import lookup
 from sqlq.store.schedules import follow
@@ -286,7 +286,7 @@ def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequ
 
 
 def _details(
-    row: Row[Any], ids: Sequence[int], found: dict[int, lookup.Ending], seal: Seal | None
+    row: Row[Any], ids: Sequence[int], found: dict[int, lookup.Ending], seal: Encryption | None
 ) -> ScheduleDetails:
     payload = looked_into(seal, "payload", row.task, row.queue, row.payload).text
     try:

@@ -16,7 +16,7 @@ from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import KEPT, Kept
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def address_of(
     *,
     kept: Set[str],
     gate: Gate,
-    seal: Seal | None,
+    seal: Encryption | None,
 ) -> Address:
     """Return the address of a database. Options `kept` from another address count only where they fit this
     one. Raises `ConfigurationError` for arguments that make no address."""

@@ -19,7 +19,7 @@ from sqlq.model.backoff import backoff_from
 from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word, job_fields
 from sqlq.model.job import Kept
 from sqlq.payload import headers
-from sqlq.payload.encryption import MOST_KEYS, How, Key, Seal, Unsealed
+from sqlq.payload.encryption import MOST_KEYS, Encryption, How, Key, Unsealed
 
 Check = Callable[[Any], object]
 
@@ -155,7 +155,9 @@ def retention_ms(argument: Duration | Kept | None) -> int | None:
     return None if kept is None else milliseconds(kept, what)
 
 
-def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: str = "{}") -> Seal | None:
+def seal_of(
+    keys: Any = None, how: Any = None, unsealed: Any = None, *, called: str = "{}"
+) -> Encryption | None:
     """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
     without keys. `called` is how messages name an argument, by its name in the braces. Raises
     `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
@@ -193,7 +195,7 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: 
             f'{said_unsealed[0]} is {said_unsealed[1]!r}, but with seal="read" this App itself writes plain '
             "rows: leave it out"
         )
-    return Seal(list(found.values()), how, "take" if how == "read" else taken)
+    return Encryption(list(found.values()), how, "take" if how == "read" else taken)
 
 
 def _checked_unsealed(name: str, value: Any) -> Unsealed:

@@ -40,7 +40,7 @@ from sqlq.database.raw import Driver
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, is_over
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.schema import version
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
@@ -101,7 +101,7 @@ class Address:
     is_test: bool = False
     """Whether the App is at this address only for a test."""
     gate: Gate = field(default_factory=Gate, compare=False, repr=False)
-    seal: Seal | None = field(default=None, compare=False, repr=False)
+    seal: Encryption | None = field(default=None, compare=False, repr=False)
     """Encrypts or signs payloads and results there, and opens them."""
 
     @property
@@ -166,7 +166,7 @@ class Database:
         self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
-        self.seal: Seal | None = None
+        self.seal: Encryption | None = None
         self._schema = schema
         self._create = create
         _FORKABLE.add(self)

@@ -36,7 +36,7 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
 from sqlq.database.timeouts import Patience
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
@@ -132,9 +132,9 @@ def in_schema(conn: Any, schema: str | None) -> Iterator[None]:
         conn._execution_options = options  # noqa: SLF001 - as above
 
 
-def seal_of(conn: Connection) -> Seal | None:
+def seal_of(conn: Connection) -> Encryption | None:
     """Return the seal of the database of a connection of sqlq's own."""
-    seal: Seal | None = conn.get_execution_options()[SEAL]
+    seal: Encryption | None = conn.get_execution_options()[SEAL]
     return seal
 
 
@@ -169,7 +169,7 @@ class Batch:
 
 
 SEAL = "sqlq_seal"
-"""The execution option of sqlq's own connections that holds the `Seal` of their database."""
+"""The execution option of sqlq's own connections that holds the `Encryption` of their database."""
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 

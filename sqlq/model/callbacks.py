@@ -18,7 +18,7 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.job_result import JobResult
 from sqlq.model.outcome import Completed, Failed, Outcome, Settlement
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.payload.headers import decode
 
 log = logging.getLogger("sqlq.worker")
@@ -89,7 +89,7 @@ class Follower(NamedTuple):
 _DEFAULTS = Follower._field_defaults
 
 
-def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob | None:
+def follow_up(job: Ending, outcome: Outcome, seal: Encryption | None = None) -> NewJob | None:
     """Return the job that follows one that ends with this outcome, signed or encrypted where there is a seal.
     None where none follows, as after an attempt that did not end its job, after a cancel, and after a bad
     seal. It has the headers of the job it follows."""
@@ -105,7 +105,7 @@ def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob
     return None
 
 
-def _following(job: Ending, outcome: Outcome, seal: Seal | None) -> NewJob | None:
+def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob | None:
     # SQLite lets in bytes, which JSON does not have
     names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
     label = None if job.label is None else str(job.label)
@@ -147,7 +147,7 @@ def _passed_on(headers: str | None) -> str | None:
     return headers
 
 
-def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
+def as_trusted(job: ClaimedJob, seal: Encryption | None) -> ClaimedJob:
     """Return a job as its row has it, unopened. Where its seal is bad, it has no follow-up: that would get,
     under a good seal, text that anybody may have written."""
     if job.on_failure is None or seal is None or seal.opens(job.task, job.queue, job.payload):
@@ -156,7 +156,7 @@ def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
 
 
 def settlement(
-    job: ClaimedJob, outcome: Outcome, course: AttemptTimes | None = None, *, seal: Seal | None = None
+    job: ClaimedJob, outcome: Outcome, course: AttemptTimes | None = None, *, seal: Encryption | None = None
 ) -> Settlement:
     """Return the settlement of an attempt that ended with this outcome, with the follow-up of its job if that
     ends with it. Its result and the follow-up are signed or encrypted where there is a seal."""

@@ -41,7 +41,7 @@ from sqlq.model.history import AttemptRecord
 from sqlq.model.job_result import Follows
 from sqlq.payload import headers as headings
 from sqlq.payload.codec import HasArguments
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -176,11 +176,11 @@ class NewJob(HasArguments, Generic[R_co]):
         object.__setattr__(new, "__dict__", fields)
         return new
 
-    def sealed_by(self, seal: Seal) -> NewJob[R_co]:
+    def sealed_by(self, seal: Encryption) -> NewJob[R_co]:
         """Return this job with its payload signed or encrypted, for the task and queue that it has."""
         return self.with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
 
-    def is_sealed_by(self, seal: Seal, text: Any) -> bool:
+    def is_sealed_by(self, seal: Encryption, text: Any) -> bool:
         """Whether a text is the payload of this job as the first key seals it."""
         if not isinstance(text, str) or not text.startswith(seal.begins or ""):
             return False

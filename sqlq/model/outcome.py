@@ -12,7 +12,7 @@ from typing import TypeAlias
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
 from sqlq.model.job_result import FailureReason
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Completed:
     result: str | None = None
     note: str | None = None
 
-    def sealed_by(self, seal: Seal, task: str, queue: str) -> Completed:
+    def sealed_by(self, seal: Encryption, task: str, queue: str) -> Completed:
         """Return this with its result signed or encrypted, if it has one."""
         if self.result is None:
             return self

@@ -114,7 +114,7 @@ class Key:
         return self._cipher
 
 
-class Seal:
+class Encryption:
     """The keys of an App: the first one signs or encrypts, and each of them opens."""
 
     def __init__(self, keys: Sequence[Key], how: How, unsealed: Unsealed) -> None:
@@ -132,10 +132,10 @@ class Seal:
             self._first.cipher()
 
     def __repr__(self) -> str:
-        return f"Seal({self.how!r}, keys {', '.join(self.keys)})"
+        return f"Encryption({self.how!r}, keys {', '.join(self.keys)})"
 
     @classmethod
-    def of_facts(cls, facts: dict[str, Any] | None) -> Seal | None:
+    def of_facts(cls, facts: dict[str, Any] | None) -> Encryption | None:
         """Return the seal that `facts` describe."""
         if facts is None:
             return None
@@ -260,7 +260,7 @@ class Looked(NamedTuple):
     sealed: str | None
 
 
-def looked_into(seal: Seal | None, kind: Kind, task: str, queue: str, text: Any) -> Looked:
+def looked_into(seal: Encryption | None, kind: Kind, task: str, queue: str, text: Any) -> Looked:
     """Return a payload or result as it may be shown with these keys, without raising anything. A plain result
     is none where plain rows are refused; a plain payload is shown, for it will never be run."""
     if not isinstance(text, str) or not text.startswith(HEAD):

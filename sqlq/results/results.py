@@ -30,7 +30,7 @@ from sqlq.model.flow import EnqueuedFlow
 from sqlq.model.handle import Handle, id_of
 from sqlq.model.job import Job, State, error_line
 from sqlq.model.task import Registry, Task
-from sqlq.payload.encryption import Seal, Unopened
+from sqlq.payload.encryption import Encryption, Unopened
 from sqlq.results.waiter import Told, Waiting, Watch
 from sqlq.store.jobs import results
 from sqlq.store.jobs.lookup import result_shown
@@ -377,12 +377,14 @@ class _End:
             return True
         return not self._missing
 
-    def value(self, seen: Mapping[int, Seen], tasks: Mapping[str, Task[..., Any]], seal: Seal | None) -> Any:
+    def value(
+        self, seen: Mapping[int, Seen], tasks: Mapping[str, Task[..., Any]], seal: Encryption | None
+    ) -> Any:
         values = [result_of(seen[id], tasks.get(seen[id].task), seal) for id in self._ends]
         return values if self._is_list else values[0]
 
 
-def result_of(job: Seen, task: Task[..., Any] | None, seal: Seal | None) -> Any:
+def result_of(job: Seen, task: Task[..., Any] | None, seal: Encryption | None) -> Any:
     """Return the result of a finished job, converted by the return annotation of its task. Raises
     `NoResultError`, and `SealError` for an encrypted one that these keys do not open."""
     if job.state is State.FAILED:

@@ -41,7 +41,7 @@ from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.schema.rules import MOST_COUNTED
 from sqlq.schema.tables import failed_jobs, jobs, schedules
 from sqlq.schema.types import Moment, after, epoch_ms, moment_of, now
@@ -329,7 +329,7 @@ def _changes(
     service: str | None,
     tasks: Collection[str],
     started: datetime,
-    seal: Seal | None,
+    seal: Encryption | None,
 ) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
     known = {row.name: row for row in rows}
     done = Followed([name for name in declared if name not in known], [], [], [])
@@ -355,7 +355,7 @@ def _changes(
     return done, changes
 
 
-def _changed(row: Row[Any], new: Declared, seal: Seal | None) -> dict[str, Any]:
+def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str, Any]:
     """Return the columns in which the code differs from the row."""
     plan = new.plan.as_text()
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
@@ -378,7 +378,7 @@ def _job_columns(job: NewJob[Any]) -> dict[str, Any]:
     return {"task": job.task, "queue": job.queue, "payload": job.payload, "options": options_text(job)}
 
 
-def _sealed_columns(job: NewJob[Any], seal: Seal | None) -> dict[str, Any]:
+def _sealed_columns(job: NewJob[Any], seal: Encryption | None) -> dict[str, Any]:
     return _job_columns(job if seal is None else job.sealed_by(seal))
 
 

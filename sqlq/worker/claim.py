@@ -19,7 +19,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
 from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Registry, Task
-from sqlq.payload.encryption import HEAD, Seal, opened_without_keys
+from sqlq.payload.encryption import HEAD, Encryption, opened_without_keys
 from sqlq.store.flows import flows
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.workers import look
@@ -429,7 +429,7 @@ class Intake:
         return running
 
 
-def opened_by(seal: Seal | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
+def opened_by(seal: Encryption | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
     """Return claimed jobs with their payloads decrypted. Return the others with their outcomes: failed, or
     released for a worker with the key. Their rows keep the text, and no job behind them waits."""
     done = flows.Filled([], [])

@@ -102,4 +102,4 @@ def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:
     ] == []
     # it would have been seen
     assert Counter(on)["otel.py:_Spans.processing"] >= 5
-    assert Counter(on)["payload/encryption.py:Seal.opened"] >= 4
+    assert Counter(on)["payload/encryption.py:Encryption.opened"] >= 4

@@ -15,7 +15,7 @@ import pytest
 import sqlq
 from sqlq.app.options import seal_of
 from sqlq.errors import ConfigurationError, SealError
-from sqlq.payload.encryption import HEAD, Seal, Unopened, looked_into, new_key
+from sqlq.payload.encryption import HEAD, Encryption, Unopened, looked_into, new_key
 from tests.kit import for_each
 
 KEY = "wnIgP-EjW0kBhPaSnlOcSLPyLWxJupaY4uQcInb7QdY"  # names tests, so it is the same in all processes
@@ -29,7 +29,7 @@ PAYLOADS = [
 BOTH = pytest.mark.parametrize("how", ["sign", "encrypt"])
 
 
-def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Seal:
+def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Encryption:
     found = seal_of(list(keys) or [KEY], how, unsealed)
     assert found is not None
     return found
@@ -265,11 +265,11 @@ def test_keys_are_in_no_repr() -> None:
 
 def test_the_facts_of_a_seal_make_it_again() -> None:
     first = seal(KEY, OTHER, how="encrypt", unsealed=["q"])
-    again = Seal.of_facts(json.loads(json.dumps(first.facts())))
+    again = Encryption.of_facts(json.loads(json.dumps(first.facts())))
     assert again is not None
     assert (list(again.keys), again.how, again.refuses_plain("q")) == (list(first.keys), "encrypt", False)
     assert again.refuses_plain("other")
-    assert Seal.of_facts(None) is None
+    assert Encryption.of_facts(None) is None
 
 
 def test_new_keys_are_fit_for_a_command_line() -> None:

@@ -32,7 +32,7 @@ from sqlq.model import history
 from sqlq.model.handle import AnyJob, Handle
 from sqlq.model.history import AttemptRecord
 from sqlq.model.job import JobDetails, Progress, State, error_line
-from sqlq.payload.encryption import Seal, Unopened, looked_into
+from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import FAR, milliseconds_of, now
 from sqlq.store.jobs.rows import ENDED_STATE, LIVE_STATE, TABLES
@@ -109,7 +109,7 @@ def require_own(asked: AnyJob, found: JobDetails | None) -> None:
         asked.require_own(None if found is None else milliseconds_of(found.created_at))
 
 
-def details(conn: Connection, id: int, seal: Seal | None = None) -> JobDetails | None:
+def details(conn: Connection, id: int, seal: Encryption | None = None) -> JobDetails | None:
     """Return everything about a job, in whichever table it is; `seal` opens signed or encrypted texts."""
     for query, source in _EVERYWHERE:
         row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
@@ -126,7 +126,7 @@ def listing(
     task: str | None = None,
     limit: int = 100,
     within: int | None = None,
-    seal: Seal | None = None,
+    seal: Encryption | None = None,
 ) -> Listing:
     """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
     each table, since matches may be rare. `seal` opens signed or encrypted texts."""
@@ -258,7 +258,7 @@ FIRST_LINE_CHARACTERS = 200
 error."""
 
 
-def _job(row: RowMapping, seal: Seal | None = None) -> JobDetails:
+def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:
     found: dict[str, Any] = {str(name): value for name, value in row.items()}
     payload = looked_into(seal, "payload", row.task, row.queue, row.payload)
     done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
@@ -290,7 +290,7 @@ def _progress(done: Any, of: Any, note: Any) -> Progress | None:
     return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
 
 
-def result_shown(seal: Seal | None, task: str, queue: str, text: Any) -> Any:
+def result_shown(seal: Encryption | None, task: str, queue: str, text: Any) -> Any:
     """Return a result as it may be shown: decoded, or `Unopened`."""
     return _shown(looked_into(seal, "result", task, queue, text).text)
 

@@ -13,7 +13,7 @@ from sqlq.database.dialect import Right
 from sqlq.errors import ConfigurationError
 from sqlq.model.flow import AnyFlow, Growth, Plan
 from sqlq.model.job import ClaimedJob, Progress
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.store.flows.flows import Before
 from sqlq.store.jobs.progress import Note
 
@@ -40,7 +40,7 @@ class Target:
     plan: Callable[[AnyFlow], Plan] = _no_plan
 
     @property
-    def encryption(self) -> Seal | None:
+    def encryption(self) -> Encryption | None:
         return None if self.database is None else self.database.seal
 
 

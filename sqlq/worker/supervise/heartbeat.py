@@ -20,7 +20,7 @@ from sqlq.database.database import STANDS_IN, Address, Database
 from sqlq.database.dialect import Right
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
-from sqlq.payload.encryption import Seal
+from sqlq.payload.encryption import Encryption
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.expire import Expired
@@ -112,7 +112,7 @@ class Heartbeat:
             if self._database is None:
                 listen = None if facts.listen_url is None else make_url(facts.listen_url)
                 self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=STANDS_IN)
-            self._database.seal = Seal.of_facts(facts.encryption)  # guard: the-supervisor-seals
+            self._database.seal = Encryption.of_facts(facts.encryption)  # guard: the-supervisor-seals
             self._kept[facts.worker] = link
             self._next_beat = time.monotonic()
         self._changed.set()
