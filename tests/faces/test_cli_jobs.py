@@ -569,6 +569,7 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
 
 
 @on_sqlite
+@pytest.mark.variants
 @pytest.mark.parametrize("words", [("show", "1"), ("show", "1", "--json"), ("jobs",)])
 def test_a_job_is_shown_in_a_locale_without_its_characters(
     sqlq_: Command, app: sqlq.App, words: tuple[str, ...]
@@ -579,6 +580,7 @@ def test_a_job_is_shown_in_a_locale_without_its_characters(
 
 
 @on_sqlite
+@pytest.mark.variants
 @pytest.mark.parametrize("words", ["show 1", "show 1 --json", "jobs --json", "status --json"])
 def test_a_command_exits_with_0_when_its_reader_has_seen_enough(
     sqlq_: Command, app: sqlq.App, words: str

@@ -143,7 +143,6 @@ def commands(desk: Desk) -> list[tuple[str, ...]]:
         ("workers",),
         ("jobs", "--state", "failed"),
         ("failed",),
-        ("show", str(failed)),
         ("flows",),
         ("flows", "show", str(step.id)),
         ("limits",),

@@ -372,7 +372,7 @@ GUARDS = [
     Guard("what-never-began-keeps-its-key", "row[: len(CLAIMED)])", "row[: len(CLAIMED)])._replace(limit_key=None)", DEAD + "test_what_never_began_gives_its_slot_back_whoever_gives_it_back[sqlite-itself]"),
     Guard("a-full-sweep-goes-on", None, "pass", DEAD + "test_a_paused_queue_gives_all_its_slots_back_without_a_wait[sqlite-4]"),
     # what may start once, and threads that cannot be started
-    Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", ONCE + "test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time[sqlite-is_cancelled-the task says it]"),
+    Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", ONCE + "test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time[sqlite-is_cancelled-False]"),
     Guard("what-is-given-back-does-not-start", "attempt.asked_to_stop or ", "", ONCE + "test_what_was_given_back_before_it_began_does_not_start[sqlite]"),
     Guard("admissions-begin-when-they-can", None, "pass", "tests/worker/test_short_of_threads.py::test_admissions_begin_once_there_is_a_thread[sqlite]"),
     # the supervisor, and what it knows of a process that died

@@ -17,6 +17,7 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
+from sqlq.worker.wait import poller
 from tests.kit import working
 from tests.waiting import wait_until
 
@@ -48,6 +49,12 @@ def held(app: sqlq.App) -> Iterator[Held]:
     held = Held(app)
     yield held
     held.go.set()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers look often where a test does not ask how soon they do."""
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -106,6 +113,7 @@ def test_a_request_in_the_row_is_obeyed_soon(app: sqlq.App, quick: Any) -> None:
         wait_until(lambda: app.jobs.get(job.id).state == "finished")
 
 
+@pytest.mark.usefixtures("often")
 def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
@@ -119,6 +127,7 @@ def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> No
         assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
 
 
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("word", ["stop", "restart"])
 def test_a_worker_of_a_program_ends_when_what_it_runs_has(
     app: sqlq.App, held: Held, quick: Any, word: str
@@ -216,6 +225,7 @@ def test_an_idle_worker_asks_nothing_more_for_it(
 # -- all queues ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("often")
 def test_a_pause_of_all_holds_for_queues_and_workers_that_come_later(app: sqlq.App, quick: Any) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
@@ -232,6 +242,7 @@ def test_a_pause_of_all_holds_for_queues_and_workers_that_come_later(app: sqlq.A
             wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in jobs))
 
 
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("queue", ["default", None])
 def test_a_pause_with_an_end_is_over_by_itself(app: sqlq.App, quick: Any, queue: str | None) -> None:
     with working(app):

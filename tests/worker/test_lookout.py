@@ -212,7 +212,11 @@ def test_it_sees_leases_that_have_run_out(app: sqlq.App, task: Any, engine: Engi
 
 
 @on_postgresql
-def test_while_it_stands_by_it_has_no_connection(app: sqlq.App, engine: Engine) -> None:
+def test_while_it_stands_by_it_has_no_connection(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
+
     def listening() -> int:
         with engine.connect() as conn:
             found: int = conn.scalar(
@@ -314,10 +318,13 @@ def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pyte
         return real(*args)
 
     monkeypatch.setattr(workers_look, "due_in", counted)
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
     with working(app) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
         before, seen = len(looks), worker._last_look.at()
-        wait_until(lambda: worker._last_look.at() > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
+        wait_until(
+            lambda: worker._last_look.at() > seen + 2 * poller.LOOKOUT_SECONDS, what="the lookout looking"
+        )
         assert len(looks) == before
 
 
