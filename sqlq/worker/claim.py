@@ -388,7 +388,7 @@ class Intake:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
         arguments."""
         seal = self._database.seal
-        if seal is None and not any(str(job.payload).startswith(HEAD) for job in claimed):
+        if seal is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
             return self._with_results(claimed)
         opened = opened_by(seal, claimed)
         filled = self._with_results(opened.ready)
@@ -396,7 +396,7 @@ class Intake:
 
     def _with_results(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with the results of the steps before them in their arguments."""
-        if all(job.flow_id is None for job in claimed):
+        if not [job for job in claimed if job.flow_id is not None]:
             return flows.Filled(claimed, [])
         try:
             return flows.filled(self._database, claimed)

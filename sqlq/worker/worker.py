@@ -128,13 +128,12 @@ class Worker(Background):
             worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
             keep_finished=keep_finished,
         )
-        self._most_unwritten = database.dialect.most_unwritten
         self._executors = Executor(
             options.concurrency,
             self._leases.starting,
             self._settle,
             isolates,
-            may_start=lambda: self._settler.unwritten() < self._most_unwritten,
+            may_start=self._settler.has_room,
         )
         own_lifespan = (
             None
@@ -473,7 +472,7 @@ class Worker(Background):
 
     def _room(self) -> int:
         """Return how many jobs to claim; 0 after having waited shortly for room."""
-        if self._settler.unwritten() > self._most_unwritten:
+        if not self._settler.has_room():
             self._grace.stopping.wait(BACKLOG_SECONDS)
             return 0
         running, waiting = self._executors.load()

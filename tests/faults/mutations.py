@@ -373,7 +373,7 @@ GUARDS = [
     Guard("a-full-sweep-goes-on", None, "pass", DEAD + "test_a_paused_queue_gives_all_its_slots_back_without_a_wait[sqlite-4]"),
     # what may start once, and threads that cannot be started
     Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", ONCE + "test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time[sqlite-is_cancelled-False]"),
-    Guard("what-is-given-back-does-not-start", "attempt.asked_to_stop or ", "", ONCE + "test_what_was_given_back_before_it_began_does_not_start[sqlite]"),
+    Guard("what-is-given-back-does-not-start", "attempt.cancelled_at is not None or ", "", ONCE + "test_what_was_given_back_before_it_began_does_not_start[sqlite]"),
     Guard("admissions-begin-when-they-can", None, "pass", "tests/worker/test_short_of_threads.py::test_admissions_begin_once_there_is_a_thread[sqlite]"),
     # the supervisor, and what it knows of a process that died
     Guard("only-what-started-counts", None, "started = set(batch)", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[sqlite]"),

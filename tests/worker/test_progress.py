@@ -189,7 +189,7 @@ def test_a_locked_row_delays_the_end_and_loses_no_word(app: sqlq.App, engine: En
         with engine.begin() as conn:
             conn.execute(text("SELECT id FROM jobs WHERE id = :id FOR UPDATE"), {"id": id})
             go_on.set()
-            wait_until(lambda: worker._settler.unwritten() == 1, what="the outcome waiting")
+            wait_until(lambda: len(worker._settler._pending) == 1, what="the outcome waiting")
         wait_until(lambda: app.jobs.get(id).state == "finished", what="the end")
     assert app.jobs.get(id).progress == Progress(7)
 

@@ -162,14 +162,17 @@ class Attempt:
             return None
         return self.task_found.retention_ms
 
-    def is_kept(self, finished: bool) -> bool:
-        """Whether the row is kept when it has finished: as `finished` jobs are, unless the row or the task
+    @property
+    def is_kept(self) -> bool:
+        """Whether the row is kept when it has finished: as the worker keeps them, unless the row or the task
         has a retention. A step's row is always kept, since other steps may still read how it ended."""
         own_ms = self.claimed.retention_ms
         if own_ms is None and self.task_found is not None:
             own_ms = self.task_found.retention_ms
         # guard: steps-are-kept
-        return self.claimed.flow_id is not None or (finished if own_ms is None else own_ms > 0)
+        return self.claimed.flow_id is not None or (
+            self.target.keep_finished if own_ms is None else own_ms > 0
+        )
 
     def note(self) -> Note:
         """Return the progress and the retention, as they are written to the row."""
@@ -200,7 +203,7 @@ class Attempt:
     def on_cancel(self, stop: Callable[[], object] | None) -> None:
         """Set the function that stops the handler; it is called at once where the handler is to stop."""
         self._stop = stop
-        if stop is not None and self.asked_to_stop:
+        if stop is not None and self.cancelled_at is not None:
             stop()
 
     def cancel(self) -> None:

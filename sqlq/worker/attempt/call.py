@@ -108,7 +108,8 @@ def _prepared(attempt: Attempt) -> Outcome | None:
     Raises `ArgumentsError` for a payload that no handler can be called with, and for a cursor that is none.
     """
     job, task = attempt.claimed, attempt.task_found
-    stops = attempt.asked_to_stop or attempt.cancel_requested  # guard: what-is-given-back-does-not-start
+    # guard: what-is-given-back-does-not-start
+    stops = attempt.cancelled_at is not None or attempt.cancel_requested
     if task is None or stops or job.attempts > job.max_attempts:
         return _not_runnable(attempt)
     if job.late_ms is not None and attempt.is_too_late:

@@ -138,7 +138,7 @@ class OwnRow:
                 conn,
                 attempt.right,
                 stored,
-                keep_finished=attempt.is_kept(target.keep_finished),
+                keep_finished=attempt.is_kept,
                 follow_up=follow_up(attempt.claimed, done, encryption),
                 course=None if attempt.is_first_claim else AttemptTimes(*attempt.times(attempt.seconds())),
             ):

@@ -191,10 +191,6 @@ class Reporter:
         self._looked = False
         """Whether it is known, for this batch, whether lines of finished jobs need no records."""
 
-    def wants(self, name: str) -> bool:
-        """Return whether the log, or a listener, takes events of this name."""
-        return wants(name) or self._events.wants(name)
-
     def tell(self, event: JobEvent) -> None:
         """Report an event to the log, and then to the listeners."""
         if wants(event.name):
@@ -222,10 +218,11 @@ class Reporter:
             name = "snoozed"
         if self._meter is not None:
             self._meter.ended(name, job, outcome, seconds)
-        if not self.wants(name):  # guard: events-are-free
+        is_line, is_heard = wants(name), self._events.wants(name)
+        if not (is_line or is_heard):  # guard: events-are-free
             return
-        logged = name == "finished" and self._logs_finished(job, seconds)
-        if logged and not self._events.wants(name):
+        logged = is_line and name == "finished" and self._logs_finished(job, seconds)
+        if logged and not is_heard:
             return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
@@ -250,8 +247,8 @@ class Reporter:
             self._meter.flush()
 
     def _logs_finished(self, job: Attempt, seconds: float) -> bool:
-        """Write the line of a finished job without a record; return False where it needs one, or is none."""
-        if not wants("finished") or job.claimed.label is not None:
+        """Write the line of a finished job without a record; return False where it needs one."""
+        if job.claimed.label is not None:
             return False
         if job.trace_id is not None:  # guard: traced-jobs-need-records
             return False

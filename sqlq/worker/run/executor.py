@@ -202,7 +202,8 @@ class Executor:
         self.unstarted += 1
         with self._lock:
             self._running.discard(job)
-            self._tell_of_room()
+            self._idle.notify_all()
+            self._room.set()
 
     # -- slots -----------------------------------------------------------------------------------------------
 
@@ -270,21 +271,19 @@ class Executor:
             else:
                 self._threads.append(thread)
 
-    def _tell_of_room(self) -> None:
-        if not self._running:
-            self._idle.notify_all()
-        if self._waiting() <= self._low_water:
-            self._room.set()
-
     def _next(self, ended: Attempt, on_loop: bool) -> Attempt | None:
         """Free the slot of a job that ended. Return the next one if it runs in the same place, else start it
         elsewhere."""
         with self._lock:
             self._running.discard(ended)
             self.ended += 1
-            self.busy_seconds += ended.seconds()
+            if ended.started is not None:
+                self.busy_seconds += time.monotonic() - ended.started
             job = self._take()
-            self._tell_of_room()
+            if not self._running:
+                self._idle.notify_all()
+            if len(self._ready) + len(self._for_isolates) <= self._low_water:
+                self._room.set()
         if job is None or job.is_async == on_loop:
             return job
         self._start(job)

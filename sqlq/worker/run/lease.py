@@ -251,7 +251,7 @@ class Leases(Threaded):
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
         """Find the lost ones among rows that were not renewed. Others are settled by us just now, or locked
         by another transaction, and so not known."""
-        dropped = {right for right in missing if not held[right].is_kept(self._keep_finished)}
+        dropped = {right for right in missing if not held[right].is_kept}
         with self._database.read() as conn:
             fates = lease.fates(conn, missing, keep_finished=self._keep_finished, dropped=dropped)
         for right, fate in fates.items():

@@ -95,6 +95,7 @@ class Settler(Gatherer[Item]):
         self._after = after
         self._worker = worker
         self._keep_finished = keep_finished
+        self._most_unwritten = database.dialect.most_unwritten
         self._pending: dict[Right, Item] = {}
         self._doubtful = False
         self._refused: str | None = None
@@ -104,9 +105,10 @@ class Settler(Gatherer[Item]):
         """Take an outcome to write; returns at once."""
         self._items.put((job, outcome, job.seconds()))
 
-    def unwritten(self) -> int:
-        """Return about how many outcomes are not written yet. Their jobs run again after a crash."""
-        return self._items.qsize() + len(self._pending)
+    def has_room(self) -> bool:
+        """Return whether more jobs may end. The jobs of unwritten outcomes run again after a crash, so their
+        number is bounded."""
+        return self._items.qsize() + len(self._pending) < self._most_unwritten
 
     def finish(self, patience: Callable[[], float]) -> bool:
         """Write all outcomes and end. Return whether all were written before `patience` returned 0
@@ -156,7 +158,7 @@ class Settler(Gatherer[Item]):
             # checked once for each job: a caller may begin to wait for it at any time
             by_retention: tuple[list[Item], list[Item]] = ([], [])
             for item in pending.values():
-                by_retention[self._keeps(item[0])].append(item)
+                by_retention[item[0].is_kept or self._is_awaited(item[0])].append(item)
             for keep in (False, True):
                 if items := by_retention[keep]:
                     done |= self._settle([self._settlement(*item) for item in items], keep)
@@ -166,11 +168,8 @@ class Settler(Gatherer[Item]):
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
-    def _keeps(self, job: Attempt) -> bool:
-        """Whether the row of a job is kept when it has finished, for good or while a caller waits for its
-        result."""
-        if job.is_kept(self._keep_finished):
-            return True
+    def _is_awaited(self, job: Attempt) -> bool:
+        """Whether the row of a job is kept while a caller waits for its result."""
         # guard: a-result-waits-for-who-waits
         return (
             self._keep_finished and self._after.answers.are_wanted and self._after.answers.waits_for(job.id)
@@ -179,7 +178,7 @@ class Settler(Gatherer[Item]):
     def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, lease.Fate]:
         if not wanted:
             return {}
-        dropped = {right for right in wanted if not pending[right][0].is_kept(self._keep_finished)}
+        dropped = {right for right in wanted if not pending[right][0].is_kept}
         with self._database.read() as conn:
             return lease.fates(conn, wanted, keep_finished=self._keep_finished, dropped=dropped)
 
@@ -283,7 +282,7 @@ class Settler(Gatherer[Item]):
             for version in (outcome, *_plainer(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        keep = self._keeps(job)
+                        keep = job.is_kept or self._is_awaited(job)
                         written = [self._settlement(job, version, seconds)]
                         done = settling.settle(conn, written, keep_finished=keep)
                 except DBAPIError as refusal:
