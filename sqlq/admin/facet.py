@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection
 
+from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_name
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Facet:
@@ -24,6 +31,24 @@ class Facet:
         self._database.require_tables()
         with self._database.read() as conn:
             yield conn
+
+
+def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the twin of a method for asynchronous code. It runs the method in a thread, so that the event
+    loop goes on, or with a `session` in the transaction of that asynchronous session."""
+    name = method.__name__
+
+    @wraps(method)
+    async def twin(self: Any, /, *args: Any, session: Any = None, **options: Any) -> Any:
+        work = getattr(self, name)
+        if session is None:
+            return await asyncio.to_thread(work, *args, **options)
+        return await asynchronous(session).run_sync(lambda joined: work(*args, session=joined, **options))
+
+    twin.__name__ = f"a{name}"
+    twin.__qualname__ = method.__qualname__.replace(name, twin.__name__)
+    twin.__doc__ = f"`{name}` for asynchronous code."
+    return cast("Callable[P, Coroutine[Any, Any, T]]", twin)
 
 
 def check_most(limit: int) -> None:

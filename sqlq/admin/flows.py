@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from sqlq.admin.cancel import Cancellation, Canceller
-from sqlq.admin.facet import Facet, check_most
+from sqlq.admin.facet import Facet, check_most, for_asyncio
 from sqlq.admin.jobs import move_back, no_job
 from sqlq.errors import JobNotFoundError
 from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails, When
@@ -55,9 +54,7 @@ class Flows(Facet):
         counts = _counted(Counter(step.state for step in rows))
         return FlowDetails(row.id, row.name, row.created_at, counts, steps)
 
-    async def aget(self, id: int) -> FlowDetails:
-        """`get` in a thread, so that the event loop goes on meanwhile."""
-        return await asyncio.to_thread(self.get, id)
+    aget = for_asyncio(get)
 
     def cancel(self, id: int, *, force: bool = False) -> dict[int, Cancellation]:
         """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises

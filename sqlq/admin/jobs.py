@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
-from sqlq.admin.facet import Facet, check_most, check_names
+from sqlq.admin.facet import Facet, check_most, check_names, for_asyncio
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.database.dialect import in_schema
@@ -105,12 +104,7 @@ class Jobs(Facet):
             timeout_ms=task.timeout_ms if job.timeout_ms is None else job.timeout_ms,
         )
 
-    async def aget(self, id: AnyJob) -> JobDetails:
-        """`get` for asynchronous code.
-
-        >>> job = await app.jobs.aget(42)  # doctest: +SKIP
-        """
-        return await asyncio.to_thread(self.get, id)
+    aget = for_asyncio(get)
 
     def get_by_key(self, queue: str, key: str) -> JobDetails:
         """Return everything about the job that holds a unique key in a queue: the live one, or with
@@ -133,9 +127,7 @@ class Jobs(Facet):
             )
         return self.get(id)
 
-    async def aget_by_key(self, queue: str, key: str) -> JobDetails:
-        """`get_by_key` for asynchronous code."""
-        return await asyncio.to_thread(self.get_by_key, queue, key)
+    aget_by_key = for_asyncio(get_by_key)
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
@@ -143,11 +135,7 @@ class Jobs(Facet):
         """Return the newest jobs, of a state, queue or task if given, at most `limit`."""
         return self.listing(state=state, queue=queue, task=task, limit=limit, within=None).jobs
 
-    async def alist(
-        self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
-    ) -> builtins.list[JobDetails]:
-        """`list` for asynchronous code."""
-        return await asyncio.to_thread(self.list, state=state, queue=queue, task=task, limit=limit)
+    alist = for_asyncio(list)
 
     def listing(
         self,
@@ -204,11 +192,7 @@ class Jobs(Facet):
         self._database.require_tables()
         return Canceller(self._database).cancel(selections, force=force)
 
-    async def acancel(
-        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
-    ) -> dict[int, Cancellation]:
-        """`cancel` for asynchronous code."""
-        return await asyncio.to_thread(self.cancel, ids, task=task, queue=queue, force=force)
+    acancel = for_asyncio(cancel)
 
     # -- retry and replay ------------------------------------------------------------------------------------
 
@@ -231,11 +215,7 @@ class Jobs(Facet):
         self._database.require_tables()
         return move_back(self._database, selections)
 
-    async def aretry(
-        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
-    ) -> builtins.list[int]:
-        """`retry` for asynchronous code."""
-        return await asyncio.to_thread(self.retry, ids, task=task, queue=queue, all=all)
+    aretry = for_asyncio(retry)
 
     def replay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
         """Enqueue ended jobs once more, as new jobs with ids of their own; return which became which.
@@ -265,12 +245,7 @@ class Jobs(Facet):
         replays = Replays(self._database, self._tasks, self._events, self._stamps)
         return replays.replay(self.ids_of(ids), **options)
 
-    async def areplay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
-        """`replay` for asynchronous code, with the same options.
-
-        >>> done = await app.jobs.areplay(task="shop.send_receipt", since="2h")  # doctest: +SKIP
-        """
-        return await asyncio.to_thread(self.replay, ids, **options)
+    areplay = for_asyncio(replay)
 
     # -- delete ----------------------------------------------------------------------------------------------
 

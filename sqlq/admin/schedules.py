@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any, TypeVar, Unpack
 
 from sqlalchemy import Row
 
+from sqlq.admin.facet import Facet, for_asyncio
 from sqlq.config.durations import aware
-from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError, SqlqError
@@ -83,12 +82,12 @@ class ScheduleDetails:
     created_at: datetime
 
 
-class Schedules:
+class Schedules(Facet):
     """The schedules of a database: `app.schedules`.
 
     Each call writes at once, in a transaction of its own, or with `session` in the caller's. `session` is of
-    any kind that `enqueue` takes. `aadd`, `achange` and so on are the same for asynchronous code and its
-    sessions. Workers see a change within two seconds.
+    any kind that `enqueue` takes. `aadd`, `achange` and so on are the same for asynchronous code, with a
+    session that `App.aenqueue` takes, or in a thread. Workers see a change within two seconds.
     Raises `ConfigurationError`, before anything is written, for a schedule that is not there and for what
     cannot be.
     """
@@ -97,7 +96,7 @@ class Schedules:
         self, database: Database, enqueuer: Enqueuer, prepare: Callable[[NewJob[Any]], NewJob[Any]]
     ) -> None:
         """`prepare` adds to a job what its queue and task define."""
-        self._database = database
+        super().__init__(database)
         self._enqueuer = enqueuer
         self._prepare = prepare
 
@@ -179,68 +178,6 @@ class Schedules:
 
         return self._do(session, lambda conn: schedules.backfill(conn, name, choose))
 
-    # -- the same for asynchronous code ----------------------------------------------------------------------
-
-    async def aadd(
-        self,
-        name: str,
-        job: NewJob[Any],
-        when: Schedule | str | None = None,
-        /,
-        *,
-        session: Any = None,
-        **options: Unpack[Options],
-    ) -> None:
-        """`add` with what `App.aenqueue` takes for a session; without one, in a thread. So are all that
-        follow."""
-        await _aside(session, lambda joined: self.add(name, job, when, **options, session=joined))
-
-    async def achange(
-        self,
-        name: str,
-        when: Schedule | str | None = None,
-        /,
-        *,
-        session: Any = None,
-        **options: Unpack[Options],
-    ) -> None:
-        """`change` for asynchronous code."""
-        await _aside(session, lambda joined: self.change(name, when, **options, session=joined))
-
-    async def areset(self, name: str, *, session: Any = None) -> bool:
-        """`reset` for asynchronous code."""
-        return await _aside(session, lambda joined: self.reset(name, session=joined))
-
-    async def apause(self, name: str, *, session: Any = None) -> bool:
-        """`pause` for asynchronous code."""
-        return await _aside(session, lambda joined: self.pause(name, session=joined))
-
-    async def aresume(self, name: str, *, session: Any = None) -> bool:
-        """`resume` for asynchronous code."""
-        return await _aside(session, lambda joined: self.resume(name, session=joined))
-
-    async def aremove(self, name: str, *, session: Any = None) -> None:
-        """`remove` for asynchronous code."""
-        await _aside(session, lambda joined: self.remove(name, session=joined))
-
-    async def arun(self, name: str, *, session: Any = None) -> Job[Any]:
-        """`run` for asynchronous code."""
-        return await _aside(session, lambda joined: self.run(name, session=joined))
-
-    async def abackfill(
-        self, name: str, since: datetime, until: datetime, *, session: Any = None
-    ) -> builtins.list[Job[Any]]:
-        """`backfill` for asynchronous code."""
-        return await _aside(session, lambda joined: self.backfill(name, since, until, session=joined))
-
-    async def aget(self, name: str) -> ScheduleDetails:
-        """`get` in a thread, so that the event loop goes on meanwhile."""
-        return await asyncio.to_thread(self.get, name)
-
-    async def alist(self) -> builtins.list[ScheduleDetails]:
-        """`list` in a thread, so that the event loop goes on meanwhile."""
-        return await asyncio.to_thread(self.list)
-
     def _do(self, session: Any, work: Callable[[Any], T]) -> T:
         if session is not None:
             return self._enqueuer.join(session, work)
@@ -251,27 +188,31 @@ class Schedules:
 
     def get(self, name: str) -> ScheduleDetails:
         """Return a schedule with its next ten runs and its last ten jobs."""
-        self._database.require_tables()
-        with self._database.read() as conn:
+        with self._read() as conn:
             row = schedules.get(conn, name)
             ids = schedules.recent(row.recent_jobs)
             return _details(row, ids, lookup.outcomes(conn, ids), self._database.seal)
 
     def list(self) -> builtins.list[ScheduleDetails]:
         """Return all schedules by name, each with its next ten runs and its last job."""
-        self._database.require_tables()
-        with self._database.read() as conn:
+        with self._read() as conn:
             rows = schedules.rows(conn)
             last = {row.name: schedules.recent(row.recent_jobs)[-1:] for row in rows}
             found = lookup.outcomes(conn, [id for ids in last.values() for id in ids])
         return [_details(row, last[row.name], found, self._database.seal) for row in rows]
 
+    # -- the same for asynchronous code ----------------------------------------------------------------------
 
-async def _aside(session: Any, work: Callable[[Any], T]) -> T:
-    """Do synchronous work in an asynchronous session's transaction, or without one in a thread."""
-    if session is None:
-        return await asyncio.to_thread(work, None)
-    return await asynchronous(session).run_sync(work)
+    aadd = for_asyncio(add)
+    achange = for_asyncio(change)
+    areset = for_asyncio(reset)
+    apause = for_asyncio(pause)
+    aresume = for_asyncio(resume)
+    aremove = for_asyncio(remove)
+    arun = for_asyncio(run)
+    abackfill = for_asyncio(backfill)
+    aget = for_asyncio(get)
+    alist = for_asyncio(list)
 
 
 def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequence[datetime]:
