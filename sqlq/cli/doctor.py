@@ -48,7 +48,7 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from sqlq.admin.doctor.doctor import Doctor
-    from sqlq.admin.doctor.finding import to_do
+    from sqlq.admin.doctor.finding import Finding, Verdict
     from sqlq.cli.problems import explain
     from sqlq.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
     try:
         return Doctor(database, deep=deep).examine()
     except (SQLAlchemyError, ConfigurationError) as error:
-        return [to_do("connection", explain(error, context) or str(error), None)]
+        return [Finding("connection", Verdict.TO_DO, explain(error, context) or str(error))]
 
 
 def _row(finding: Finding) -> list[Cell]:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.admin.doctor import doctor
+from sqlq.admin.doctor import doctor, queue
 from sqlq.model.job import ClaimedJob
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt
@@ -84,7 +84,7 @@ def test_the_doctor_names_a_worker_that_holds_jobs_for_long(
             return [each.said for each in found if "without starting" in each.said]
 
         assert said() == [], "not for a moment"
-        monkeypatch.setattr(doctor, "LONG_HELD_S", 0.0)
+        monkeypatch.setattr(queue, "LONG_HELD_S", 0.0)
         (line,) = said()
         assert "has held 1 job for over" in line
 

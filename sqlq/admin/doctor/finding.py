@@ -1,11 +1,20 @@
-"""The findings of `sqlq doctor`, and short ways to make them."""
+"""The findings of `sqlq doctor`, and the base of its checks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
 
 from sqlq.config.durations import readable
+from sqlq.database.database import Database
+from sqlq.store.health import health
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Verdict(StrEnum):
@@ -27,16 +36,36 @@ class Finding:
     remedy: str | None = None
 
 
-def ok(about: str, said: str) -> Finding:
-    return Finding(about, Verdict.OK, said)
+class Answer(NamedTuple):
+    """The answer of one check, and the remedy."""
+
+    verdict: Verdict
+    said: str
+    remedy: str | None = None
 
 
-def check(about: str, said: str, remedy: str | None = None) -> Finding:
-    return Finding(about, Verdict.CHECK, said, remedy)
+def ok(said: str) -> Answer:
+    return Answer(Verdict.OK, said)
 
 
-def to_do(about: str, said: str, remedy: str | None) -> Finding:
-    return Finding(about, Verdict.TO_DO, said, remedy)
+def check(said: str, remedy: str | None = None) -> Answer:
+    return Answer(Verdict.CHECK, said, remedy)
+
+
+def to_do(said: str, remedy: str | None) -> Answer:
+    return Answer(Verdict.TO_DO, said, remedy)
+
+
+class Checks:
+    """Checks of one database. Each is a method, named after its subject."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def _ask(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one query, in a transaction of its own with a limited time."""
+        with health.reading(self._database) as conn:
+            return query(conn, *args, **kwargs)
 
 
 def span(seconds: float) -> str:

@@ -5,92 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlq.admin.doctor.finding import Finding, check, ok, to_do
+from sqlq.admin.doctor.finding import Answer, Checks, check, ok, to_do
 from sqlq.database.database import Database
 from sqlq.database.sqlite import health as healths
-from sqlq.store.health import health
 
 LARGE_LOG_BYTES = 256 * 1024 * 1024
 CHECKED_BYTES = 32 * 1024 * 1024
 """Up to this size a file is checked each time; larger ones with --deep, since that reads all of it."""
 DAMAGED = "stop all workers, and restore a backup, or save what can be with sqlite3's .recover"
-NETWORK_FILESYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "afs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "ncpfs",
-        "beegfs",
-        "gpfs",
-        "9p",
-        "virtiofs",
-        "vboxsf",
-    }
-    | {
-        f"fuse.{name}"
-        for name in (
-            "sshfs",
-            "glusterfs",
-            "ceph",
-            "ceph-fuse",
-            "s3fs",
-            "gcsfuse",
-            "rclone",
-            "gvfsd-fuse",
-            "davfs",
-        )
-    }
+NETWORK_FILESYSTEMS = (
+    *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
+    *("smb3", "smbfs", "vboxsf", "virtiofs"),
+    *("fuse.ceph", "fuse.ceph-fuse", "fuse.davfs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.gvfsd-fuse"),
+    *("fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
 )
 
 
-class FileCheck:
-    """Examines the file of one database; each method is one question."""
+class FileChecks(Checks):
+    """Checks of the file of one database."""
 
     def __init__(self, database: Database, *, deep: bool = False) -> None:
-        self._database = database
+        super().__init__(database)
         self._deep = deep
 
-    def file(self) -> Iterator[Finding]:
-        with health.reading(self._database) as conn:
-            file = healths.database_file(conn)
+    def file(self) -> Iterator[Answer]:
+        file = self._ask(healths.database_file)
         if file is None:
-            yield check("file", "could not look: SQLite names no file")
+            yield check("could not look: SQLite names no file")
             return
         if self._database.dialect.may_only_be_read(self._database.engine.url):
             said = f"{file} may only be read: jobs can be looked at here, and neither enqueued nor claimed"
-            yield check("file", said, "make the file and its directory writable, if that is not meant")
+            yield check(said, "make the file and its directory writable, if that is not meant")
             return
         try:
             kind = filesystem(file, Path("/proc/mounts").read_text())
         except OSError:  # not Linux
-            yield ok("file", f"{file}; what filesystem that is on cannot be told here")
+            yield ok(f"{file}; what filesystem that is on cannot be told here")
             return
         if kind in NETWORK_FILESYSTEMS:
             yield to_do(
-                "file",
                 f"{file} is on a {kind} filesystem: its locks cannot be relied on, so that jobs can be lost "
                 "or run twice",
                 "move it to a local disk, or use PostgreSQL",
             )
         else:
-            yield ok("file", f"{file} is on a local filesystem ({kind or 'unknown'})")
+            yield ok(f"{file} is on a local filesystem ({kind or 'unknown'})")
 
-    def journal(self) -> Iterator[Finding]:
-        with health.reading(self._database) as conn:
-            mode = str(healths.pragma(conn, "journal_mode"))
-            file = healths.database_file(conn)
+    def journal(self) -> Iterator[Answer]:
+        mode, file = str(self._ask(healths.pragma, "journal_mode")), self._ask(healths.database_file)
         if mode != "wal" and self._database.dialect.may_only_be_read(self._database.engine.url):
-            yield ok("journal", f"journal_mode is {mode}, in a file that may only be read")
+            yield ok(f"journal_mode is {mode}, in a file that may only be read")
             return
         if mode != "wal":
             yield to_do(
-                "journal",
                 f"journal_mode is {mode}, and cannot be changed to WAL: readers and the writer block each "
                 "other",
                 "make the file and its directory writable, on a local disk",
@@ -103,34 +70,30 @@ class FileCheck:
                 f"journal_mode is WAL; the log has grown to {size >> 20:,} MiB, as it does while "
                 "a connection reads without an end"
             )
-            yield check("journal", said, "end long reads, then PRAGMA wal_checkpoint(TRUNCATE)")
+            yield check(said, "end long reads, then PRAGMA wal_checkpoint(TRUNCATE)")
         else:
-            yield ok("journal", f"journal_mode is WAL, the log has {size >> 10:,} KiB")
+            yield ok(f"journal_mode is WAL, the log has {size >> 10:,} KiB")
 
-    def synchronous(self) -> Iterator[Finding]:
-        with health.reading(self._database) as conn:
-            level = int(healths.pragma(conn, "synchronous"))
+    def synchronous(self) -> Iterator[Answer]:
+        level = int(self._ask(healths.pragma, "synchronous"))
         name = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}.get(level, str(level))
         remedy = "set PRAGMA synchronous = FULL on connections that enqueue"
         if level == 0:
-            yield to_do("synchronous", "OFF: a loss of power can damage the database", remedy)
+            yield to_do("OFF: a loss of power can damage the database", remedy)
         elif level == 1:
-            yield check("synchronous", "NORMAL: a loss of power can lose the jobs acknowledged last", remedy)
+            yield check("NORMAL: a loss of power can lose the jobs acknowledged last", remedy)
         else:
-            yield ok("synchronous", f"{name} on sqlq's own connections")
+            yield ok(f"{name} on sqlq's own connections")
 
-    def integrity(self) -> Iterator[Finding]:
-        with health.reading(self._database) as conn:
-            file = healths.database_file(conn)
-            size = file.stat().st_size if file and file.exists() else 0
-            if size > CHECKED_BYTES and not self._deep:
-                yield ok("integrity", f"not checked: the file has {size >> 20:,} MiB; --deep reads all of it")
-                return
-            complaints = healths.quick_check(conn)
-        if complaints:
-            yield to_do("integrity", f"the file is damaged: {complaints[0]}", DAMAGED)
+    def integrity(self) -> Iterator[Answer]:
+        file = self._ask(healths.database_file)
+        size = file.stat().st_size if file and file.exists() else 0
+        if size > CHECKED_BYTES and not self._deep:
+            yield ok(f"not checked: the file has {size >> 20:,} MiB; --deep reads all of it")
+        elif complaints := self._ask(healths.quick_check):
+            yield to_do(f"the file is damaged: {complaints[0]}", DAMAGED)
         else:
-            yield ok("integrity", "quick_check finds the file in order")
+            yield ok("quick_check finds the file in order")
 
 
 def filesystem(file: Path, mounts: str) -> str | None:
