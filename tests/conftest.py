@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ DATABASES = ["sqlite", "postgresql"]
 
 def pytest_configure() -> None:
     """Forget what the shell says of sqlq's settings, so that no test sees, or touches, the database they
-    name, and of Ctrl-C."""
+    name, of Ctrl-C, and of files with bytecode."""
     for name in [
         name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")
     ]:
@@ -42,6 +43,9 @@ def pytest_configure() -> None:
     # what is started in the background ignores Ctrl-C, and so would each process that a test interrupts
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # pytest rewrites the assertions of three hundred files, which takes each process six seconds, and keeps
+    # them for the next run
+    sys.dont_write_bytecode = False
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -261,8 +261,10 @@ def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(
-    app: sqlq.App, asynchronous: bool
+    app: sqlq.App, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not asynchronous:
+        monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.1)
     release, began = threading.Event(), threading.Event()
 
     async def sleeps() -> None:

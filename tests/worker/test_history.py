@@ -143,7 +143,10 @@ def test_that_an_operator_has_put_a_job_back_is_seen(app: sqlq.App) -> None:
     assert len(app.jobs.get(job.id).errors) == 1
 
 
-def test_a_job_given_back_by_a_worker_that_stops_says_so(app: sqlq.App) -> None:
+def test_a_job_given_back_by_a_worker_that_stops_says_so(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.1)
     started, go_on = threading.Event(), threading.Event()
 
     def long() -> None:

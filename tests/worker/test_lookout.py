@@ -110,7 +110,10 @@ def task(app: sqlq.App) -> Any:
 
 
 @on_postgresql
-def test_it_finds_what_no_hint_speaks_of(app: sqlq.App, engine: Engine, task: Any) -> None:
+def test_it_finds_what_no_hint_speaks_of(
+    app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
         assert seen.went == 0, "nothing is due"

@@ -36,6 +36,12 @@ serve(Pipe.inherited(int(sys.argv[1])), Target(tasks=app.tasks))
 Handler = Callable[[], Any]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a worker that stops wait half as long for handlers that do not end."""
+    monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.5)
+
+
 class Charge:
     """A handler that outlasts the grace time, in each of the ways it may do so."""
 
