@@ -321,11 +321,11 @@ class Dialect:
         """Return an insert of one row, whose other values are parameters. With `order_by` return an insert
         of all rows of the table that the values are computed from, in this order."""
         if order_by is None:
-            statement = insert(table).values(**values) if values else insert(table)
+            statement = insert(table).values(**values)
         else:
             source = select(*values.values()).order_by(order_by)
             statement = insert(table).from_select([*values], source)
-        return statement.returning(*returning) if returning else statement
+        return statement.returning(*returning)
 
     def insert_or_skip(
         self,
@@ -336,9 +336,8 @@ class Dialect:
         returning: Sequence[ColumnElement[Any]] = (),
     ) -> Any:
         """Return an insert of one row that leaves out the row if its key is taken, instead of failing."""
-        statement = self._insert(table).values(**values) if values else self._insert(table)
-        statement = statement.on_conflict_do_nothing(index_elements=key.columns, index_where=key.where)
-        return statement.returning(*returning) if returning else statement
+        statement = self._insert(table).values(**values).returning(*returning)
+        return statement.on_conflict_do_nothing(index_elements=key.columns, index_where=key.where)
 
     def insert_or_change(
         self,
@@ -353,14 +352,13 @@ class Dialect:
         """Return an insert of one row that changes the row with the same key, if there is one. `changes`
         computes the new values from the rejected row. A row that does not fulfil `where` stays as it is, and
         is not returned."""
-        statement = self._insert(table).values(**values) if values else self._insert(table)
-        statement = statement.on_conflict_do_update(
+        statement = self._insert(table).values(**values).returning(*returning)
+        return statement.on_conflict_do_update(
             index_elements=key.columns,
             index_where=key.where,
             set_=changes(statement.excluded),
             where=where,
         )
-        return statement.returning(*returning) if returning else statement
 
     is_new: ColumnElement[Any] = null()
     """Whether `insert_or_change` inserted the row, for its RETURNING; NULL where the database does not report

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import TIMESTAMP, BigInteger, ColumnElement, Dialect, Float, Integer, TypeDecorator
+from sqlalchemy import TIMESTAMP, BigInteger, Dialect, Float, Integer, TypeDecorator
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from sqlq.schema.qualify import in_catalog
+
+T = TypeVar("T")
 
 FAR = datetime(9998, 1, 1, tzinfo=UTC)
 """The due time of a blocked job. It lies behind every job that a claim may take, so that a claim neither
@@ -66,114 +68,71 @@ POSTGRESQL_NOW = "pg_catalog.statement_timestamp()"
 `clock_timestamp()` changes from row to row and so cannot bound an index scan."""
 
 
-class now(FunctionElement[datetime]):
+class _Function(FunctionElement[T]):
+    """An SQL function that each database has in its own words; `{0}` stands for the first argument."""
+
+    postgresql: str
+    sqlite: str
+
+
+@compiles(_Function)
+def _write(element: _Function[Any], compiler: Any, **kw: Any) -> str:
+    template: str = getattr(element, compiler.dialect.name)
+    return template.format(*(compiler.process(argument, **kw) for argument in element.clauses))
+
+
+class now(_Function[datetime]):
     """The database's clock."""
 
     type = Moment()
     inherit_cache = True
+    postgresql = POSTGRESQL_NOW
+    sqlite = f"({SQLITE_NOW})"
 
 
-@compiles(now, "postgresql")
-def _now_postgresql(element: now, compiler: Any, **kw: Any) -> str:
-    return POSTGRESQL_NOW
-
-
-@compiles(now, "sqlite")
-def _now_sqlite(element: now, compiler: Any, **kw: Any) -> str:
-    return f"({SQLITE_NOW})"
-
-
-class after(FunctionElement[datetime]):
+class after(_Function[datetime]):
     """The database's clock plus a number of milliseconds (minus, where it is negative)."""
 
     type = Moment()
     inherit_cache = True
-
-    def __init__(self, ms: ColumnElement[int]) -> None:
-        super().__init__(ms)
-
-
-@compiles(after, "postgresql")
-def _after_postgresql(element: after, compiler: Any, **kw: Any) -> str:
-    ms = compiler.process(element.clauses, **kw)
-    return in_catalog(f"({POSTGRESQL_NOW} + ({ms} * interval '1 millisecond'))")
+    postgresql = in_catalog(f"({POSTGRESQL_NOW} + ({{0}} * interval '1 millisecond'))")
+    sqlite = f"({SQLITE_NOW} + {{0}})"
 
 
-@compiles(after, "sqlite")
-def _after_sqlite(element: after, compiler: Any, **kw: Any) -> str:
-    return f"({SQLITE_NOW} + {compiler.process(element.clauses, **kw)})"
-
-
-class moment_after(FunctionElement[datetime]):
+class moment_after(_Function[datetime]):
     """A time plus a number of milliseconds, both columns of the row. It does not depend on the session's time
     zone, so that it may be a generated column. (PostgreSQL has no such sum of a `timestamptz`.)"""
 
     type = Moment()
     inherit_cache = True
-
-
-@compiles(moment_after, "postgresql")
-def _moment_after_postgresql(element: moment_after, compiler: Any, **kw: Any) -> str:
-    moment, ms = (compiler.process(clause, **kw) for clause in element.clauses)
-    return in_catalog(
-        f"((({moment} AT TIME ZONE 'UTC') + ({ms} * interval '1 millisecond')) AT TIME ZONE 'UTC')"
+    postgresql = in_catalog(
+        "((({0} AT TIME ZONE 'UTC') + ({1} * interval '1 millisecond')) AT TIME ZONE 'UTC')"
     )
+    sqlite = "{0} + {1}"
 
 
-@compiles(moment_after, "sqlite")
-def _moment_after_sqlite(element: moment_after, compiler: Any, **kw: Any) -> str:
-    moment, ms = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"{moment} + {ms}"
-
-
-class far(FunctionElement[datetime]):
+class far(_Function[datetime]):
     """`FAR`, written out, so that a statement needs no parameter for it."""
 
     type = Moment()
     inherit_cache = True
+    postgresql = f"TIMESTAMP WITH TIME ZONE '{FAR}'"
+    sqlite = str(milliseconds_of(FAR))
 
 
-@compiles(far, "postgresql")
-def _far_postgresql(element: far, compiler: Any, **kw: Any) -> str:
-    return f"TIMESTAMP WITH TIME ZONE '{FAR}'"
-
-
-@compiles(far, "sqlite")
-def _far_sqlite(element: far, compiler: Any, **kw: Any) -> str:
-    return str(milliseconds_of(FAR))
-
-
-class epoch_ms(FunctionElement[float]):
+class epoch_ms(_Function[float]):
     """A time as milliseconds since 1970 with fractions, which a driver reads much faster than a timestamp."""
 
     type = Float()
     inherit_cache = True
+    postgresql = in_catalog("CAST(EXTRACT(EPOCH FROM {0}) * 1000 AS DOUBLE PRECISION)")
+    sqlite = "{0}"
 
 
-@compiles(epoch_ms, "postgresql")
-def _epoch_ms_postgresql(element: epoch_ms, compiler: Any, **kw: Any) -> str:
-    moment = compiler.process(element.clauses, **kw)
-    return in_catalog(f"CAST(EXTRACT(EPOCH FROM {moment}) * 1000 AS DOUBLE PRECISION)")
-
-
-@compiles(epoch_ms, "sqlite")
-def _epoch_ms_sqlite(element: epoch_ms, compiler: Any, **kw: Any) -> str:
-    return str(compiler.process(element.clauses, **kw))
-
-
-class since_ms(FunctionElement[int]):
+class since_ms(_Function[int]):
     """Whole milliseconds from a time to the database's clock."""
 
     type = BigInteger()
     inherit_cache = True
-
-
-@compiles(since_ms, "postgresql")
-def _since_ms_postgresql(element: since_ms, compiler: Any, **kw: Any) -> str:
-    moment = compiler.process(element.clauses, **kw)
-    return in_catalog(f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {moment}) * 1000 AS BIGINT)")
-
-
-@compiles(since_ms, "sqlite")
-def _since_ms_sqlite(element: since_ms, compiler: Any, **kw: Any) -> str:
-    return f"({SQLITE_NOW} - {compiler.process(element.clauses, **kw)})"
+    postgresql = in_catalog(f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {{0}}) * 1000 AS BIGINT)")
+    sqlite = f"({SQLITE_NOW} - {{0}})"
