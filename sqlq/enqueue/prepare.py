@@ -19,7 +19,7 @@ from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
 from sqlq.model.job import NewJob
 from sqlq.model.limit import DeclaredLimits
 from sqlq.model.middleware import Scope, is_plain, name_of, takes
-from sqlq.model.task import Registry, Task
+from sqlq.model.task import Registry
 from sqlq.payload import headers
 
 Stamp: TypeAlias = Callable[[NewJob], Mapping[str, Any] | None]
@@ -146,12 +146,20 @@ class Additions:
         carried = self._stamps.carried()
         done = []
         for job in new:
-            task = self._tasks.get(job.task)
-            if task is not None and job.queue != task.queue and task.elsewhere:
-                task = task.for_queue(job.queue)
-                job = replace(job, **_as_in_queue(job, task))
-            done.append(self._stamps.stamped(job, {} if task is None else task.headers, carried))
+            job, first = self._as_in_its_queue(job)
+            done.append(self._stamps.stamped(job, first, carried))
         return done
+
+    def _as_in_its_queue(self, job: NewJob[Any]) -> tuple[NewJob[Any], Mapping[str, Any]]:
+        """Return a job with the options that its task has for its queue, and the task's headers."""
+        task = self._tasks.get(job.task)
+        if task is None:
+            return job, {}
+        if job.queue != task.queue and task.elsewhere:
+            task = task.for_queue(job.queue)
+            fields = {option.field for option in JOB_OPTIONS.values()} - {"queue"} - job.given
+            job = replace(job, **{name: getattr(task, name) for name in fields})
+        return job, task.headers
 
     def _limited(self, job: NewJob[Any]) -> NewJob[Any]:
         """Return a job with the rule of its limit, where it names one."""
@@ -171,17 +179,5 @@ class Additions:
         middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
         each deploy."""
         job = self._limited(job)  # guard: a-schedule-knows-its-limit
-        task = self._tasks.get(job.task)
-        if task is None:
-            return job
-        if job.queue != task.queue and task.elsewhere:
-            task = task.for_queue(job.queue)
-            job = replace(job, **_as_in_queue(job, task))
-        return Stamps().stamped(job, task.headers, {}) if task.headers else job
-
-
-def _as_in_queue(job: NewJob[Any], task: Task[..., Any]) -> dict[str, Any]:
-    """Return a task's options for its jobs in a queue other than its own, without those that the job sets
-    itself."""
-    fields = {option.field for option in JOB_OPTIONS.values()} - {"queue"} - job.given
-    return {name: getattr(task, name) for name in fields}
+        job, first = self._as_in_its_queue(job)
+        return Stamps().stamped(job, first, {}) if first else job

@@ -52,6 +52,8 @@ class DriverConnection:
     """The kind of database, by SQLAlchemy's name for it."""
     driver: str
     """SQLAlchemy's name of the driver, whose parameters a statement is written with."""
+    module: str
+    """The name of the driver's module."""
     is_async = False
     is_each_threads_own = False
     """Whether the object has a connection of its own for each thread."""
@@ -62,7 +64,7 @@ class DriverConnection:
     @property
     def errors(self) -> Any:
         """The exception class, or classes, of the driver."""
-        raise NotImplementedError
+        return sys.modules[self.module].Error
 
     def run(self, statement: str, parameters: Any) -> Answer:
         """Run a statement, written as the driver takes it, and return all of its rows as tuples."""
@@ -170,11 +172,7 @@ class _PostgreSQL(DriverConnection):
 class Psycopg(_PostgreSQL):
     """A `psycopg.Connection`."""
 
-    driver = "psycopg"
-
-    @property
-    def errors(self) -> Any:
-        return sys.modules["psycopg"].Error
+    driver = module = "psycopg"
 
     def run(self, statement: str, parameters: Any) -> Answer:
         with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
@@ -218,11 +216,7 @@ class AsyncPsycopg(Psycopg):
 class Psycopg2(_PostgreSQL):
     """A connection of psycopg2."""
 
-    driver = "psycopg2"
-
-    @property
-    def errors(self) -> Any:
-        return sys.modules["psycopg2"].Error
+    driver = module = "psycopg2"
 
     def run(self, statement: str, parameters: Any) -> Answer:
         plain = sys.modules["psycopg2.extensions"].cursor
@@ -294,10 +288,7 @@ class Sqlite3(DriverConnection):
 
     database = "sqlite"
     driver = "pysqlite"
-
-    @property
-    def errors(self) -> Any:
-        return sys.modules["sqlite3"].Error
+    module = "sqlite3"
 
     def run(self, statement: str, parameters: Any) -> Answer:
         cursor = sys.modules["sqlite3"].Cursor(self.connection)  # which ignores the row_factory
