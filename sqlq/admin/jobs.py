@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -279,17 +279,17 @@ class Jobs(Facet):
         self._database.require_tables()
         gone = Pruned(0, 0)
         if finished_ms is not None:
-            work = partial(pruning.prune, finished_older_than_ms=finished_ms, limit=lookup.BATCH)
-            gone = gone._replace(finished=self._in_batches(work))
+            gone = gone._replace(finished=self._prune(finished_ms))
         if failed_ms is not None:
-            work = partial(pruning.prune_failed, failed_older_than_ms=failed_ms, limit=lookup.BATCH)
-            gone = gone._replace(failed=self._in_batches(work))
+            gone = gone._replace(failed=self._prune(failed_ms, failed=True))
         return gone
 
-    def _in_batches(self, prune: Callable[[Connection], int]) -> int:
-        total = batch = self._database.run(prune)
-        while batch >= lookup.BATCH:
-            batch = self._database.run(prune)
+    def _prune(self, older_than_ms: int, *, failed: bool = False) -> int:
+        limit = lookup.BATCH
+        work = partial(pruning.prune, older_than_ms=older_than_ms, limit=limit, failed=failed)
+        total = batch = self._database.run(work)
+        while batch >= limit:
+            batch = self._database.run(work)
             total += batch
         return total
 

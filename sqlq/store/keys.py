@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -102,10 +102,7 @@ def rows(
     leaves out locked ones."""
     table = place.table
     query = select(place.key, table.c.task, table.c.queue, place.text).where(
-        place.text.is_not(None),
-        true() if after is None else place.key > after,
-        true() if plain else _begins(place.text, HEAD),
-        true() if but is None else ~_begins(place.text, but),
+        true() if after is None else place.key > after, *_are(place, but, plain)
     )
     query = query.order_by(place.key).limit(BATCH)
     # guard: rotation-skips-the-locked
@@ -115,12 +112,15 @@ def rows(
 
 def number(conn: Connection, place: Place, *, but: str, plain: bool) -> int:
     """Return the number of rows that `rows` would find in all."""
-    query = select(func.count()).where(
-        place.text.is_not(None),
-        true() if plain else _begins(place.text, HEAD),
-        ~_begins(place.text, but),
-    )
-    return int(conn.scalar(query) or 0)
+    return int(conn.scalar(select(func.count()).where(*_are(place, but, plain))) or 0)
+
+
+def _are(place: Place, but: str | None, plain: bool) -> Iterator[ColumnElement[bool]]:
+    yield place.text.is_not(None)
+    if not plain:
+        yield _begins(place.text, HEAD)
+    if but is not None:
+        yield ~_begins(place.text, but)
 
 
 def write(conn: Connection, place: Place, texts: Sequence[tuple[Any, str]]) -> None:

@@ -340,7 +340,7 @@ def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(pl
 
     def prune(limit: int) -> int:
         with play.app.database.begin() as conn:
-            return pruning.prune(conn, finished_older_than_ms=60_000, limit=limit)
+            return pruning.prune(conn, older_than_ms=60_000, limit=limit)
 
     assert prune(2) == 2
     assert sorted(job.id for job in play.app.jobs.list(state="finished")) == [ids[0], ids[1], ids[4]]
@@ -355,10 +355,10 @@ def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
     play.end(Completed())
     _age(play, ids, [90, 80, 70, 60])
     with play.app.database.begin() as one:
-        assert pruning.prune(one, finished_older_than_ms=1_000, limit=2) == 2
+        assert pruning.prune(one, older_than_ms=1_000, limit=2) == 2
         with play.app.database.begin() as two:
             two.execute(text("SET LOCAL lock_timeout = '2s'"))
-            assert pruning.prune(two, finished_older_than_ms=1_000, limit=10) == 2
+            assert pruning.prune(two, older_than_ms=1_000, limit=10) == 2
     assert play.app.jobs.list() == []
 
 

@@ -278,7 +278,7 @@ def statements(engine: Engine) -> Iterator[list[str]]:
 
 def prune(seam: Seam) -> int:
     with seam.app.database.begin() as conn:
-        return pruning.prune(conn, finished_older_than_ms=1_000, limit=100)
+        return pruning.prune(conn, older_than_ms=1_000, limit=100)
 
 
 def count(engine: Engine, table: str) -> int:

@@ -1349,7 +1349,7 @@ def work_as(url: str) -> None:
         admit.sweep(database, "")
         complete_all(app, "limits")
         with database.begin() as conn:
-            pruning.prune(conn, finished_older_than_ms=0, limit=100)
+            pruning.prune(conn, older_than_ms=0, limit=100)
             pruning.prune_expired(conn, limit=100)
 
 

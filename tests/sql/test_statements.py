@@ -141,7 +141,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "due_in_all": lambda conn, held: due_in(conn, None),
     "look": lambda conn, held: look(conn),
     "replay": replay_all,
-    "prune": lambda conn, held: prune.prune(conn, finished_older_than_ms=1_000, limit=1_000),
+    "prune": lambda conn, held: prune.prune(conn, older_than_ms=1_000, limit=1_000),
     "prune_expired": lambda conn, held: prune.prune_expired(conn, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""

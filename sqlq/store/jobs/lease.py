@@ -10,8 +10,9 @@ from sqlalchemy import BigInteger, Connection, bindparam, literal, select
 
 from sqlq.database.dialect import RIGHT, Batch, Change, Dialect, Right, held
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import jobs
 from sqlq.schema.types import after
+from sqlq.store.jobs.rows import TABLES
 
 HOLD = Batch.of_claims()
 """Rights, and nothing else."""
@@ -74,11 +75,8 @@ def fates(
     wanted = list(wanted)
     ids = [id for id, _ in wanted]
     found: dict[int, tuple[int, bool]] = {}
-    for table, reserved in (
-        (jobs, jobs.c.reserved_at.is_not(None)),
-        (finished_jobs, literal(0)),
-        (failed_jobs, literal(0)),
-    ):
+    for table, _ in TABLES:
+        reserved = jobs.c.reserved_at.is_not(None) if table is jobs else literal(0)
         query = select(table.c.id, table.c.lease_token, reserved).where(table.c.id.in_(ids))
         found |= {id: (token, bool(is_reserved)) for id, token, is_reserved in conn.execute(query)}
 

@@ -82,16 +82,18 @@ def erase(conn: Connection, queues: Collection[str]) -> None:
         _clear_up_after(conn, Gone.of(dialect_of(conn).change(conn, erasing)))
 
 
-def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
-    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return the
-    number. Jobs with a retention of their own stay."""
-    return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
+def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False) -> int:
+    """Delete finished and cancelled jobs, or those that `failed`, that ended longer ago than that, the oldest
+    first; return the number. Jobs with a retention of their own stay."""
+    source, ended_at = _FAILED if failed else _FINISHED
+    # guard: own-retention-is-kept
+    old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
+    chosen = select(source.c.id).where(*old).order_by(ended_at)
+    return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
 
 
-def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> int:
-    """Delete failed jobs that failed longer ago than that, the oldest first; return the number. Jobs with a
-    retention of their own stay."""
-    return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
+_FINISHED = (finished_jobs, finished_jobs.c.finished_at)
+_FAILED = (failed_jobs, failed_jobs.c.failed_at)
 
 
 def prune_expired(conn: Connection, *, limit: int) -> int:
@@ -102,15 +104,6 @@ def prune_expired(conn: Connection, *, limit: int) -> int:
         chosen = select(source.c.id).where(ends < now()).order_by(ends)
         pruned += _delete(conn, source, chosen, {"most": limit - pruned})
     return pruned
-
-
-def _prune(
-    conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int
-) -> int:
-    # guard: own-retention-is-kept
-    old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
-    chosen = select(source.c.id).where(*old).order_by(ended_at)
-    return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
 
 
 def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:

@@ -43,7 +43,7 @@ from sqlq.model.job import State
 from sqlq.payload.headers import REPLAY
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, after, now
-from sqlq.store.jobs.lookup import possible
+from sqlq.store.jobs.lookup import Selection, possible
 from sqlq.store.jobs.rows import ENDED_STATE, TABLES, in_line
 from sqlq.store.limits.wakes import UNSAID, Wake, write
 from sqlq.store.workers import notify
@@ -102,11 +102,7 @@ class Choice:
             table.c.id <= self.begin.newest  # guard: a-replay-does-not-meet-itself
         ]
         rules += [] if table is failed_jobs else [state.in_([each.value for each in self.states])]
-        if self.ids:
-            rules.append(table.c.id.in_(possible(self.ids)))
-        for column, wanted in ((table.c.task, self.task), (table.c.queue, self.queue)):
-            if wanted is not None:
-                rules.append(column == wanted)
+        rules.append(Selection(self.ids, self.task, self.queue).where(table))
         if self.since is not None:
             rules.append(ended_at >= self.since)
         if self.until is not None:

@@ -22,7 +22,7 @@ from sqlq.database.notifications import ANY_JOB
 from sqlq.model.job import State
 from sqlq.schema.tables import jobs
 from sqlq.store.jobs.lookup import possible
-from sqlq.store.jobs.rows import TABLES, slices
+from sqlq.store.jobs.rows import OVER, TABLES, slices
 from sqlq.store.workers import notify
 
 AT_ONCE = 10_000
@@ -54,10 +54,7 @@ class Seen(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has ended, with any outcome."""
-        return self.state in _OVER
-
-
-_OVER = (State.FINISHED, State.FAILED, State.CANCELLED)
+        return self.state in OVER
 
 
 def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:

@@ -41,6 +41,8 @@ TABLES: tuple[tuple[Table, ColumnElement[str]], ...] = (
     (failed_jobs, literal(State.FAILED.value)),
 )
 """The tables of jobs, each with the state of its rows."""
+OVER = (State.FINISHED, State.CANCELLED, State.FAILED)
+"""The states of jobs that have ended."""
 
 _ALWAYS = {"queue": Text, "task": Text, "payload": Text, "max_attempts": Integer}
 _OPTIONS: dict[str, type[TypeEngine[Any]]] = {

@@ -20,7 +20,6 @@ from sqlalchemy import (
     Connection,
     Text,
     and_,
-    bindparam,
     case,
     cast,
     literal,
@@ -31,11 +30,12 @@ from sqlalchemy import (
 )
 
 from sqlq.database.dialect import Batch, Dialect, Key
+from sqlq.database.dialects import dialect_of
 from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State
-from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, jobs
 from sqlq.schema.types import moment_after
-from sqlq.store.jobs.rows import TABLES, computed, row_of, said_by_any, slices, state_of
+from sqlq.store.jobs.rows import OVER, TABLES, computed, row_of, said_by_any, slices, state_of
 
 
 def insert_keyed(
@@ -237,35 +237,24 @@ def held(
 
 def holder(conn: Connection, queue: str, key: str) -> int | None:
     """Return the job that holds a key in one snapshot: a live one, or the newest ended one."""
-    rows = conn.execute(_HOLDERS, {"queue": queue, "key": key}).all()
-    return max(((live, id) for live, id in rows), default=(0, None))[1]
+    dialect = dialect_of(conn)
+    rows = conn.execute(_holders_of(dialect, None), dialect.batch_parameters(_KEYS, [(queue, key)]))
+    return max(((state not in OVER, id) for _, _, id, _, state in rows), default=(False, None))[1]
 
 
 _KEYS = Batch(in_queue=Text, held_key=Text)
 
 
 @cache
-def _holders_of(dialect: Dialect, live: bool) -> Any:
-    """Choose the jobs that hold the keys of a batch."""
+def _holders_of(dialect: Dialect, live: bool | None) -> Any:
+    """Choose the jobs that hold the keys of a batch: live ones, or those that have ended; with None both."""
     keys = dialect.batch_table(_KEYS)
-    tables, holds = (TABLES[:1], HOLDS_KEY) if live else (TABLES[1:], HOLDS_KEY_TO_THE_END)
     sources = []
-    for table, state in tables:
+    for table, state in TABLES:
+        if live is not None and live is not (table is jobs):
+            continue
+        holds = HOLDS_KEY if table is jobs else HOLDS_KEY_TO_THE_END
         is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
         columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
         sources.append(select(*columns).join_from(keys, table, is_its).where(text(holds)))
     return union_all(*sources)
-
-
-_HOLDERS = union_all(
-    *(
-        select(literal(live), table.c.id).where(
-            text(rule), table.c.queue == bindparam("queue"), table.c.unique_key == bindparam("key")
-        )
-        for table, rule, live in (
-            (jobs, HOLDS_KEY, 1),
-            (finished_jobs, HOLDS_KEY_TO_THE_END, 0),
-            (failed_jobs, HOLDS_KEY_TO_THE_END, 0),
-        )
-    )
-)

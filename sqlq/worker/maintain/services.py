@@ -194,11 +194,7 @@ class Prune:
         began = time.monotonic()
         with self._database.begin() as conn:
             older_ms = self._older_than_ms
-            pruned = (
-                0
-                if older_ms is None
-                else prune.prune(conn, finished_older_than_ms=older_ms, limit=PRUNE_BATCH)
-            )
+            pruned = 0 if older_ms is None else prune.prune(conn, older_than_ms=older_ms, limit=PRUNE_BATCH)
             pruned += prune.prune_expired(conn, limit=PRUNE_BATCH - pruned)
         return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
