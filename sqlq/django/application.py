@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,10 +15,8 @@ from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries
-from django.utils import timezone
 from django.utils.functional import Promise
 from sqlalchemy import NullPool, create_engine
-from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 
 from sqlq.admin.jobs import Jobs
 from sqlq.app.app import App
@@ -33,8 +30,6 @@ from sqlq.django.configuration import Configuration, is_testing, place_of, url_o
 from sqlq.errors import ConfigurationError
 from sqlq.payload.codec import TEXTS
 from sqlq.schema import version
-from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import Moment
 from sqlq.worker.attempt.context import JobContext, attempt_of
 
 if TYPE_CHECKING:
@@ -194,9 +189,8 @@ class DjangoJobs(Jobs):
         conn: Any = connection_of(connection)
         schema = self._database.schema_for(conn)
         version.require(conn, schema)
-        reading: Any = _Reading(conn)  # executes alike
         with in_schema(conn, schema):
-            return self._with_its_task(self._row_on(reading, id))
+            return self._with_its_task(self._row_on(conn, id))
 
     def get_committed(self, id: int) -> JobDetails:
         """Return everything about a job, as it is committed."""
@@ -205,38 +199,6 @@ class DjangoJobs(Jobs):
     async def aget(self, id: AnyJob) -> JobDetails:
         """`get` for asynchronous code."""
         return await sync_to_async(self.get)(id)
-
-
-class _Reading:
-    """A connection of Django's, on which statements find sqlq's tables."""
-
-    def __init__(self, conn: Any) -> None:
-        self._conn = conn
-
-    def execute(self, statement: Any) -> Any:
-        result = self._conn.execute(statement)
-        names = tuple(result.keys())
-        rows = [
-            tuple(_as_elsewhere(name, value) for name, value in zip(names, row, strict=True))
-            for row in result
-        ]
-        return IteratorResult(SimpleResultMetaData(names), iter(rows))
-
-
-_MOMENTS = {
-    "ended_at",
-    *(c.name for table in (jobs, finished_jobs, failed_jobs) for c in table.c if isinstance(c.type, Moment)),
-}
-
-
-def _as_elsewhere(name: str, value: Any) -> Any:
-    """Return a value, a time as it is everywhere else. SQLite has milliseconds. PostgreSQL omits the time
-    zone of Django's connection where USE_TZ is False."""
-    if name not in _MOMENTS or value is None:
-        return value
-    if isinstance(value, int):
-        return datetime.fromtimestamp(value / 1000, UTC)
-    return timezone.make_aware(value) if timezone.is_naive(value) else value
 
 
 def project_app() -> DjangoApp:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import URL, Dialect
+from sqlalchemy import URL, Dialect, TypeDecorator
 from sqlalchemy.engine import IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.util import immutabledict
@@ -99,7 +99,7 @@ class Borrowed:
             written = _compiled(statement, self.dialect, translate.get(TOKEN_SCHEMA), tuple(one))
             answer = self.driver.run(*written.filled(one))
             names = answer.names or names
-            rows += answer.rows
+            rows += written.read(answer.rows) if written.readers else answer.rows
         return _result(Answer(names, rows))
 
     def exec_driver_sql(self, statement: str, parameters: Any = ()) -> Result[Any]:
@@ -149,6 +149,16 @@ class _Written(NamedTuple):
     """None where it depends on the parameters, since one of them is a list."""
     constants: Mapping[str, Any]
     turns: Mapping[str, Any]
+    readers: Mapping[int, Callable[[Any], Any]]
+    """Conversions of what the driver returns, by column: those of sqlq's own types."""
+
+    def read(self, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        """Return rows with their values as SQLAlchemy returns them."""
+        read = [list(row) for row in rows]
+        for row in read:
+            for place, reader in self.readers.items():
+                row[place] = reader(row[place])
+        return read
 
     def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
         """Return the statement and its parameters, by name or in order, whichever the driver takes."""
@@ -184,7 +194,12 @@ def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str,
     }
     constants = {name: value for name, value in compiled.params.items() if name not in keys}
     depends = any(bound.expanding or bound.literal_execute for bound, _ in names)
-    return _Written(compiled, None if depends else str(compiled), constants, turns)
+    readers = {
+        place: partial(column.type.process_result_value, dialect=dialect)
+        for place, column in enumerate(getattr(statement, "exported_columns", ()))
+        if isinstance(column.type, TypeDecorator)
+    }
+    return _Written(compiled, None if depends else str(compiled), constants, turns, readers)
 
 
 def _result(answer: Answer) -> Result[Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -390,6 +391,12 @@ def _texts(description: Any, rows: Any) -> Answer:
 # -- Django --------------------------------------------------------------------------------------------------
 
 
+def _aware(value: Any) -> Any:
+    """Return a value, a time with the project's time zone, which Django leaves out where USE_TZ is False."""
+    is_naive = isinstance(value, datetime) and value.tzinfo is None
+    return sys.modules["django.utils.timezone"].make_aware(value) if is_naive else value
+
+
 class Django(DriverConnection):
     """A connection of Django's, `django.db.connection` or one of `connections`.
 
@@ -422,11 +429,14 @@ class Django(DriverConnection):
     def run(self, statement: str, parameters: Any) -> Answer:
         try:
             with self.wrapper.wrap_database_errors:
-                return self._inner.run(statement, parameters)
+                names, rows = self._inner.run(statement, parameters)
         except sys.modules["django.db"].Error:
             if self.wrapper.in_atomic_block:
                 self.wrapper.needs_rollback = True
             raise
+        if not sys.modules["django.conf"].settings.USE_TZ:
+            rows = [tuple(map(_aware, row)) for row in rows]
+        return Answer(names, rows)
 
     def identity(self) -> Hashable | None:
         return self._inner.identity()

@@ -14,6 +14,7 @@ from sqlq.database.dialect import schema_of
 from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
+from sqlq.schema.types import milliseconds_of
 from sqlq.store.jobs import unique
 from sqlq.store.jobs.rows import (
     NEW_STATE,
@@ -70,7 +71,7 @@ def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
 def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
     """Return the creation times of jobs, as SQLite stores them."""
     asked = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
-    return {id: at for each in asked for id, at in conn.execute(_CREATED, each)}
+    return {id: milliseconds_of(at) for each in asked for id, at in conn.execute(_CREATED, each)}
 
 
 _CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
