@@ -280,7 +280,7 @@ def _run_python(args: list[str], environment: Mapping[str, str]) -> None:
     """Run what an interpreter with these arguments would."""
     for filters in filter(None, environment.get("PYTHONWARNINGS", "").split(",")):
         action, _, category = filters.partition("::")
-        warnings.simplefilter(action, getattr(builtins, category))  # type: ignore[arg-type]
+        warnings.simplefilter(action, getattr(builtins, category or "Warning"))  # type: ignore[arg-type]
     sys.orig_argv = [sys.executable, *args]
     first, *rest = args
     if first == "-c":

@@ -15,6 +15,7 @@ import sqlq
 from sqlq.testing.fixtures import _into
 from tests.conftest import sqlite_url
 from tests.faces.beside import Shop, rows
+from tests.preloaded import preloaded
 from tests.servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]
@@ -79,17 +80,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=project,
-        env=os.environ
-        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-        | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COLUMNS"))}
+    names = own | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)} | environment
+    return preloaded("pytest").run(["python", "-m", *command], project, names, timeout=120)
 
 
 def run_pytest(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
