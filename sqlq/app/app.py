@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sqlalchemy import URL, Engine
 
 from sqlq.app.advice import ADVICE
-from sqlq.app.code import Code
 from sqlq.app.connected import Connected, address_of
-from sqlq.app.declare import Declares
+from sqlq.app.declare import Code, Declares
 from sqlq.app.options import seal_of
 from sqlq.config.constants import CONCURRENCY
 from sqlq.config.durations import Duration

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, Engine
 
-from sqlq.app.code import Code
+from sqlq.app.declare import Code
 from sqlq.config.urls import database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import Address, Database, Gate

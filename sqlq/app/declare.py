@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
-from sqlq.app.code import Code
-from sqlq.enqueue.prepare import Stamp
+from sqlq.app.options import Defaults, retention_ms
+from sqlq.config.durations import Duration
+from sqlq.config.urls import DirectCalls
+from sqlq.enqueue.prepare import Additions, Stamp, Stamps
 from sqlq.errors import ConfigurationError
-from sqlq.events import EventName, Hear, checked_names
-from sqlq.model.checks import checked_name
-from sqlq.model.job import NewJob
-from sqlq.model.limit import AnyLimit, Limit
-from sqlq.model.middleware import around_scope, lifespan_scope
-from sqlq.model.schedule import Declared, Options, Schedule, checked_template, planned
+from sqlq.events import EventName, Events, Hear, checked_names
+from sqlq.model.checks import checked_name, checked_word
+from sqlq.model.job import Kept, NewJob
+from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
+from sqlq.model.middleware import Scope, around_scope, lifespan_scope
+from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
 from sqlq.model.task import NamedTask, Registry, Task, TaskOptions, make_task
 
 if TYPE_CHECKING:
@@ -39,6 +42,41 @@ class AppTaskOptions(TaskOptions, total=False):
     around: Sequence[Around] | None
     limit: AnyLimit | str | None  # type: ignore[misc]
     schedule: Schedule | str | None
+
+
+class Code:
+    """The tasks, limits, schedules, middleware and listeners of an App, and its defaults."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        retention: Duration | Kept | None,
+        defaults: Mapping[str, Any] | None,
+        queues: Mapping[str, Mapping[str, Any]] | None,
+        carry: Sequence[ContextVar[Any]],
+        service: str | None,
+        direct_calls: DirectCalls,
+    ) -> None:
+        self.retention_ms = retention_ms(retention)
+        self.defaults = Defaults(defaults, queues)
+        self.direct_calls = checked_word(direct_calls, "direct_calls", DirectCalls, ConfigurationError)
+        self.stamps = Stamps(carry)
+        self.tasks = Registry(app, always=[scope] if (scope := self.stamps.scope()) else ())
+        self.limits = DeclaredLimits()
+        self.fair: Limit | None = None
+        """The limit of tasks that have none of their own."""
+        self.additions = Additions(self.tasks, self.limits, self.stamps)
+        self.schedules = Declarations(
+            None if service is None else checked_name(service, "service", ConfigurationError)
+        )
+        self.lifespan: Scope | None = None
+        """The middleware of each process that runs handlers."""
+        self.events = Events()
+
+    def queue_names(self) -> frozenset[str]:
+        """Return the queues that its tasks and its options name."""
+        return self.defaults.queues | {task.queue for task in self.tasks.values()}
 
 
 class Declares:

@@ -35,7 +35,7 @@ from sqlq.worker.attempt.context import JobContext, attempt_of
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-    from sqlq.app.code import Code
+    from sqlq.app.declare import Code
     from sqlq.database.database import Address
     from sqlq.enqueue.enqueue import Enqueues
     from sqlq.model.handle import AnyJob

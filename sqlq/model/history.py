@@ -82,11 +82,9 @@ class AttemptRecord:
     message: str | None = None
 
 
-def written(
-    attempts: int | None, said: Mapping[str, Any], course: AttemptTimes, at: datetime | None = None
-) -> str:
+def written(attempts: int | None, said: Mapping[str, Any], course: AttemptTimes) -> str:
     """Return a line as the row has it: one JSON object, without unknown values."""
-    ended = at or course.ended_at or datetime.now(UTC)
+    ended = course.ended_at or datetime.now(UTC)
     line: dict[str, Any] = {} if attempts is None else {"attempt": attempts}
     line |= {"at": _text(ended), **said}
     if course.claimed_at is not None:
