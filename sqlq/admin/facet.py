@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
-from sqlq.model.checks import checked_name
+from sqlq.model.checks import checked_name, checked_whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,8 +53,7 @@ def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 def check_most(limit: int) -> None:
     """Raise `ConfigurationError` for a number of rows that no list can have."""
-    if not isinstance(limit, int) or not 1 <= limit <= 100_000:
-        raise ConfigurationError(f"limit is {limit!r}: it must be a whole number from 1 to 100,000")
+    checked_whole(limit, "limit", range(1, 100_001), ConfigurationError)
 
 
 def check_names(task: str | None, queue: str | None) -> None:

@@ -12,7 +12,7 @@ from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
-from sqlq.model.checks import checked_name, checked_queue
+from sqlq.model.checks import checked_name, checked_queue, checked_whole
 from sqlq.model.flow import AnyFlow, Plan
 from sqlq.model.middleware import Scope
 from sqlq.model.schedule import Declarations
@@ -83,10 +83,7 @@ class WorkerOptions:
             raise ConfigurationError(
                 "queues is an empty list: name at least one queue, or leave it out to serve all"
             )
-        if not isinstance(concurrency, int) or not 1 <= concurrency <= 1_000:
-            raise ConfigurationError(
-                f"concurrency is {concurrency!r}: it must be a whole number from 1 to 1,000"
-            )
+        checked_whole(concurrency, "concurrency", range(1, 1_001), ConfigurationError)
         lease_ms = milliseconds(lease, "lease")
         if not 1_000 <= lease_ms <= 24 * 3_600_000:
             raise ConfigurationError(
