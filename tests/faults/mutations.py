@@ -466,6 +466,7 @@ GUARDS = [
     Guard("the-dead-may-have-completed", None, "return self._broken_off(running, how, closed=closed)", "tests/worker/test_isolates.py::test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends[gone-1h-sqlite]"),
     Guard("give-back-after-grace", "SelfCompleted(otherwise)", "otherwise", FLOW + "test_a_job_counts_as_finished_when_it_completed_itself_and_outlasts_the_grace_time[sqlite]"),
     Guard("what-gets-no-process-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever"),
+    Guard("a-process-that-dies-again-waits", "(losses)", "(running.claimed.losses)", "tests/worker/test_isolates.py::test_a_job_is_due_at_once_when_its_process_dies_and_later_when_it_dies_again"),
     Guard("what-never-comes-up-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever"),
     Guard("what-cannot-start-is-bounded", "job.claimed", "job.claimed._replace(releases=0)", STARTING + "test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever[sqlite]"),
     Guard("starts-have-an-end", None, "pass", "tests/worker/test_isolates.py::test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back"),

@@ -62,15 +62,17 @@ class Spawned:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False, releases: int = 0, kind: type[Attempt] = Attempt) -> Outcome:
-        running = self.job(releases=releases, kind=kind)
+    def run(
+        self, *, alone: bool = False, releases: int = 0, attempts: int = 1, kind: type[Attempt] = Attempt
+    ) -> Outcome:
+        running = self.job(releases=releases, attempts=attempts, kind=kind)
         running.alone = alone
         assert self.isolates.reserve(alone=alone)
         return self.isolates.execute(running)
 
-    def job(self, *, releases: int = 0, kind: type[Attempt] = Attempt) -> Attempt:
+    def job(self, *, releases: int = 0, attempts: int = 1, kind: type[Attempt] = Attempt) -> Attempt:
         return kind(
-            ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
+            ClaimedJob(1, 1, "q", "t", "{}", attempts, 3, releases=releases),
             None,
             float("inf"),
             Target(),
@@ -141,6 +143,20 @@ def test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost(
     assert lost.otherwise.reason == "worker_lost"
     assert "job 1: what its process says cannot be read; the process is killed" in caplog.text
     assert some.ended() == [True]
+
+
+def test_a_job_is_due_at_once_when_its_process_dies_and_later_when_it_dies_again(
+    spawned: type[Spawned],
+) -> None:
+    dying = ISOLATE.replace("link.send(outcome=", "sys.exit(3); dict(a=")
+    some = spawned(dying)
+    first, second = some.run(attempts=1), some.run(attempts=2)
+    assert isinstance(first, SelfCompleted)
+    assert isinstance(second, SelfCompleted)
+    assert isinstance(first.otherwise, Retried)
+    assert isinstance(second.otherwise, Retried)
+    assert first.otherwise.delay_ms == 0
+    assert second.otherwise.delay_ms > 0
 
 
 def test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever(spawned: type[Spawned]) -> None:

@@ -299,7 +299,9 @@ class IsolatedProcesses:
             return broken_off(running.claimed)
         name = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
         lost = ErrorText(name, f"the process of its own in which this job ran {how}")
-        wait_ms = wait_after_loss_ms(running.claimed.losses)
+        # its row counts no loss for it: the worker lives
+        losses = max(running.claimed.losses, running.claimed.attempts - 1)
+        wait_ms = wait_after_loss_ms(losses)  # guard: a-process-that-dies-again-waits
         return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
 
     def leave(self, *, fresh: bool = True) -> None:
