@@ -262,16 +262,12 @@ class Claimer:
     def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if not names:
             return []
-        database = self._database
         if self._may_go_on(names[0]):
             claimed = self._go_on(names, limit)
             if claimed or not self._drain:  # guard: drain-claims-anew
                 return claimed
-        if not database.takes_single_statements:
-            with database.begin() as conn:
-                return claiming.claim(conn, names, limit=limit, **self._claimant()._asdict())
         begun = time.monotonic()
-        dialect, schema = database.dialect, database.schema
+        dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
             lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), evenly=self._evenly),
             names,
@@ -308,7 +304,7 @@ class Claimer:
     def _run(
         self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int
     ) -> list[ClaimedJob]:
-        return self._database.run_past_sqlalchemy(
+        return self._database.ask_alone(
             lambda ask: claiming.claimed(claim(ask), names, limit, evenly=self._evenly)
         )
 

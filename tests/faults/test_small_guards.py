@@ -220,6 +220,11 @@ def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(
         for how in (database.begin, database.read, database.single_statements):
             with how() as conn:
                 assert conn.scalar(text("SHOW transaction_isolation")) == "read committed", how
+    started: list[str] = []
+    task = app.task(name="t")(started.append)
+    app.enqueue_many([task.new(queue).set(queue=queue) for queue in "aabb"])
+    app.worker(drain=True, concurrency=1).run()
+    assert started in (list("abab"), list("baba")), "a claim goes by queues in turn as ever"
     app.close()
     stricter.dispose()
 
@@ -290,6 +295,7 @@ def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptur
     ]
     app.enqueue_many([task.new("s3cret") for task in tasks])
     elsewhere.enqueue_many([unknown.new("s3cret"), misfit.new("s3cret", more="s3cret")])
+    elsewhere.close()
     app.worker(drain=True).run()
     elsewhere.close()
     assert len([record for record in caplog.records if hasattr(record, "job_id")]) >= len(tasks) + 2
