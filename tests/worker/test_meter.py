@@ -51,8 +51,8 @@ def test_what_the_supervisor_does_not_take_is_sent_later() -> None:
 def test_a_time_falls_into_the_bucket_of_the_first_bound_that_is_not_below_it() -> None:
     numbers = metering.Numbers()
     for seconds in (0.0, 0.001, 0.0011, 1800.0, 1801.0):
-        numbers.time(seconds, "claim", "jobs")
-    assert numbers.times["claim", "jobs"][:-1] == [2, 1, *[0] * (len(metering.BOUNDS) - 3), 1, 1]
+        numbers._time(seconds, "claim", "jobs")
+    assert numbers._times["claim", "jobs"][:-1] == [2, 1, *[0] * (len(metering.BOUNDS) - 3), 1, 1]
 
 
 def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:

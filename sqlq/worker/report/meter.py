@@ -12,7 +12,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -50,90 +50,74 @@ Key: TypeAlias = tuple[str, ...]
 
 class Numbers:
     """Counts and times by their keys. Times have a count for each bucket, and last the sum of the seconds.
-    One thread at a time may use it."""
+    Any thread may use its public methods."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Key] = Counter()
-        self.times: dict[Key, list[float]] = {}
+        self._lock = threading.Lock()
+        self._counts: Counter[Key] = Counter()
+        self._times: dict[Key, list[float]] = {}
 
-    def count(self, *key: str, by: int = 1) -> None:
-        self.counts[self._bounded(self.counts, key)] += by
+    def event(self, event: JobEvent) -> None:
+        """Count an attempt whose worker was lost."""
+        if event.name in ("rescued", "failed") and event.attempt:
+            labels = str(event.task), str(event.queue)
+            with self._lock:
+                self._count(ATTEMPTS, *labels, event.name)
+                if event.name == "failed":
+                    self._count(FAILED, *labels, event.reason or "error")
 
-    def time(self, seconds: float, *key: str) -> None:
+    def _count(self, *key: str, by: int = 1) -> None:
+        self._counts[self._bounded(self._counts, key)] += by
+
+    def _time(self, seconds: float, *key: str) -> None:
         times = self._of(key)
         times[bisect_left(BOUNDS, seconds)] += 1
         times[-1] += seconds
 
-    def add(self, key: Key, times: Sequence[float]) -> None:
-        known = self._of(key)
-        known[:] = map(add, known, times)
-
-    def packed(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
-        return {
-            "counts": [[*key, number] for key, number in self.counts.items()],
-            "times": [[*key, times] for key, times in self.times.items()],
-        }
-
-    def clear(self) -> None:
-        self.counts.clear()
-        self.times.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self.counts or self.times)
-
     def _of(self, key: Key) -> list[float]:
-        return self.times.setdefault(self._bounded(self.times, key), [0] * (len(BOUNDS) + 2))
+        return self._times.setdefault(self._bounded(self._times, key), [0] * (len(BOUNDS) + 2))
 
-    @staticmethod
-    def _bounded(known: Mapping[Key, Any], key: Key) -> Key:
+    def _bounded(self, known: Mapping[Key, Any], key: Key) -> Key:
         if len(known) < MOST_KEYS or key in known:
             return key
         return (key[0], *[OTHER for _ in key[1:]])
 
 
-class Meter:
-    """The counts of a worker. Any thread may add to them; `flush` sends the new ones."""
+class Meter(Numbers):
+    """The new counts of a worker; `flush` sends them."""
 
     def __init__(self, send: Callable[[dict[str, Any]], bool], tasks: Mapping[str, Any]) -> None:
         """`send` takes numbers without waiting, and returns False where it does not take them. The names of
         `tasks` are sent, so that they count as known."""
+        super().__init__()
         self._send = send
         self._tasks = tasks
         self._named: tuple[Any, ...] = ()
-        self._lock = threading.Lock()
-        self._numbers = Numbers()
 
     def claimed(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
         """Count a claim, and the jobs that it found."""
         with self._lock:
-            self._numbers.time(seconds, CLAIM, "jobs" if jobs else "nothing")
+            self._time(seconds, CLAIM, "jobs" if jobs else "nothing")
             for queue, number in Counter(str(job.queue) for job in jobs).items():
-                self._numbers.count(CLAIMED, queue, by=number)
+                self._count(CLAIMED, queue, by=number)
 
     def ended(self, name: str, job: Attempt, outcome: Outcome | None, seconds: float) -> None:
         """Count an attempt whose outcome is written, or that was lost. Adds the times for which it waited,
         ran, and waited to be written."""
         labels = str(job.task), str(job.queue)
         with self._lock:
-            numbers = self._numbers
-            numbers.count(ATTEMPTS, *labels, name)
+            self._count(ATTEMPTS, *labels, name)
             if isinstance(outcome, Failed):
-                numbers.count(FAILED, *labels, outcome.reason)
+                self._count(FAILED, *labels, outcome.reason)
             if job.started is None:
                 return
-            numbers.time(seconds, RUN, *labels, name)
+            self._time(seconds, RUN, *labels, name)
             since_start = time.monotonic() - job.started
             # due by the database's clock: wrong by as much as the clocks of the machines differ
             waited = time.time() - since_start - job.claimed.due_ms / 1000
-            numbers.time(max(0.0, waited), WAIT, *labels)
+            self._time(max(0.0, waited), WAIT, *labels)
             if outcome is not None:
-                numbers.time(max(0.0, since_start - seconds), SETTLE, labels[1])
-
-    def event(self, event: JobEvent) -> None:
-        """Count an attempt whose worker was lost."""
-        with self._lock:
-            count_event(self._numbers, event)
+                self._time(max(0.0, since_start - seconds), SETTLE, labels[1])
 
     def flush(self) -> None:
         """Send the new numbers, if the pipe has room for them, else with a later call."""
@@ -142,26 +126,18 @@ class Meter:
     def flush_by(self, send: Callable[[dict[str, Any]], object]) -> None:
         """Send the new numbers by `send`, which returns False where it did not take them."""
         with self._lock:
-            if not self._numbers:
+            if not (self._counts or self._times):
                 return
-            tasks, packed = tuple(self._tasks.values()), self._numbers.packed()
+            tasks = tuple(self._tasks.values())
+            new: dict[str, Any] = {
+                "counts": [[*key, number] for key, number in self._counts.items()],
+                "times": [[*key, times] for key, times in self._times.items()],
+            }
             if tasks != self._named:  # guard: new-tasks-are-named
-                packed["tasks"] = sorted({name for task in tasks for name in names_of(task)})
-            if send(packed) is not False:
+                new["tasks"] = sorted({name for task in tasks for name in (task.name, *task.aliases)})
+            if send(new) is not False:
                 self._named = tasks
-                self._numbers.clear()  # guard: numbers-are-sent-once
-
-
-def names_of(task: Any) -> Iterable[str]:
-    return (task.name, *task.aliases)
-
-
-def count_event(numbers: Numbers, event: JobEvent) -> None:
-    if event.name in ("rescued", "failed") and event.attempt:
-        labels = str(event.task), str(event.queue)
-        numbers.count(ATTEMPTS, *labels, event.name)
-        if event.name == "failed":
-            numbers.count(FAILED, *labels, event.reason or "error")
+                self._counts, self._times = Counter(), {}  # guard: numbers-are-sent-once
 
 
 class Counted(NamedTuple):
@@ -171,13 +147,12 @@ class Counted(NamedTuple):
     times: dict[Key, tuple[list[float], float]]
 
 
-class Totals:
+class Totals(Numbers):
     """The numbers of all children of a supervisor, those that are gone included, with names that are bounded
-    in number. Any thread may use it."""
+    in number."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers = Numbers()
+        super().__init__()
         self._known: set[str] = set()
         self._unknown: set[str] = set()
         self._queues: set[str] = set()
@@ -185,30 +160,26 @@ class Totals:
     def add(self, message: Mapping[str, Any]) -> bool:
         """Add the numbers that a `Meter` has sent."""
         with self._lock:
-            self._know(message.get("tasks", ()))
+            tasks = message.get("tasks", ())
+            self._known.update(tasks)
+            self._unknown.difference_update(tasks)
             for *key, number in message["counts"]:
-                self._numbers.count(*self._named(key), by=number)
+                self._count(*key, by=number)
             for *key, times in message["times"]:
-                self._numbers.add(self._named(key), times)
+                known = self._of(tuple(key))
+                known[:] = map(add, known, times)
         return True
-
-    def event(self, event: JobEvent) -> None:
-        """Count an attempt whose worker was lost, as the supervisor has found out."""
-        numbers = Numbers()
-        count_event(numbers, event)
-        self.add(numbers.packed())
 
     def now(self) -> Counted:
         with self._lock:
-            times = {key: (each[:-1], each[-1]) for key, each in self._numbers.times.items()}
-            return Counted(dict(self._numbers.counts), times)
+            times = {key: (each[:-1], each[-1]) for key, each in self._times.items()}
+            return Counted(dict(self._counts), times)
 
-    def _know(self, tasks: Collection[str]) -> None:
-        self._known.update(tasks)
-        self._unknown.difference_update(tasks)
-
-    def _named(self, key: Sequence[str]) -> Key:
+    def _bounded(self, known: Mapping[Key, Any], key: Key) -> Key:
         """Return a key with the names of its task and queue, or with `other` for names beyond the bound."""
+        return super()._bounded(known, self._named(key))
+
+    def _named(self, key: Key) -> Key:
         what, *labels = key
         if what in (CLAIMED, SETTLE):
             return (what, _one_of(self._queues, labels[0], QUEUE_NAMES))
