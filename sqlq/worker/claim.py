@@ -409,10 +409,8 @@ class Intake:
         """Return a claimed job as its handler sees it, with its task and how it is to run."""
         task = self._tasks.get(job.task)
         # guard: lost-jobs-run-isolated
-        isolated = self._has_isolates and task is not None and (task.isolate or job.losses > 0)
-        if self._all_isolated:
-            isolated = self._has_isolates and task is not None
-        running = Attempt(job, task, trusted_until, self.target, isolated=bool(isolated))
+        isolates = task is not None and bool(self._all_isolated or task.isolate or job.losses > 0)
+        running = Attempt(job, task, trusted_until, self.target, isolated=isolates and self._has_isolates)
         running.worker = self._worker
         running.alone = task is not None and task.isolate == "fresh"
         if self._lifespan is not None:

@@ -39,8 +39,7 @@ from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.maintain.control import Control, Entry
 from sqlq.worker.maintain.maintenance import Maintenance
-from sqlq.worker.maintain.scheduler import Follow
-from sqlq.worker.maintain.services import Held, SchemaWatch, Unstarted, Vacuum
+from sqlq.worker.maintain.services import Follow, Held, SchemaWatch, Vacuum
 from sqlq.worker.options import AppParts, WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.report.reporter import Reporter
@@ -170,8 +169,7 @@ class Worker(Background):
                 *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
                 SchemaWatch(database, schema, self._stop_behind),
                 Vacuum(database, lambda: self._executors.ended),
-                Unstarted(database, self.id, self._release_forgotten),
-                Held(database, self.id, self._leases.unstarted),
+                Held(database, self.id, self._leases.unstarted, self._executors.release_forgotten),
                 self._control,
             ],
             reporter=reporter,
@@ -529,9 +527,6 @@ class Worker(Background):
         self._deadlines.forget([job.right])
         if not self._left.is_set():
             self._settler.settle(job, outcome)
-
-    def _release_forgotten(self, claimed_before: float) -> int:
-        return self._executors.release_forgotten(self._leases.unstarted(claimed_before) or ())
 
     # -- the end ---------------------------------------------------------------------------------------------
 

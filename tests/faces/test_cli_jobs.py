@@ -295,7 +295,7 @@ def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: 
     runs, waits = desk.enqueue(), desk.enqueue()
     desk.claim(limit=2)
     with desk.app.database.begin() as conn:
-        workers.note_held(conn, "w", [waits])
+        workers.note_held(conn, "w", [waits], 0)
     newest, oldest = desk("jobs").splitlines()[1:]
     assert re.fullmatch(rf" *{waits} +running +default +shop\.send +1/3  not started, claimed {AGO}", newest)
     assert re.fullmatch(rf" *{runs} +running +default +shop\.send +1/3  {AGO}", oldest)

@@ -106,7 +106,7 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
         workers.register(conn, id="w", host="box", pid=7, version="1", queues=None, concurrency=2)
     event.listen(app.database.engine, "before_cursor_execute", collect)
     found: list[Any] = []
-    held = Held(app.database, "w", lambda before: found)
+    held = Held(app.database, "w", lambda before: found, lambda jobs: 0)
     for _ in range(3):
         assert held.run() == services.HELD_BUSY_SECONDS
     assert statements == []

@@ -15,7 +15,7 @@ from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.maintain.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
+from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
 from tests.kit import working
 from tests.waiting import wait_until
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_ticked_is_in_the_log(
 
 def test_ticks_sleep_until_the_next_moment(app: sqlq.App) -> None:
     ticks = Ticks(app.database)
-    longest = LOOK_SECONDS if app.database.dialect.sees_commits else 7.0
+    longest = TICK_SECONDS if app.database.dialect.sees_commits else 7.0
     assert ticks.run() == longest
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("far", task.new(), cron="0 3 1 1 *")

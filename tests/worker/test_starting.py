@@ -697,7 +697,8 @@ def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
 ) -> None:
     """Whatever it was that it met on the way."""
     monkeypatch.setattr(services, "UNSTARTED_SECONDS", 0.5)
-    monkeypatch.setattr(services, "RESCUE_MS", 20)
+    for name in ("HELD_SECONDS", "HELD_BUSY_SECONDS", "HELD_IDLE_SECONDS"):
+        monkeypatch.setattr(services, name, 0.02)
     lost: list[Attempt] = []
     start = Executor._start
 

@@ -98,15 +98,10 @@ _entered = select(workers.c.id).where(workers.c.id.in_(_owners)).order_by(worker
 _SEEN = Change(workers, _entered, {"seen_at": now()}, returning=(workers.c.id,))
 
 
-def note_unstarted(conn: Connection, id: str, number: int) -> None:
-    """Write the number of jobs that a worker has held for long without starting them, for the doctor."""
-    conn.execute(update(workers).where(workers.c.id == id).values(unstarted=number))
-
-
-def note_held(conn: Connection, id: str, jobs: Sequence[int]) -> None:
-    """Write which jobs a worker holds and has not started."""
+def note_held(conn: Connection, id: str, jobs: Sequence[int], unstarted: int) -> None:
+    """Write which jobs a worker holds and has not started, and how many it could not start so far."""
     named = json.dumps(list(jobs)) if jobs else None
-    conn.execute(update(workers).where(workers.c.id == id).values(held_jobs=named))
+    conn.execute(update(workers).where(workers.c.id == id).values(held_jobs=named, unstarted=unstarted))
 
 
 def leave(conn: Connection, id: str) -> None:

@@ -15,7 +15,6 @@ from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
 from sqlq.store.workers.look import Look
 from sqlq.worker.ipc.parent import Facts
-from sqlq.worker.maintain.scheduler import Ticks
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
@@ -26,6 +25,7 @@ from sqlq.worker.maintain.services import (
     SchemaWatch,
     Service,
     Sweep,
+    Ticks,
     Unblock,
     jittered,
 )

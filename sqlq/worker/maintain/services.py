@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError
@@ -20,7 +20,9 @@ from sqlq.config.durations import readable, since_boot
 from sqlq.database.database import Database
 from sqlq.database.postgresql import health
 from sqlq.errors import SchemaVersionError
+from sqlq.model.schedule import Declarations
 from sqlq.schema import version
+from sqlq.store import schedules
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import expire, prune, settle
 from sqlq.store.limits import admit
@@ -345,29 +347,6 @@ class EndPauses:
         return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - time.monotonic()
 
 
-class Unstarted:
-    """Releases jobs that were claimed long ago and do not start, which should not be. Records for `sqlq
-    doctor` how many jobs this worker could not start."""
-
-    doing = "looking for jobs that do not start"
-
-    def __init__(self, database: Database, worker: str, give_back: Callable[[float], int]) -> None:
-        """`give_back` releases the jobs that were claimed before a time and have not started. It returns how
-        many jobs could not be started so far."""
-        self._database = database
-        self._worker = worker
-        self._give_back = give_back
-        self._noted = 0
-
-    def run(self) -> float:
-        number = self._give_back(time.monotonic() - UNSTARTED_SECONDS)
-        if number != self._noted:
-            with self._database.begin() as conn:
-                workers.note_unstarted(conn, self._worker, number)
-            self._noted = number
-        return jittered(RESCUE_MS / 1000)
-
-
 class SchemaWatch:
     """Checks whether a migration has left this sqlq behind."""
 
@@ -393,28 +372,38 @@ class SchemaWatch:
 
 
 class Held:
-    """Notes in the worker's row the claimed jobs that have not started. They wait for a subprocess, or behind
-    a handler that blocks the event loop. It writes when these change: for most workers never."""
+    """Looks after the claimed jobs that have not started. They wait for a subprocess, or behind a handler
+    that blocks the event loop. It releases those that never start, which should not be.
+
+    It writes in the worker's row which they are, and how many jobs could not be started, when these change:
+    for most workers never."""
 
     doing = "noting which jobs have not started"
 
     def __init__(
-        self, database: Database, worker: str, held: Callable[[float], Collection[Attempt] | None]
+        self,
+        database: Database,
+        worker: str,
+        held: Callable[[float], Collection[Attempt] | None],
+        release: Callable[[Iterable[Attempt]], int],
     ) -> None:
         """`held` returns the jobs that were claimed before a time and have not started; None without claimed
-        jobs."""
+        jobs. `release` releases those that do not start. It returns how many could not be started so far."""
         self._database = database
         self._worker = worker
         self._held = held
-        self._noted: list[int] = []
+        self._release = release
+        self._noted: tuple[list[int], int] = ([], 0)
 
     def run(self) -> float:
-        held = self._held(time.monotonic() - HELD_SECONDS)
-        ids = sorted(job.id for job in held or ())[:MOST_HELD]
-        if ids != self._noted:  # guard: held-is-noted-when-it-changes
+        moment = time.monotonic()
+        held = self._held(moment - HELD_SECONDS)
+        unstarted = self._release(job for job in held or () if job.claimed_at < moment - UNSTARTED_SECONDS)
+        noted = sorted(job.id for job in held or ())[:MOST_HELD], unstarted
+        if noted != self._noted:  # guard: held-is-noted-when-it-changes
             with self._database.begin() as conn:
-                workers.note_held(conn, self._worker, ids)
-            self._noted = ids
+                workers.note_held(conn, self._worker, *noted)
+            self._noted = noted
         return HELD_IDLE_SECONDS if held is None else HELD_BUSY_SECONDS
 
 
@@ -477,3 +466,115 @@ class Vacuum:
                 ),
                 extra={"event": "vacuum_held_back"},
             )
+
+
+TICK_SECONDS = 1.0
+"""How often a worker looks for new and changed schedules where no poller does."""
+TAKEN_SECONDS = 0.05
+"""When to look again for a schedule that another worker is ticking."""
+SHORTEST_TICK_SECONDS = 0.001
+
+
+class Ticks:
+    """Enqueues the jobs of schedules, each at its time by the database's clock.
+
+    Any number of workers tick, and none is a leader. A worker locks the row of a schedule while it decides
+    its runs. On PostgreSQL the poller sees when the next schedule is due, so that a database without
+    schedules gets no other query. On SQLite each worker reads one row of an index once a second.
+    """
+
+    doing = "ticking schedules"
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        looked_at: Callable[[], float] = never,
+        ticked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`looked_at` returns the time of the last look of a poller, which also reads when a schedule is due.
+        `ticked` is called when there are new jobs."""
+        self._ticked = ticked
+        self._database = database
+        self._looked_at = looked_at
+        self._longest = TICK_SECONDS if database.dialect.sees_commits else RESCUE_MS / 1000
+        self._due_at = NEVER
+        """When the next schedule is due, by the monotonic clock; no query is sent before."""
+
+    def expect(self, moment: float) -> None:
+        """Note that a schedule is due at a time of the monotonic clock. Any thread may call this."""
+        self._due_at = min(self._due_at, moment)
+
+    def run(self) -> float:
+        here = time.monotonic()
+        if here < self._due_at:
+            if here - self._looked_at() < 2 * self._longest:  # guard: the-lookout-asks-for-all
+                return min(self._due_at - here, self._longest)
+            wait_ms = schedules.next_in(self._database)
+            if wait_ms is None or wait_ms > 0:
+                return self._wait(wait_ms)
+        self._due_at = NEVER
+        done = schedules.tick(self._database)
+        if done.jobs:
+            self._ticked()  # guard: its-own-worker-is-called
+        for new, job in done.jobs:
+            log.info(
+                "schedule %s: job %d for %s",
+                *(new.schedule, job.id, "" if new.scheduled_for is None else new.scheduled_for.isoformat()),
+                extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": "ticked"},
+            )
+        for name, error in done.errors.items():
+            log.error("schedule %s: %s", name, error, extra={"event": "not_ticked"})
+        wait_ms = schedules.next_in(self._database)  # guard: the-next-moment-is-asked-for
+        if wait_ms is None or wait_ms > 0:
+            return self._wait(wait_ms)
+        self._due_at = time.monotonic()
+        # more is due, or another worker ticks it now
+        return 0.0 if done.seen else TAKEN_SECONDS
+
+    def _wait(self, wait_ms: float | None) -> float:
+        """Return how many seconds to wait for a schedule that is due in so many milliseconds; at most
+        `_longest`."""
+        if wait_ms is None:
+            self._due_at = NEVER
+            return self._longest
+        wait = max(wait_ms / 1000, SHORTEST_TICK_SECONDS)
+        self._due_at = time.monotonic() + wait
+        return min(wait, self._longest)
+
+
+class Follow:
+    """Writes the declared schedules, once, when a worker starts."""
+
+    doing = "writing the schedules that code declares"
+
+    def __init__(
+        self,
+        database: Database,
+        schedules: Declarations,
+        tasks: Mapping[str, object],
+        began_at: float,
+    ) -> None:
+        """`began_at` is the time at which the deploy of this worker started, by the monotonic clock."""
+        self._database = database
+        self._given = (schedules.declared, schedules.service, tasks)
+        self._began_at = began_at
+        self._is_done = False
+
+    def run(self) -> float:
+        if not self._is_done:
+            done = schedules.follow(
+                self._database, *self._given, lambda: (time.monotonic() - self._began_at) * 1000
+            )
+            self._is_done = True
+            for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):
+                if names:
+                    log.info("schedules %s: %s", word, ", ".join(sorted(names)), extra={"event": "schedules"})
+            for name in sorted(done.foreign):
+                log.warning(
+                    "schedule %s is declared here, and in the database it is another service's, or was added "
+                    "at run time: give this one another name",
+                    name,
+                    extra={"event": "schedules"},
+                )
+        return UNCALLED_SECONDS

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -46,7 +45,7 @@ MOST_NAMED = 20
 
 @dataclass
 class Tally:
-    """How many attempts ended how, in one run of a worker."""
+    """How many attempts ended how, in one run of a worker. Its fields are called as the kinds of outcomes."""
 
     completed: int = 0
     retried: int = 0
@@ -59,17 +58,10 @@ class Tally:
         if type(outcome) is Completed:
             self.completed += 1
             return
-        name = _COUNTED[type(outcome)]
+        name = type(outcome).__name__.lower()
         setattr(self, name, getattr(self, name) + 1)
 
 
-_COUNTED: dict[type[Any], str] = {
-    Completed: "completed",
-    Retried: "retried",
-    Failed: "failed",
-    Released: "released",
-    Cancelled: "cancelled",
-}
 Item = tuple[Attempt, Outcome, float]
 
 
