@@ -27,7 +27,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlq.config import urls
 from sqlq.database import migrate
 from sqlq.database.dialects import DIALECTS
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
 
 
@@ -94,6 +94,10 @@ def include_name(
 def _run(
     host: MigrationContext, schema: str | None, direction: migrate.Direction, start: str | None, end: str
 ) -> None:
+    if host.dialect.name not in DIALECTS:
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL and SQLite; this migration is for {host.dialect.name}"
+        )
     if host.as_sql:
         migrate.write(
             host.dialect,

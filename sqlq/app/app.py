@@ -385,7 +385,8 @@ class App(Declares):
         """Return whether a call with this `eager` runs its jobs at once, or when their transaction commits.
         On a test's database the App's own default does not count: jobs are there to be looked at."""
         default = False if self._test_addresses else self._eager
-        return self._stand_in is None and (default if eager is None else checked_eager(eager))
+        runs = default if eager is None else checked_eager(eager)
+        return self._stand_in is None and runs
 
     def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of

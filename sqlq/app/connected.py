@@ -49,7 +49,7 @@ class Connected:
     @cached_property
     def results(self) -> Results:
         """Results and states of jobs."""
-        return Results(self.database, self._code.tasks, self._here)
+        return Results(lambda: self.database, self._code.tasks, self._here, self.address.seal)
 
     def part(self, kind: Callable[..., F], *more: Any) -> F:
         """Return one of the parts for operators, of the database and `more`."""

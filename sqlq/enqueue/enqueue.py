@@ -152,7 +152,7 @@ class Enqueuer:
 
     def _mark(self, conn: Any, made: list[Job]) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
-        if not (made and self._database.dialect.in_a_file):
+        if not (made and dialects.dialect_of(conn).in_a_file):
             return
         if isinstance(conn, Borrowed):
             with in_schema(conn, None):

@@ -268,12 +268,24 @@ class AsCompleted(Generic[R]):
 class Results:
     """Results and states of the jobs in a database, and of those that ran in this process."""
 
-    def __init__(self, database: Database, tasks: Registry, here: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        open_database: Callable[[], Database],
+        tasks: Registry,
+        here: Callable[[], Any],
+        seal: Encryption | None,
+    ) -> None:
         """`here` returns the runner of jobs that run in this process, inline or eagerly; None where none
-        have."""
-        self.database = database
+        have. Their results need no database, so it is opened for the first job that is a row."""
+        self._open_database = open_database
         self._tasks = tasks
         self._here = here
+        self._seal = seal
+
+    @cached_property
+    def database(self) -> Database:
+        """The database that has the jobs."""
+        return self._open_database()
 
     @cached_property
     def waiter(self) -> Waiting:
@@ -307,7 +319,7 @@ class Results:
             for seen in seen_jobs:
                 if end.is_reached_by(seen):
                     break
-        return end.value(ends.seen, {} if raw else self._tasks, self.database.seal)
+        return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
     async def aresult(
         self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None, *, raw: bool
@@ -319,7 +331,7 @@ class Results:
             async for seen in seen_jobs:
                 if end.is_reached_by(seen):
                     break
-        return end.value(ends.seen, {} if raw else self._tasks, self.database.seal)
+        return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
     def wait(self, jobs: Iterable[Job[R] | int], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.wait`."""

@@ -7,8 +7,9 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,22 @@ def test_a_handle_of_a_rollback_names_no_other_job(
         refuses(app, stale)
         app.worker(drain=True).run()
         serves(app, stranger, 200)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_handle_of_another_databases_rollback_names_no_job(
+    app: sqlq.App, task: sqlq.Task[..., Any], tmp_path: Path
+) -> None:
+    """The session's database says whether ids are given again, not the App's."""
+    app.enqueue(task.new(1))
+    with closing(sqlq.App(f"sqlite:///{tmp_path}/other.db")) as other:
+        other.migrate()
+        with Session(other.database.engine) as session:
+            with pytest.warns(RuntimeWarning, match="they will not see them"):
+                stale = app.enqueue(task.new(2), session=session)
+            session.rollback()
+    with pytest.raises(JobNotFoundError):
+        app.jobs.get(stale)
 
 
 @common_ways

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq.alembic
 from sqlq.database import migrate
-from sqlq.errors import ConfigurationError, SchemaVersionError
+from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
 from tests.migrations.catalogue import Catalogue, build_from_models, catalogue, own_names, run_script
 from tests.servers import async_database_url
@@ -243,6 +243,12 @@ def test_offline_going_down_must_say_from_where(make_host: Callable[..., Host], 
     host = make_host()
     with pytest.raises(ConfigurationError, match="give both revisions, as in '0001:base'"):
         command.downgrade(host.config, "a1:base", sql=True)
+
+
+def test_a_migration_for_another_database_is_refused_in_one_sentence() -> None:
+    host = MigrationContext.configure(dialect_name="mysql", opts={"as_sql": True})
+    with pytest.raises(UnsupportedDatabaseError, match="PostgreSQL and SQLite; this migration is for mysql"):
+        sqlq.alembic.upgrade(Operations(host))
 
 
 def test_offline_going_down_with_both_revisions(make_host: Callable[..., Host], engine: Engine) -> None:

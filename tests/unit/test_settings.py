@@ -21,7 +21,7 @@ from sqlq.config.command_hint import command
 from sqlq.config.urls import DEFAULT_URL, database_url, listen_url, masked, schema_name
 from sqlq.database.database import ends
 from sqlq.database.postgresql.health import role_in
-from sqlq.testing import on_database
+from sqlq.testing import inline, on_database
 from tests.kit import for_each
 
 
@@ -364,6 +364,7 @@ def test_eager_is_no_text(wrong: Any) -> None:
         lambda: app.enqueue_many([job], eager=wrong),
         lambda: asyncio.run(app.aenqueue(job, eager=wrong)),
         lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
+        lambda: inline(app).__enter__() and app.enqueue(job, eager=wrong),
     ):
         with pytest.raises(
             sqlq.errors.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -363,6 +364,13 @@ def test_on_a_tests_database_jobs_are_written(shop: Shop, tmp_path: Path) -> Non
         assert_enqueued(shop.note, args=["a"])
         assert shop.done == []
         assert drain(shop.app).completed == 1
+
+
+def test_a_result_needs_no_database_when_its_job_ran_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with closing(sqlq.App("postgresql+psycopg2://nobody@nowhere/shop", eager=True)) as app:
+        job = app.enqueue(app.task(name="t")(lambda: 7).new())
+        assert app.result(job, timeout="1s") == 7
 
 
 def test_a_job_is_found_by_its_id_and_its_key(shop: Shop, session: Session) -> None:
