@@ -171,12 +171,16 @@ class Preloaded:
         out: Stream,
         err: Stream,
         *,
+        passed: Sequence[int] = (),
         new_session: bool = False,
     ) -> Forked:
-        """Start `sqlq` with these arguments, with nothing on its standard input."""
+        """Start `sqlq` with these arguments, with nothing on its standard input, and with these descriptors
+        under the same numbers."""
         with Path(os.devnull).open("rb") as nothing:
             streams = (nothing, out, err)
-            return Forked(self._door, args, directory, environment, streams, new_session=new_session)
+            return Forked(
+                self._door, args, directory, environment, streams, passed=passed, new_session=new_session
+            )
 
 
 # -- the process ---------------------------------------------------------------------------------------------

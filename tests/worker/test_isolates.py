@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Tally
 from tests.faces.command import Command
 from tests.kit import for_each
+from tests.preloaded import Forked, preloaded
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
 
@@ -50,16 +51,22 @@ time.sleep(600)
 """
 
 
+def forked(*words: str, passed: int, **environment: str) -> Forked:
+    """Run a program with these arguments in a process that has this descriptor."""
+    names = {**os.environ, **environment}
+    return preloaded().start(["python", "-c", *words], Path.cwd(), names, 1, 2, passed=[passed])
+
+
 class Spawned:
     """Isolates, and the processes that were started for them."""
 
     def __init__(self, program: str = ISOLATE, **options: Any) -> None:
         self.program = program
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Forked] = []
         self.isolates = IsolatedProcesses(self.spawn, **options)
 
-    def spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
+    def spawn(self, fd: int) -> Any:
+        self.processes.append(forked(self.program, str(fd), passed=fd))
         return self.processes[-1]
 
     def run(
@@ -259,10 +266,9 @@ def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_end
 ) -> None:
     monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.2)
 
-    def spawn(fd: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", COMPLETES, str(fd), timeout]
-        environment = {**os.environ, "SQLQ_DATABASE_URL": str(app.database.engine.url)}
-        return subprocess.Popen(command, pass_fds=[fd], env=environment)
+    def spawn(fd: int) -> Any:
+        url = str(app.database.engine.url)
+        return forked(COMPLETES, str(fd), timeout, passed=fd, SQLQ_DATABASE_URL=url)
 
     @app.task(name="t", isolate=True, timeout=timeout, max_attempts=1)
     def completes(end: str) -> None: ...

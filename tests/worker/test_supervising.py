@@ -38,6 +38,7 @@ from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.kit import refuse_threads
 from tests.waiting import wait_until
+from tests.worker.test_isolates import Spawned
 
 LEASE_MS = 1_000
 
@@ -493,17 +494,6 @@ def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(
     assert usual.id not in isolates.ran
 
 
-ISOLATE = """
-import sys
-from sqlq.worker.ipc.pipe import Pipe
-link = Pipe.inherited(int(sys.argv[1]))
-while (message := link.receive()) is not None:
-    if "job" in message:
-        link.send(began=True)
-        link.send(outcome={"is": "Completed", "result": None})
-"""
-
-
 class Killable(Attempt):
     """Keeps what would kill it, as a heartbeat does that is just about to."""
 
@@ -516,11 +506,7 @@ class Killable(Attempt):
 
 
 def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def spawn(fd: int) -> subprocess.Popen[bytes]:
-        processes.append(subprocess.Popen([sys.executable, "-c", ISOLATE, str(fd)], pass_fds=[fd]))
-        return processes[-1]
+    spawned = Spawned()
 
     def job(id: int) -> Killable:
         return Killable(
@@ -531,12 +517,12 @@ def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
             isolated=True,
         )
 
-    isolates = IsolatedProcesses(spawn)
+    isolates = spawned.isolates
     first, second = job(1), job(2)
     assert isolates.execute(first) == Completed()
     first.seen()
     assert isolates.execute(second) == Completed()
-    assert len(processes) == 1, "one after the other in the same process"
+    assert len(spawned.processes) == 1, "one after the other in the same process"
     (isolate,) = isolates._all
     isolates.close()
     isolate.link.close()
