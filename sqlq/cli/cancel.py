@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import (
-    answer,
-    counted,
-    json_option,
-    listed,
-    naming_options,
-    of,
-    plain,
-    require_named,
-)
+from sqlq.cli.options import ids_argument, require_named, takes_json, those_of_one
+from sqlq.cli.output import answer, counted, listed, naming_options, of, plain
 
 if TYPE_CHECKING:
     from sqlq.admin.cancel import Cancellation
@@ -27,22 +19,20 @@ EXPLAINED = 20
 
 
 @click.command()
-@click.option("--task", help="Those of one task.")
-@click.option("--queue", help="Those of one queue.")
+@those_of_one
 @click.option("--flow", type=int, metavar="ID", help="The steps of a flow that have not ended.")
 @click.option(
     "--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers."
 )
-@click.argument("ids", type=int, nargs=-1)
-@json_option
-@click.pass_obj
+@ids_argument
+@takes_json
 def cancel(
     context: Context, /, ids: tuple[int, ...], flow: int | None, force: bool, as_json: bool, **chosen: Any
 ) -> None:
     """Cancel jobs: by id, --task, --queue or --flow.
 
-    Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs is
-    asked to stop: its worker sees the request within 2 seconds. With --force it is cancelled at once, too;
+    Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs
+    gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled at once, too;
     its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of the ids could not
     be cancelled.
     """
@@ -114,8 +104,7 @@ def _why_not(context: Context, id: int, word: Cancellation) -> str:
     "--finished", metavar="AGE", help="Finished and cancelled jobs that ended longer ago than this, as in 7d."
 )
 @click.option("--failed", metavar="AGE", help="Failed jobs that failed longer ago than this, as in 30d.")
-@json_option
-@click.pass_obj
+@takes_json
 def prune(context: Context, finished: str | None, failed: str | None, as_json: bool) -> None:
     """Delete ended jobs by their age.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import Cell, Column, counted, json_option, plain, show_json, show_table
+from sqlq.cli.options import takes_json
+from sqlq.cli.output import Cell, Column, counted, plain, show_json, show_table
 
 if TYPE_CHECKING:
     from sqlq.admin.doctor.finding import Finding
@@ -18,10 +19,9 @@ STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 
 @click.command()
 @click.option("--deep", is_flag=True, help="On SQLite check the whole file, however large.")
-@json_option
-@click.pass_obj
+@takes_json
 def doctor(context: Context, deep: bool, as_json: bool) -> None:
-    """Examine the database and the queue in it, and say what to do.
+    """Examine the database and the queue in it, and print what to do.
 
     Settings, migrations, open transactions, dead rows, LISTEN, stuck leases, queues without a worker, and
     more; changes nothing. Each line is ok, something to check (it works, but you should know), or something

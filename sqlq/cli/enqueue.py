@@ -8,12 +8,21 @@ import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import answer, json_option, moment_of, naming_options
+from sqlq.cli.options import (
+    json_option,
+    kwargs_option,
+    priority_option,
+    queue_option,
+    read_json,
+    takes_json,
+    time_option,
+)
+from sqlq.cli.output import answer, naming_options
 
 HELD = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
@@ -35,17 +44,13 @@ class _Enqueue(click.Command):
 @click.command(cls=_Enqueue)
 @click.argument("task")
 @click.argument("args", nargs=-1)
-@click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object: '{\"copy\": true}'.")
-@click.option("--queue", help="Another queue than the task's own.")
+@kwargs_option
+@queue_option
 @click.option(
     "--delay", metavar="DURATION", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".'
 )
-@click.option(
-    "--available-at",
-    metavar="TIME",
-    help='Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".',
-)
-@click.option("--priority", type=int, help="-100 to 100; larger runs first.")
+@time_option('Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".', "--available-at")
+@priority_option
 @click.option("--max-attempts", type=int, help="Another limit than the task's own.")
 @click.option(
     "--timeout", metavar="DURATION", help="Another timeout than the task's own; none for no timeout."
@@ -55,20 +60,17 @@ class _Enqueue(click.Command):
 )
 @click.option("--retention", metavar="DURATION", help="How long it is kept after its end; none for ever.")
 @click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
-@click.option("--headers", metavar="JSON", help='Headers, as a JSON object: \'{"tenant": "blue"}\'.')
+@json_option("Headers", "--headers", {"tenant": "blue"})
 @click.option("--unique-key", metavar="KEY", help="At most one live job of this key in its queue.")
 @click.option(
     "--unique-until", type=click.Choice(["finish", "start", "pruned"]), help="How long the key is held."
 )
-@json_option
-@click.pass_obj
-def enqueue(
-    context: Context, /, task: str, args: tuple[str, ...], kwargs: str | None, as_json: bool, **options: Any
-) -> None:
+@takes_json
+def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Enqueue a job of TASK with ARGS.
 
-    Each of ARGS is JSON if it can be read as JSON (7, true, null, '[1, 2]', '"7"' for the text 7), and text
-    if not. A UUID or a date is text, a dataclass an object. Put -- before arguments that begin with a dash.
+    Each of ARGS that can be read as JSON is JSON: 7, true, null, '[1, 2]', '"7"' for the text 7. All others
+    are text. A UUID or a date is text, a dataclass an object. Put -- before arguments that begin with a dash.
     The App checks the task's name, the arguments, their types and the options before anything is written.
     Without its code, INSERT INTO jobs in SQL does it unchecked. Exits with 3 where a live job holds the
     unique key, and nothing was enqueued.
@@ -80,14 +82,16 @@ def enqueue(
         raise click.UsageError(f"--unique-until {options['unique_until']} is of use with --unique-key only")
     app = context.app_with_tasks("enqueue checks the job against its task")
     found = app.tasks.find(task)
-    positional, by_name = [argument(arg) for arg in args], json_object(kwargs, "--kwargs", '{"copy": true}')
+    positional, by_name = [argument(arg) for arg in args], options.pop("kwargs") or {}
     _refuse_assignments(args, positional, found.handler)
     new = found.new_from_json(positional, by_name)
     _check_plain_types(found.handler, positional, by_name)
-    at = options.pop("available_at")
-    named = {name: _set_to(name, value) for name, value in options.items() if value is not None}
+    changes = {name: value for name, value in options.items() if value is not None}
+    for name in ("timeout", "retention"):
+        if changes.get(name, "").strip().lower() == "none":
+            changes[name] = None
     with naming_options(*options, "queue"):
-        new = new.set(available_at=None if at is None else moment_of(at, "--available-at"), **named)
+        new = new.set(**changes)
     from sqlq.database.caller.session import own
 
     job = app.enqueue(new, session=own, eager=False)  # a command has no current session
@@ -161,34 +165,6 @@ def _check_plain_types(
 def argument(text: str) -> Any:
     """Return an argument of the command line: what it is as JSON, or the text itself."""
     try:
-        return _read(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _set_to(option: str, value: Any) -> Any:
-    """Return what `.set` takes for an option of the command."""
-    if option in ("timeout", "retention") and value.strip().lower() == "none":
-        return None
-    return json_object(value, "--headers", '{"tenant": "blue"}') if option == "headers" else value
-
-
-def json_object(text: str | None, option: str, example: str) -> dict[str, Any]:
-    """Return the JSON object of an option, an empty one without it."""
-    if text is None:
-        return {}
-    try:
-        value = _read(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"not JSON: {error}", param_hint=f"'{option}'") from None
-    if not isinstance(value, dict):
-        raise click.BadParameter(f"not a JSON object, as in '{example}'", param_hint=f"'{option}'")
-    return value
-
-
-def _read(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

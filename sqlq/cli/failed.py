@@ -8,26 +8,23 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
-from sqlq.cli.output import (
-    Column,
-    F,
-    answer,
-    counted,
-    json_option,
+from sqlq.cli.options import (
+    ids_argument,
     limit_option,
-    listed,
-    of,
+    of_one,
+    options,
     require_named,
+    takes_json,
+    those_of_one,
 )
+from sqlq.cli.output import Column, answer, counted, listed, of
 
 
 @click.command()
-@click.option("--task", help="Of one task only.")
-@click.option("--queue", help="Of one queue only.")
+@of_one
 @click.option("--exact", is_flag=True, help="Count all of them, and not only the newest 10,000.")
 @limit_option(100, "At most so many errors.")
-@json_option
-@click.pass_obj
+@takes_json
 def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen: Any) -> None:
     """Count failed jobs by task and error, the most frequent first.
 
@@ -51,23 +48,13 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
         click.echo("\nof the newest 10,000 failed jobs; --exact counts all of them")
 
 
-def selection(command: F) -> F:
-    """Add the ways to choose failed jobs. Ids, task and queue given together must all fit."""
-    for option in (
-        click.option("--all", is_flag=True, help="All failed jobs."),
-        click.option("--queue", help="Those of one queue."),
-        click.option("--task", help="Those of one task."),
-        click.argument("ids", type=int, nargs=-1),
-    ):
-        command = option(command)
-    return command
+selection = options(ids_argument, those_of_one, click.option("--all", is_flag=True, help="All failed jobs."))
 
 
 @click.command()
 @selection
 @click.option("--flow", type=int, metavar="ID", help="The failed steps of a flow, which then goes on.")
-@json_option
-@click.pass_obj
+@takes_json
 def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -> None:
     """Run failed jobs again.
 
@@ -95,8 +82,7 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
 
 @click.command()
 @selection
-@json_option
-@click.pass_obj
+@takes_json
 def delete(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Delete failed jobs for good: by id, --task, --queue, or --all."""
     require_named("failed jobs", "--task, --queue or --all", *chosen.values())

@@ -11,7 +11,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_field, show_list, show_rows
-from sqlq.cli.output import Cell, Column, ago, answer, counted, json_option, limit_option, plain, show_json
+from sqlq.cli.options import limit_option, listing, takes_json
+from sqlq.cli.output import Cell, Column, ago, answer, counted, plain, show_json
 from sqlq.config.command_hint import command
 
 if TYPE_CHECKING:
@@ -22,23 +23,20 @@ SHOWN = 1_000
 """The most steps that are printed; --json has all."""
 
 
-@click.group(invoke_without_command=True)
+@listing
 @limit_option(20, "At most so many, the newest.")
-@json_option
-@click.pass_context
-def flows(ctx: click.Context, limit: int, as_json: bool) -> None:
+@takes_json
+def flows(context: Context, limit: int, as_json: bool) -> None:
     """List flows, the newest first; show one, or skip a step.
 
     sqlq retry --flow ID runs failed steps again, sqlq cancel --flow ID ends a flow.
     """
-    if ctx.invoked_subcommand is not None:
-        return
     columns = [Column("id", right=True), Column("name", wide=True), Column("state"), Column("steps")]
     show_list(
         [*columns, Column("enqueued")],
-        ctx.obj.app().flows.list(limit=limit),
+        context.app().flows.list(limit=limit),
         _row,
-        nothing=f"no flows in {ctx.obj.shown_url()}",
+        nothing=f"no flows in {context.shown_url()}",
         as_object=_object,
         as_json=as_json,
     )
@@ -46,8 +44,7 @@ def flows(ctx: click.Context, limit: int, as_json: bool) -> None:
 
 @flows.command()
 @click.argument("id", type=int)
-@json_option
-@click.pass_obj
+@takes_json
 def show(context: Context, id: int, as_json: bool) -> None:
     """Show a flow: its steps, what each waits for, and what to do next."""
     found = context.app().flows.get(id)
@@ -72,8 +69,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
 
 @flows.command()
 @click.argument("step", type=int)
-@json_option
-@click.pass_obj
+@takes_json
 def skip(context: Context, step: int, as_json: bool) -> None:
     """Go on as if a step had finished, without a result.
 

@@ -12,21 +12,13 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.history import show_history
-from sqlq.cli.looks import (
-    queue_name,
-    show_block,
-    show_field,
-    show_heading,
-    show_rows,
-    show_wrapped,
-)
+from sqlq.cli.looks import queue_name, show_block, show_field, show_heading, show_rows, show_wrapped
+from sqlq.cli.options import limit_option, of_one, takes_json
 from sqlq.cli.output import (
     Cell,
     Column,
     ago,
     counted,
-    json_option,
-    limit_option,
     naming_options,
     of,
     plain,
@@ -49,14 +41,12 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 
 @click.command()
 @click.option("--state", type=click.Choice(STATES), help="In one state only.")
-@click.option("--queue", help="Of one queue only.")
-@click.option("--task", help="Of one task only.")
+@of_one
 @limit_option(20, "At most so many, the newest.")
 @click.option(
     "--exact", is_flag=True, help="Look through all jobs, and not only the newest 100,000 of each kind."
 )
-@json_option
-@click.pass_obj
+@takes_json
 def jobs(
     context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any
 ) -> None:
@@ -131,8 +121,7 @@ def as_object(job: JobDetails) -> dict[str, Any]:
     metavar="DURATION",
     help='With --result: wait so long for its end, as in "30s"; none waits without end.',
 )
-@json_option
-@click.pass_obj
+@takes_json
 def show(context: Context, id: int, only_result: bool, wait: str | None, as_json: bool) -> None:
     """Show all about one job, in whatever state it is.
 

@@ -10,7 +10,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
-from sqlq.cli.output import Cell, Column, answer, counted, json_option, plain
+from sqlq.cli.options import listing, takes_json
+from sqlq.cli.output import Cell, Column, answer, counted, plain
 
 if TYPE_CHECKING:
     from sqlq.admin.keys import KeyUse, Rotated, Rotation
@@ -20,19 +21,16 @@ STYLES = {"unknown": "bold red", "first": "green", "plain": "dim"}
 STATES = {"first": "here, and seals", "known": "here", "unknown": "not here", "plain": "not sealed"}
 
 
-@click.group(invoke_without_command=True)
-@json_option
-@click.pass_context
-def keys(ctx: click.Context, as_json: bool) -> None:
+@listing
+@takes_json
+def keys(context: Context, as_json: bool) -> None:
     """Count the rows of each key; make keys, and seal rows anew.
 
     The keys are those of the App (-a), or of SQLQ_KEYS. The count reads all rows, and needs no key.
     """
-    if ctx.invoked_subcommand is not None:
-        return
     columns = [Column("in"), Column("rows", right=True), Column("sealed"), Column("key"), Column("state")]
-    nothing = f"there are no rows in {ctx.obj.shown_url()}"
-    show_list(columns, _rotation(ctx.obj).uses(), _row, nothing=nothing, as_json=as_json)
+    nothing = f"there are no rows in {context.shown_url()}"
+    show_list(columns, _rotation(context).uses(), _row, nothing=nothing, as_json=as_json)
 
 
 def _row(use: KeyUse) -> list[Cell]:
@@ -64,14 +62,13 @@ def new() -> None:
 @click.option(
     "--check", is_flag=True, help="Open every sealed row, say which do not open, and change nothing."
 )
-@json_option
-@click.pass_obj
+@takes_json
 def rotate(context: Context, finished: bool, plain: bool, check: bool, as_json: bool) -> None:
     """Seal rows anew with the first key, so that the others can be taken away.
 
     Waiting, running and failed jobs, and schedules, in small transactions and past rows that others have
     locked. It may be broken off at any time, and started again. Deploy the keys first: the new one first in
-    the list, the old one behind it, everywhere. Exits with 1 if rows are left that could not be sealed. With
+    the list, the old one behind it, everywhere. Exits with 1 if it could not seal some rows. With
     --check it exits with 1 if a row does not open: its key is not here, or it was altered.
     """
     if check and plain:

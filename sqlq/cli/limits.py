@@ -9,29 +9,27 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
-from sqlq.cli.output import Cell, Column, ago, answer, json_option, limit_option, naming_options, plain
+from sqlq.cli.options import limit_option, listing, takes_json
+from sqlq.cli.output import Cell, Column, ago, answer, naming_options, plain
 
 if TYPE_CHECKING:
     from sqlq.model.limit import LimitStatus
 
 
-@click.group(invoke_without_command=True)
+@listing
 @click.option("--prefix", default="", help="Keys that begin so.")
 @limit_option(100, "At most so many keys.")
-@json_option
-@click.pass_context
-def limits(ctx: click.Context, prefix: str, limit: int, as_json: bool) -> None:
+@takes_json
+def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     """List the keys of limits; set a limit, and clear it.
 
     Running are the jobs that hold a slot: they run, or are claimed next. Waiting are those without a slot.
     """
-    if ctx.invoked_subcommand is not None:
-        return
     columns = [Column("key", wide=True), Column("limit"), Column("running", right=True)]
     columns += [Column("waiting", right=True), Column("oldest due"), Column("next start"), Column("set")]
     of = f" with the prefix {plain(prefix)!r}" if prefix else ""
-    nothing = f"no limits{of} in {ctx.obj.shown_url()}: a worker that sees a job of a key adds it"
-    rows = ctx.obj.app().limits.list(prefix, limit=limit)
+    nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
+    rows = context.app().limits.list(prefix, limit=limit)
     show_list(columns, rows, _row, nothing=nothing, as_object=_object, as_json=as_json)
 
 
@@ -39,8 +37,7 @@ def limits(ctx: click.Context, prefix: str, limit: int, as_json: bool) -> None:
 @click.argument("key")
 @click.option("--running", type=int, help="At most so many at a time.")
 @click.option("--rate", help="At most so many starts in a period, as in 100/1m.")
-@json_option
-@click.pass_obj
+@takes_json
 def set_limit(context: Context, key: str, running: int | None, rate: str | None, as_json: bool) -> None:
     """Set what KEY allows, whatever its tasks declare, until it is cleared.
 
@@ -59,8 +56,7 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
 
 @limits.command()
 @click.argument("key")
-@json_option
-@click.pass_obj
+@takes_json
 def clear(context: Context, key: str, as_json: bool) -> None:
     """Go back to what the App declares for KEY.
 

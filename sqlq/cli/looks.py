@@ -20,8 +20,6 @@ NARROW = 60
 LABEL = 13
 INDENT = "  "
 
-exact_option = click.option("--exact", is_flag=True, help="Count every job, however many there are.")
-
 
 def queue_name(name: str) -> str:
     """Return a queue's name such that it can be seen, also where it is blank."""

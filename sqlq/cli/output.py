@@ -10,11 +10,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -23,20 +23,10 @@ from sqlq.config.command_hint import STEERS
 if TYPE_CHECKING:
     from rich.console import Console
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 UNLIMITED = 100_000
 
 Cell: TypeAlias = str | int | tuple[str, str] | None
 """Text, a number, nothing, or text with a style."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, with keys that stay.")
-
-
-def limit_option(default: int, words: str) -> Callable[[F], F]:
-    """Return the option that bounds how much is listed."""
-    rows = click.IntRange(1, 10_000)
-    return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
 @dataclass(frozen=True)
@@ -214,21 +204,6 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def moment_of(text: str, option: str) -> datetime:
-    """Return the time that an option has."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint=f"'{option}'"
-        ) from None
-    if found.utcoffset() is None:
-        raise click.BadParameter(
-            f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC", param_hint=f"'{option}'"
-        )
-    return found
-
-
 @contextmanager
 def naming_options(*names: str, **others: str) -> Iterator[None]:
     """Rewrite an error of the library ("lease is …") so that it names the option ("--lease is …"); `others`
@@ -244,12 +219,6 @@ def naming_options(*names: str, **others: str) -> Iterator[None]:
             raise
         rest = rest.replace("give a timedelta or text such as", "give a duration such as")
         raise click.UsageError(f"--{options[subject].replace('_', '-')} {rest}") from None
-
-
-def require_named(what: str, ways: str, *named: object) -> None:
-    """Raise `UsageError` where no option or argument chooses any."""
-    if not any(value not in (None, (), False) for value in named):
-        raise click.UsageError(f"name the {what}: by id, {ways}")
 
 
 IDS_SHOWN = 20

@@ -9,36 +9,32 @@ from datetime import timedelta
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import exact_option
-from sqlq.cli.output import answer, json_option, naming_options, plain, show_json
+from sqlq.cli.options import exact_option, listing, takes_json
+from sqlq.cli.output import answer, naming_options, plain, show_json
 from sqlq.cli.status import show_queues
 
 
-@click.group(invoke_without_command=True)
+@listing
 @exact_option
-@json_option
-@click.pass_context
-def queues(ctx: click.Context, exact: bool, as_json: bool) -> None:
+@takes_json
+def queues(context: Context, exact: bool, as_json: bool) -> None:
     """Show what each queue holds; pause and resume queues.
 
     Counts end at 10,000, shown as 10,000+; --exact counts on. sqlq status has the workers, too.
     """
-    if ctx.invoked_subcommand is not None:
-        return
-    app = ctx.obj.app()
+    app = context.app()
     rows = app.queues.status(exact=exact)
     if as_json:
         show_json([asdict(row) for row in rows])
     else:
-        show_queues(ctx.obj, rows, app.queues.pauses())
+        show_queues(context, rows, app.queues.pauses())
 
 
 @queues.command()
 @click.argument("names", metavar="[QUEUE...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All queues, those made later included.")
 @click.option("--for", "lasting", metavar="DURATION", help="Resume by itself after so long, as in 10m.")
-@json_option
-@click.pass_obj
+@takes_json
 def pause(
     context: Context, names: tuple[str, ...], everything: bool, lasting: str | None, as_json: bool
 ) -> None:
@@ -75,8 +71,7 @@ def pause(
 @queues.command()
 @click.argument("names", metavar="[QUEUE...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="End a pause of all queues.")
-@json_option
-@click.pass_obj
+@takes_json
 def resume(context: Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Let workers claim from these queues again.
 

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.enqueue import json_object
 from sqlq.cli.jobs import attempts
 from sqlq.cli.looks import queue_name, show_rows
-from sqlq.cli.output import (
-    Column,
-    ago,
-    counted,
-    json_option,
-    listed,
-    moment_of,
-    naming_options,
-    of,
-    plain,
-    require_named,
-    show_json,
-)
+from sqlq.cli.options import ids_argument, json_option, require_named, takes_json, those_of_one, time_option
+from sqlq.cli.output import Column, ago, counted, listed, naming_options, of, plain, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,23 +24,21 @@ SHOWN = 60
 
 
 @click.command()
-@click.argument("ids", type=int, nargs=-1)
-@click.option("--task", help="Those of one task.")
-@click.option("--queue", help="Those of one queue.")
+@ids_argument
+@those_of_one
 @click.option(
     "--state",
     type=click.Choice(["finished", "failed", "cancelled"]),
     help="In one state only; finished and failed without it.",
 )
-@click.option("--from", "since", metavar="TIME", help="That ended at this time or later; or AGE, as in 2h.")
-@click.option("--to", "until", metavar="TIME", help="That ended before this time; or AGE.")
+@time_option("That ended at this time or later; or AGE, as in 2h.", "--from", "since", or_age=True)
+@time_option("That ended before this time; or AGE.", "--to", "until", or_age=True)
 @click.option("--rate", metavar="RATE", help="Due one after the other: 10/s, 100/1m.")
-@click.option("--args", metavar="JSON", help="Other arguments for one job, as a JSON array: '[7]'.")
-@click.option("--kwargs", metavar="JSON", help="The same by name, as a JSON object: '{\"copy\": true}'.")
+@json_option("Other arguments for one job", "--args", [7])
+@json_option("The same by name", "--kwargs", {"copy": True})
 @click.option("--again", is_flag=True, help="Also those that were replayed before, and replays themselves.")
 @click.option("--dry-run", is_flag=True, help="Count them and show the first few; write nothing.")
-@json_option
-@click.pass_obj
+@takes_json
 def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bool, **options: Any) -> None:
     """Enqueue ended jobs once more, as new jobs.
 
@@ -68,11 +53,6 @@ def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bo
     named = [options[name] for name in ("task", "queue", "since", "until")]
     require_named("jobs", "--task, --queue, --from or --to", ids, *named)
     app = context.app(needs_code=True)
-    options["since"], options["until"] = _time(options["since"], "--from"), _time(options["until"], "--to")
-    if options["args"] is not None:
-        options["args"] = _json_array(options["args"])
-    if options["kwargs"] is not None:
-        options["kwargs"] = json_object(options["kwargs"], "--kwargs", '{"copy": true}')
     which, rate = _which(options["task"], options["queue"], options["state"]), options["rate"]
     with naming_options("rate"):
         if dry_run:
@@ -159,37 +139,6 @@ _VERBS = {"finished": "finished", "failed": "failed", "cancelled": "were cancell
 def _shortened(payload: Any) -> str:
     text = plain(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False))
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-
-
-def _time(text: str | None, option: str) -> datetime | str | None:
-    """Return a time, or an age as the library takes it."""
-    from sqlq.config.durations import milliseconds
-    from sqlq.errors import ConfigurationError
-
-    if text is None:
-        return None
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            milliseconds(text, option)
-        except ConfigurationError:
-            raise click.BadParameter(
-                f"{text!r} is neither a time like 2030-01-31T08:00:00+01:00 nor an age like 2h",
-                param_hint=f"'{option}'",
-            ) from None
-        return text
-    return moment_of(text, option)
-
-
-def _json_array(text: str) -> list[Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"not JSON: {error}", param_hint="'--args'") from None
-    if not isinstance(value, list):
-        raise click.BadParameter("not a JSON array, as in '[7]'", param_hint="'--args'")
-    return value
 
 
 @contextmanager

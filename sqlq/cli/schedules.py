@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.enqueue import argument, json_object
+from sqlq.cli.enqueue import argument
 from sqlq.cli.jobs import STYLES
 from sqlq.cli.looks import queue_name, show_field, show_heading, show_list, show_rows, show_wrapped
-from sqlq.cli.output import (
-    Cell,
-    Column,
-    F,
-    ago,
-    answer,
-    counted,
-    json_option,
-    listed,
-    moment_of,
-    naming_options,
-    plain,
-    show_json,
+from sqlq.cli.options import (
+    kwargs_option,
+    listing,
+    options,
+    priority_option,
+    queue_option,
+    takes_json,
+    time_option,
 )
+from sqlq.cli.output import Cell, Column, ago, answer, counted, listed, naming_options, plain, show_json
 
 if TYPE_CHECKING:
     from sqlq.admin.schedules import LastJob, ScheduleDetails
@@ -33,48 +30,40 @@ if TYPE_CHECKING:
 STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended": "dim"}
 
 
-@click.group(invoke_without_command=True)
-@json_option
-@click.pass_context
-def schedules(ctx: click.Context, as_json: bool) -> None:
+@listing
+@takes_json
+def schedules(context: Context, as_json: bool) -> None:
     """List schedules; add, change, pause and run them.
 
     The list has when each is due, and the state of its last job.
     """
-    if ctx.invoked_subcommand is not None:
-        return
     columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
     columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
-    found = ctx.obj.app().schedules.list()
+    found = context.app().schedules.list()
     show_list(columns, found, _row, as_object=as_object, nothing="no schedules", as_json=as_json)
 
 
-def plan_options(command: F) -> F:
-    """Add the options of a plan."""
-    for option in reversed(
-        (
-            click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".'),
-            click.option("--every", metavar="DURATION", help='As in "90s", "1h"; at least 1s.'),
-            click.option("--at", metavar="TIME", help='Once: "2030-01-31T08:00:00+01:00".'),
-            click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.'),
-            click.option("--repeats", type=int, metavar="N", help="No more jobs than so many."),
-            click.option("--starts", metavar="TIME", help="No moment before this one."),
-            click.option("--ends", metavar="TIME", help="No moment from this one on."),
-            click.option("--jitter", metavar="DURATION", help="Jobs are available up to so long after."),
-            click.option(
-                "--catch-up",
-                type=click.Choice(["latest", "all", "skip"]),
-                help="What follows an outage: one job, one for each moment missed (up to 1,000), or none.",
-            ),
-            click.option(
-                "--overlap",
-                type=click.Choice(["allow", "skip", "queue"]),
-                help="While the last job has not ended: enqueue another, skip the moment, or have it wait.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+plan_options = options(
+    click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".'),
+    click.option("--every", metavar="DURATION", help='As in "90s", "1h"; at least 1s.'),
+    time_option('Once: "2030-01-31T08:00:00+01:00".', "--at"),
+    click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.'),
+    click.option("--repeats", type=int, metavar="N", help="No more jobs than so many."),
+    time_option("No moment before this one.", "--starts"),
+    time_option("No moment from this one on.", "--ends"),
+    click.option("--jitter", metavar="DURATION", help="Jobs are available up to so long after."),
+    click.option(
+        "--catch-up",
+        type=click.Choice(["latest", "all", "skip"]),
+        help="What follows an outage: one job, one for each moment missed (up to 1,000), or none.",
+    ),
+    click.option(
+        "--overlap",
+        type=click.Choice(["allow", "skip", "queue"]),
+        help="While the last job has not ended: enqueue another, skip the moment, or have it wait.",
+    ),
+)
+"""The options of a plan."""
 
 
 def _plan(options: dict[str, Any]) -> Any:
@@ -82,9 +71,6 @@ def _plan(options: dict[str, Any]) -> Any:
     from sqlq.model.schedule import Schedule
 
     said = {name: value for name, value in options.items() if value is not None}
-    for name in ("at", "starts", "ends"):
-        if name in said:
-            said[name] = moment_of(said[name], f"--{name}")
     if not said.keys() & {"cron", "every", "at"}:
         raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
     with naming_options(*options):
@@ -121,8 +107,7 @@ def as_object(each: ScheduleDetails) -> dict[str, Any]:
 
 @schedules.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
+@takes_json
 def show(context: Context, name: str, as_json: bool) -> None:
     """Show a schedule: its next ten runs, and its last ten jobs."""
     found = context.app().schedules.get(name)
@@ -191,12 +176,11 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 @click.argument("name")
 @click.argument("task")
 @click.argument("args", nargs=-1)
-@click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object: '{\"copy\": true}'.")
-@click.option("--queue", help="Another queue than the task's own.")
-@click.option("--priority", type=int, help="-100 to 100; larger runs first.")
+@kwargs_option
+@queue_option
+@priority_option
 @plan_options
-@json_option
-@click.pass_obj
+@takes_json
 def add(
     context: Context, /, name: str, task: str, args: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
@@ -211,9 +195,7 @@ def add(
     plan = _plan(options)
     app = context.app_with_tasks("schedules add checks the job against its task")
     found = app.tasks.find(task)
-    job = found.new_from_json(
-        [argument(arg) for arg in args], json_object(kwargs, "--kwargs", '{"copy": true}')
-    )
+    job = found.new_from_json([argument(arg) for arg in args], kwargs or {})
     with naming_options("queue", "priority"):
         job = job.set(queue=queue, priority=priority)
     app.schedules.add(name, job, plan)
@@ -224,8 +206,7 @@ def add(
 @click.argument("name")
 @click.option("--reset", is_flag=True, help="The plan that code declares, in place of options.")
 @plan_options
-@json_option
-@click.pass_obj
+@takes_json
 def change(context: Context, /, name: str, reset: bool, as_json: bool, **options: Any) -> None:
     """Give a schedule another plan.
 
@@ -254,8 +235,7 @@ def _planned(context: Context, name: str, verb: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
+@takes_json
 def pause(context: Context, name: str, as_json: bool) -> None:
     """Enqueue nothing for a schedule until it is resumed.
 
@@ -268,8 +248,7 @@ def pause(context: Context, name: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
+@takes_json
 def resume(context: Context, name: str, as_json: bool) -> None:
     """Go on with a schedule, from its next run."""
     changed = context.app().schedules.resume(name)
@@ -279,8 +258,7 @@ def resume(context: Context, name: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
+@takes_json
 def remove(context: Context, name: str, as_json: bool) -> None:
     """Take a schedule out; jobs that it has enqueued stay.
 
@@ -296,11 +274,10 @@ def remove(context: Context, name: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("name")
-@click.option("--from", "since", metavar="TIME", help="The runs from this time on, in place of one now.")
-@click.option("--to", "until", metavar="TIME", help="The runs before this time.")
-@json_option
-@click.pass_obj
-def run(context: Context, name: str, since: str | None, until: str | None, as_json: bool) -> None:
+@time_option("The runs from this time on, in place of one now.", "--from", "since")
+@time_option("The runs before this time.", "--to", "until")
+@takes_json
+def run(context: Context, name: str, since: datetime | None, until: datetime | None, as_json: bool) -> None:
     """Enqueue a job of a schedule now, beside its plan.
 
     With --from and --to, enqueue a job for each run in that time, past or to come: all of them or none, at
@@ -317,15 +294,17 @@ def run(context: Context, name: str, since: str | None, until: str | None, as_js
     answer(value, line, as_json=as_json)
 
 
-def _backfill(context: Context, name: str, since: str | None, until: str | None, *, as_json: bool) -> None:
+def _backfill(
+    context: Context, name: str, since: datetime | None, until: datetime | None, *, as_json: bool
+) -> None:
     if since is None or until is None:
         raise click.UsageError("--from and --to are given together")
-    begin, end = moment_of(since, "--from"), moment_of(until, "--to")
-    if end <= begin:
-        raise click.UsageError(f"--to {until} is not after --from {since}: there is no moment between them")
-    jobs = context.app(needs_code=True).schedules.backfill(name, begin, end)
+    begin, end = since.isoformat(), until.isoformat()
+    if until <= since:
+        raise click.UsageError(f"--to {end} is not after --from {begin}: there is no moment between them")
+    jobs = context.app(needs_code=True).schedules.backfill(name, since, until)
     ids = [job.id for job in jobs if job.created]
-    line = f"{plain(name)} has no moment from {since} to {until}"
+    line = f"{plain(name)} has no moment from {begin} to {end}"
     if ids:
         line = f"enqueued {counted(len(ids), 'job')} of {plain(name)}: {listed(ids)}"
     answer({"schedule": name, "ids": ids}, line, as_json=as_json)

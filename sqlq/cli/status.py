@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import exact_option, number, queue_name, show_rows, show_wrapped
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, plain, show_json, span
+from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped
+from sqlq.cli.options import exact_option, takes_json
+from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, span
 
 if TYPE_CHECKING:
     from sqlq.admin.queues import Pause, Pauses, QueueStatus
@@ -22,8 +23,7 @@ WATCH_SECONDS = 2.0
 @click.command()
 @exact_option
 @click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
-@json_option
-@click.pass_obj
+@takes_json
 def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
     """Show what each queue holds, and who serves it.
 

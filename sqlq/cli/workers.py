@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped
-from sqlq.cli.output import ago, answer, counted, json_option, plain, show_json, span
+from sqlq.cli.options import listing, options, takes_json
+from sqlq.cli.output import ago, answer, counted, plain, show_json, span
 
 if TYPE_CHECKING:
     from sqlq.admin.workers import WorkerStatus
@@ -19,26 +19,20 @@ JOBS_SHOWN = 10
 """The most jobs of a worker that are printed; --json has all."""
 
 
-@click.group(invoke_without_command=True)
+@listing
 @click.option(
     "--all",
     "silent",
     is_flag=True,
     help="Also workers that fell silent within the last day without signing off.",
 )
-@json_option
-@click.pass_context
-def workers(ctx: click.Context, silent: bool, as_json: bool) -> None:
+@takes_json
+def workers(context: Context, silent: bool, as_json: bool) -> None:
     """Show workers and what they run; pause, stop or restart them.
 
     Also state, host, process, version, last heartbeat and queues of each. A worker counts as alive for 90
     seconds after its last heartbeat.
     """
-    if ctx.invoked_subcommand is None:
-        _list(ctx.obj, silent, as_json)
-
-
-def _list(context: Context, silent: bool, as_json: bool) -> None:
     from sqlq.config.command_hint import command
 
     entered = context.app().workers.list(silent=True)
@@ -102,34 +96,32 @@ def _object(worker: WorkerStatus) -> dict[str, object]:
 # -- asking them ---------------------------------------------------------------------------------------------
 
 
-def _names(function: Callable[..., None]) -> click.Command:
-    """Make a command of a request: which workers are meant, and --json."""
-    for decorate in (
-        click.pass_obj,
-        json_option,
-        click.option("--all", "everyone", is_flag=True, help="All workers, on all hosts."),
-        click.argument("names", metavar="[NAME...]", nargs=-1),
-    ):
-        function = decorate(function)
-    return workers.command(function.__name__)(function)
+_names = options(
+    click.argument("names", metavar="[NAME...]", nargs=-1),
+    click.option("--all", "everyone", is_flag=True, help="All workers, on all hosts."),
+    takes_json,
+)
 
 
+@workers.command()
 @_names
 def pause(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
     """Have workers claim nothing until they are resumed.
 
     Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on, and
-    what they have not started is released. All processes of a `sqlq work` are asked together.
+    what they have not started is released. All processes of a `sqlq work` get the request together.
     """
     _ask(context, "pause", "paused", names, everyone, as_json=as_json)
 
 
+@workers.command()
 @_names
 def resume(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
     """Have paused workers claim again, within 2 seconds."""
     _ask(context, "resume", "resumed", names, everyone, as_json=as_json)
 
 
+@workers.command()
 @_names
 def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
     """Have workers end when what they run has ended, however long that takes.
@@ -139,6 +131,7 @@ def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool
     _ask(context, "stop", "stopped", names, everyone, as_json=as_json)
 
 
+@workers.command()
 @_names
 def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
     """Have worker processes replaced by new ones, which import your App anew, as after a deploy.

@@ -1,0 +1,134 @@
+"""The options that several commands have, and what commands share beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+A_TIME = "2030-01-31T08:00:00+01:00"
+
+
+def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return one decorator for several options or arguments, in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(each):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+takes_json = options(
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, with keys that stay."), click.pass_obj
+)
+"""Lets a command take --json, and gives it the Context."""
+
+
+def listing(function: Callable[..., None]) -> click.Group:
+    """Make a group of commands. Without one of them it runs the function, which lists what there is."""
+
+    @click.pass_context
+    @wraps(function)
+    def run(ctx: click.Context, /, **options: Any) -> None:
+        if ctx.invoked_subcommand is None:
+            function(**options)
+
+    return click.group(invoke_without_command=True)(run)
+
+
+# -- values --------------------------------------------------------------------------------------------------
+
+
+def moment(text: str) -> datetime:
+    """Return the time that an option has."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time like {A_TIME}") from None
+    if found.utcoffset() is None:
+        raise click.BadParameter(f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC")
+    return found
+
+
+def moment_or_age(text: str) -> datetime | str:
+    """Return the time that an option has, or the age, as the library takes it."""
+    from sqlq.config.durations import milliseconds
+    from sqlq.errors import ConfigurationError
+
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            milliseconds(text, "the age")
+        except ConfigurationError:
+            what = f"neither a time like {A_TIME} nor an age like 2h"
+            raise click.BadParameter(f"{text!r} is {what}") from None
+        return text
+    return moment(text)
+
+
+def read_json(text: str) -> Any:
+    """Return a JSON value, strictly: NaN and Infinity are none. Raises `ValueError`."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+# -- options -------------------------------------------------------------------------------------------------
+
+
+def time_option(words: str, *names: str, or_age: bool = False) -> Callable[[F], F]:
+    """Return an option whose value is a time, or with `or_age` how long ago."""
+    return click.option(*names, type=moment_or_age if or_age else moment, metavar="TIME", help=words)
+
+
+def json_option(words: str, name: str, example: dict[str, Any] | list[Any]) -> Callable[[F], F]:
+    """Return an option whose value is a JSON object or array, as its example is."""
+    kind, shown = "object" if isinstance(example, dict) else "array", json.dumps(example)
+
+    def read(text: str) -> Any:
+        try:
+            value = read_json(text)
+        except (ValueError, RecursionError) as error:
+            raise click.BadParameter(f"not JSON: {error}") from None
+        if not isinstance(value, type(example)):
+            raise click.BadParameter(f"not a JSON {kind}, as in '{shown}'")
+        return value
+
+    return click.option(name, type=read, metavar="JSON", help=f"{words}, as a JSON {kind}: '{shown}'.")
+
+
+kwargs_option = json_option("Arguments by name", "--kwargs", {"copy": True})
+of_one = options(
+    click.option("--queue", help="Of one queue only."), click.option("--task", help="Of one task only.")
+)
+"""Options of lists."""
+those_of_one = options(
+    click.option("--task", help="Those of one task."), click.option("--queue", help="Those of one queue.")
+)
+"""Options of commands that change jobs. Ids, task and queue given together must all fit."""
+ids_argument = click.argument("ids", type=int, nargs=-1)
+queue_option = click.option("--queue", help="Another queue than the task's own.")
+priority_option = click.option("--priority", type=int, help="-100 to 100; larger runs first.")
+exact_option = click.option("--exact", is_flag=True, help="Count every job, however many there are.")
+
+
+def limit_option(default: int, words: str) -> Callable[[F], F]:
+    """Return the option that bounds how much is listed."""
+    rows = click.IntRange(1, 10_000)
+    return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
+
+
+def require_named(what: str, ways: str, *named: object) -> None:
+    """Raise `UsageError` where no option or argument chooses any."""
+    if not any(value not in (None, (), False) for value in named):
+        raise click.UsageError(f"name the {what}: by id, {ways}")
