@@ -127,28 +127,15 @@ class Step(Generic[R_co]):
         return f"step {self.number + 1} ({self.job.task})"
 
 
-class Steps(Sequence[Step[R_co]]):
+class Steps(tuple[Step[R_co], ...]):
     """The steps at the end of a chain or group that was added to a flow: those that others wait for."""
 
-    def __init__(self, steps: Sequence[Step[R_co]]) -> None:
-        self._steps = tuple(steps)
+    __slots__ = ()
 
     @property
     def results(self) -> list[R_co]:
         """The results of these steps, in their order, as one argument of a later step."""
         return cast("list[R_co]", Result(self, is_list=True))
-
-    @overload
-    def __getitem__(self, index: int) -> Step[R_co]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Step[R_co]]: ...
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._steps[index]
-
-    def __len__(self) -> int:
-        return len(self._steps)
 
 
 class _Laid(NamedTuple):

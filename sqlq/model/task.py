@@ -16,7 +16,7 @@ from sqlq.config.durations import Duration
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.backoff import BackoffOption, backoff_from
 from sqlq.model.callbacks import Follower
-from sqlq.model.checks import checked_follow_up, checked_name, job_fields
+from sqlq.model.checks import JOB_OPTIONS, checked_follow_up, checked_name, job_fields
 from sqlq.model.flow import Group, Result, Step, results_in
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import NewJob
@@ -195,12 +195,7 @@ class Task(Generic[P, R]):
         return NewJob(
             task=self.name,
             payload="{}",
-            queue=self.queue,
-            max_attempts=self.max_attempts,
-            priority=self.priority,
-            timeout_ms=self.timeout_ms,
-            retention_ms=self.retention_ms,
-            expires_ms=self.expires_ms,
+            **{option.field: getattr(self, option.field) for option in JOB_OPTIONS.values()},
             on_success=self.on_success,
             on_failure=self.on_failure,
             limit_key=self.limit.plain_key if self.limit is not None and self.limit.is_plain else None,
