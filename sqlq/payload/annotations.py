@@ -24,7 +24,6 @@ from collections.abc import (
     MutableSequence,
     Sequence,
 )
-from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import (
     Annotated,
@@ -46,16 +45,29 @@ Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """An annotation that cannot be evaluated, as one that only type checkers can."""
+class Unusable(NamedTuple):
+    """Stands for an annotation that cannot be evaluated, as one that only type checkers can.
+
+    It is the conversion of each annotation that nothing can be made of. JSON is let through, as if there were
+    none.
+    """
 
     why: str
+
+    def encode(self, value: Any, path: str) -> Any:
+        check_json(value, path, f"its annotation is of no use here: {self.why}")
+        return value
+
+    def decode(self, form: Any, path: str) -> Any:
+        return form
+
+    def shown(self, value: Any) -> Any:
+        return value
 
 
 def hints_of(handler: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a handler by parameter, and its result's under "return"; of one that cannot
-    be evaluated, an `Unreadable`."""
+    be evaluated, an `Unusable`."""
     function = _function_of(handler)
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -84,7 +96,7 @@ def _hints_one_by_one(function: Any) -> Iterator[tuple[str, Any]]:
         try:
             yield from typing.get_type_hints(alone, names, include_extras=True).items()
         except Exception as error:
-            yield name, Unreadable(str(error))
+            yield name, Unusable(str(error))
 
 
 def positional_names(signature: inspect.Signature) -> list[str]:
@@ -154,25 +166,8 @@ class Conversion(Protocol):
         cannot have."""
 
 
-class Unusable(NamedTuple):
-    """The conversion of an annotation that nothing can be made of: JSON is let through, as if there were
-    none."""
-
-    why: str
-
-    def encode(self, value: Any, path: str) -> Any:
-        check_json(value, path, f"its annotation is of no use here: {self.why}")
-        return value
-
-    def decode(self, form: Any, path: str) -> Any:
-        return form
-
-    def shown(self, value: Any) -> Any:
-        return value
-
-
 def _or_none(hint: Any) -> Any:
-    if isinstance(hint, Unreadable):
+    if isinstance(hint, Unusable):
         return hint
     try:
         return Optional[hint]  # noqa: UP045  # not every annotation has an `|`
@@ -184,8 +179,8 @@ def conversion_of(hint: Any) -> Conversion | None:
     """Return the conversion of an annotation; None where it needs none."""
     if is_plain(hint):
         return None
-    if isinstance(hint, Unreadable):
-        return Unusable(hint.why)
+    if isinstance(hint, Unusable):
+        return hint
     from sqlq.payload.conversion import Converted
 
     try:
