@@ -35,6 +35,34 @@ def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
         assert not thread.is_alive()
 
 
+def drain(app: sqlq.App, **options: Any) -> Any:
+    """Run a worker until nothing is available; return its tally."""
+    return app.worker(drain=True, **options).run()
+
+
+def run_one(app: sqlq.App, handler: Callable[[], Any], **options: Any) -> Any:
+    """Run one job of this handler until nothing is available; return all that is known of it then."""
+    job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
+    drain(app)
+    return app.jobs.get(job.id)
+
+
+def execute(engine: Engine, statement: str) -> Any:
+    """Run a statement in a transaction of its own and return its first value, if it has any."""
+    with engine.begin() as connection:
+        result = connection.execute(text(statement))
+        return result.scalar() if result.returns_rows else None
+
+
+def waiting_for_locks(engine: Engine) -> Any:
+    """Return how many sessions of the test's database wait for another's transaction (PostgreSQL)."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'"
+    )
+    return execute(engine, waiting)
+
+
 def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:
     with app.database.begin() as conn:
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)

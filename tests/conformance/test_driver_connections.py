@@ -35,6 +35,7 @@ from tests.conformance.driver_callers import (
     modes,
 )
 from tests.conftest import sqlite_url
+from tests.kit import run_one
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -705,13 +706,6 @@ print(sorted(foreign & set(sys.modules)))
 
 
 # -- completing ----------------------------------------------------------------------------------------------
-
-
-def run_one(app: sqlq.App, handler: Any, **options: Any) -> Any:
-    """Run one job of this handler until nothing is available; return all that is known of it then."""
-    job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
-    app.worker(drain=True).run()
-    return app.jobs.get(job.id)
 
 
 def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> None:

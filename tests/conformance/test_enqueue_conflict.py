@@ -21,7 +21,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faults import guard
-from tests.kit import for_each
+from tests.kit import for_each, waiting_for_locks
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -215,15 +215,6 @@ def test_the_statement_for_other_drivers(app: sqlq.App, index: sqlq.Task[..., No
 
 
 # -- at the same time ----------------------------------------------------------------------------------------
-
-
-def waiting_for_locks(engine: Engine) -> int:
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type "
-        "= 'Lock'"
-    )
-    with engine.connect() as conn:
-        return conn.scalar(text(waiting)) or 0
 
 
 @pytest.fixture

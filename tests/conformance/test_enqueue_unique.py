@@ -18,6 +18,7 @@ from sqlq import Job, NewJob
 from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
 from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
+from tests.kit import waiting_for_locks
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -159,16 +160,6 @@ def test_a_batch_of_more_keys_than_a_statement_takes_parameters(
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
-
-
-def waiting_for_locks(engine: Engine) -> int:
-    """How many sessions of this test's database wait for another's transaction (PostgreSQL)."""
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type "
-        "= 'Lock'"
-    )
-    with engine.connect() as conn:
-        return conn.scalar(text(waiting)) or 0
 
 
 def enqueue_in_own_transaction(app: sqlq.App, engine: Engine, new: NewJob) -> Job:

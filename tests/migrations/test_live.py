@@ -19,6 +19,7 @@ import sqlq.alembic
 from sqlq.database import migrate
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
+from tests.kit import execute
 from tests.migrations import later_release
 from tests.migrations.catalogue import catalogue, run_script
 from tests.migrations.later_release import Migrator
@@ -440,13 +441,6 @@ def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
 
 
 # ── What the tests look at ──────────────────────────────────────────────────────────────────────────────────
-
-
-def execute(engine: Engine, statement: str) -> Any:
-    """Run a statement in a transaction of its own and return its first value, if it has any."""
-    with engine.begin() as connection:
-        result = connection.execute(text(statement))
-        return result.scalar() if result.returns_rows else None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from sqlq.database import migrate
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
+from tests.kit import execute
 from tests.migrations.catalogue import catalogue, own_names
 
 CHECKOUT = Path(version.__file__).parents[2]
@@ -343,10 +344,3 @@ def version_tables(engine: Engine) -> str:
     if engine.dialect.name == "sqlite":
         return "SELECT count(*) FROM sqlite_master WHERE name = 'sqlq_version'"
     return "SELECT count(*) FROM pg_class WHERE relname = 'sqlq_version'"
-
-
-def execute(engine: Engine, statement: str) -> Any:
-    """Run a statement in a transaction of its own and return its first value, if it has any."""
-    with engine.begin() as connection:
-        result = connection.execute(text(statement))
-        return result.scalar() if result.returns_rows else None

@@ -364,7 +364,7 @@ def test_eager_is_no_text(wrong: Any) -> None:
         lambda: app.enqueue_many([job], eager=wrong),
         lambda: asyncio.run(app.aenqueue(job, eager=wrong)),
         lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
-        lambda: inline(app).__enter__() and app.enqueue(job, eager=wrong),
+        lambda: (inline(app).__enter__(), app.enqueue(job, eager=wrong)),
     ):
         with pytest.raises(
             sqlq.errors.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "

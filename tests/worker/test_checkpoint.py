@@ -23,7 +23,7 @@ from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
 from tests.conformance.driver_callers import Caller, Mode, automatic, common_modes
-from tests.kit import claim, working
+from tests.kit import claim, run_one, working
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -42,13 +42,6 @@ def shop(engine: Engine) -> Engine:
 def done_by(engine: Engine) -> list[int]:
     with engine.connect() as conn:
         return sorted(conn.scalars(select(given.c.n)))
-
-
-def run_one(app: sqlq.App, handler: Callable[[], Any], **options: Any) -> Any:
-    """Run one job of this handler until nothing is available; return all that is known of it then."""
-    job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
-    app.worker(drain=True).run()
-    return app.jobs.get(job.id)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import sqlq
 from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim, lease, settle
+from tests.kit import run_one
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -32,13 +33,6 @@ def shop(engine: Engine) -> Engine:
 def paid(engine: Engine) -> list[int]:
     with engine.connect() as conn:
         return sorted(conn.scalars(select(payments.c.n)))
-
-
-def run_one(app: sqlq.App, handler: Callable[[], Any], **options: Any) -> Any:
-    """Run one job of this handler until nothing is available; return all that is known of it then."""
-    job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
-    app.worker(drain=True).run()
-    return app.jobs.get(job.id)
 
 
 def ways(engine: Engine) -> dict[str, Callable[[], Any]]:

@@ -12,14 +12,9 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import for_each, working
+from tests.kit import drain, for_each, working
 from tests.waiting import wait_until
 from tests.worker.test_sealed import KEY
-
-
-def drain(app: sqlq.App) -> Any:
-    return app.worker(drain=True).run()
-
 
 # -- the next attempt ----------------------------------------------------------------------------------------
 

@@ -15,13 +15,9 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.wait import wake
-from tests.kit import for_each, working
+from tests.kit import drain, for_each, working
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
-
-
-def drain(app: sqlq.App, **options: Any) -> Any:
-    return app.worker(drain=True, **options).run()
 
 
 def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Engine) -> None:

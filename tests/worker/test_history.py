@@ -16,11 +16,8 @@ from sqlq.model.history import NOTES, AttemptRecord
 from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
 from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
+from tests.kit import drain
 from tests.waiting import wait_until
-
-
-def drain(app: sqlq.App, **options: Any) -> Any:
-    return app.worker(drain=True, **options).run()
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:

@@ -18,14 +18,10 @@ from sqlalchemy.exc import IntegrityError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import for_each, working
+from tests.kit import drain, for_each, working
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-
-
-def drain(app: sqlq.App, **options: Any) -> Any:
-    return app.worker(drain=True, **options).run()
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])

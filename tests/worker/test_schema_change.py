@@ -13,6 +13,7 @@ import sqlq
 from sqlq.database import migrate
 from sqlq.schema import version
 from sqlq.worker.maintain import services
+from tests.kit import execute
 from tests.waiting import wait_until
 
 NEWER = "UPDATE sqlq_version SET version_num = '0002'"
@@ -168,9 +169,3 @@ def test_enqueue_goes_by_the_same_rule(app: sqlq.App, engine: Engine, database_u
             "the caller's transaction is still usable"
         )
     other.close()
-
-
-def execute(engine: Engine, statement: str) -> object:
-    with engine.begin() as connection:
-        result = connection.execute(text(statement))
-        return result.scalar() if result.returns_rows else None

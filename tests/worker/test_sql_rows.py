@@ -13,7 +13,7 @@ import sqlq
 from sqlq.store.jobs import settle
 from sqlq.worker.claim import Claimer
 from tests.faults import guard
-from tests.worker.test_outcomes import drain
+from tests.kit import drain
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.testing import assert_enqueued, assert_not_enqueued, inline
+from tests.kit import drain
 
 ID = UUID("0b5e6a2e-7f0c-4d5e-9d0e-6f1f6a1b2c3d")
 AT = datetime(2030, 1, 31, 8, tzinfo=UTC)
@@ -57,10 +58,6 @@ class OrderOfOld:
 
 ORDER = Order(ID, AT, [Line("tea", Decimal("3.50"))])
 ORDER_JSON = {"id": str(ID), "placed_at": "2030-01-31T08:00:00Z", "lines": [{"sku": "tea", "price": "3.50"}]}
-
-
-def drain(app: sqlq.App) -> Any:
-    return app.worker(drain=True).run()
 
 
 def insert(engine: Engine, *args: Any) -> None:
