@@ -97,6 +97,14 @@ class Gatherer(Threaded, Generic[T]):
         """Write the pending items, and take out those that need no other try."""
         raise NotImplementedError
 
+    def _is_due(self) -> bool:
+        """Whether there is something to write now."""
+        return bool(self._pending)
+
+    def _patience(self) -> float | None:
+        """Return for how many seconds to wait for an item; None for as long as it takes."""
+        return None
+
     def _failed(self, error: Exception) -> float:
         """Note that a batch could not be written; return in how many seconds to try again."""
         if isinstance(error, AWAY):
@@ -109,7 +117,7 @@ class Gatherer(Threaded, Generic[T]):
         while (gathering or self._pending) and not self._abandoned.is_set():
             if gathering:
                 gathering = self._gather()
-            if not self._pending:
+            if not self._is_due():
                 continue
             try:
                 self._write()
@@ -124,7 +132,8 @@ class Gatherer(Threaded, Generic[T]):
         room = self.LARGEST_BATCH - len(self._pending)
         try:
             while len(items) < room:
-                item = self._items.get(block=not (items or self._pending))
+                waits = not (items or self._pending)
+                item = self._items.get(waits, self._patience() if waits else None)
                 if item is None:
                     return False
                 items.append(item)

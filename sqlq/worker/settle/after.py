@@ -20,8 +20,7 @@ from sqlq.store.jobs import results
 from sqlq.store.jobs.lookup import possible
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
-from sqlq.worker.gather import FAILED_SECONDS, Gatherer, Threaded
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.gather import Gatherer
 
 log = logging.getLogger("sqlq.worker")
 
@@ -95,8 +94,9 @@ LOOK_SECONDS = 0.02
 """The shortest time between two looks at wakes that only a notification caused."""
 
 
-class Admissions(Threaded):
-    """Admits for one worker."""
+class Admissions(Gatherer[Collection[str]]):
+    """Admits for one worker, by the keys of released slots and by wakes. An item without keys requests a look
+    at wakes."""
 
     def __init__(
         self,
@@ -109,21 +109,19 @@ class Admissions(Threaded):
         """`freed` is called when jobs have been admitted. It gets the start times, by the monotonic clock, of
         those that do not start at once. `done` is called when nothing is left. `in_use` is True where limits
         are known to exist."""
-        super().__init__("sqlq-admit")
-        self._database = database.for_claims
-        self._outage = Outage("admitting jobs", database)
+        super().__init__("sqlq-admit", "admitting jobs", database.for_claims)
         self._notifying = database
         self._freed = freed
         self._done = done
         self._in_use = in_use
         self._served = admit.Served(POLL_SECONDS)
-        self._keys: set[str] = set()
-        self._hinted = in_use
+        self._pending: set[str] = set()
+        self._owed = 0
+        """How many batches of keys have been handed in and are not pending yet."""
+        self._hinted = False
         self._busy = False
-        self._closing = False
-        self._look_at = float("-inf")
-        """When to look at wakes."""
-        self._looked_at = float("-inf")
+        self._look_at = self._looked_at = float("-inf")
+        """When to look at wakes, and when the last look began."""
 
     def start(self) -> None:
         if self._in_use:
@@ -134,17 +132,17 @@ class Admissions(Threaded):
         """Take keys of which a slot was released, in a transaction that is committed. Returns at once."""
         with self._changed:
             self._in_use = True
-            self._keys.update(keys)
-            self._changed.notify_all()
+            self._owed += 1
             self._begin()
+        self._items.put(keys)
 
     def look(self) -> None:
         """Look at wakes soon, since something happened; returns at once."""
-        if self._in_use and not (self._hinted and self._thread):
+        if self._in_use and not self._hinted:
             with self._changed:
-                self._hinted = True
-                self._changed.notify_all()
-                self._begin()  # guard: admissions-begin-when-they-can
+                self._hinted = self._begin()  # guard: admissions-begin-when-they-can
+            if self._hinted:
+                self._items.put(())
 
     def look_now(self) -> bool:
         """Admit by all wakes that are due, for a worker that is about to leave. Return whether a job was
@@ -172,66 +170,44 @@ class Admissions(Threaded):
     @property
     def is_idle(self) -> bool:
         """Whether no key is left to look at, so that a claim sees all that this worker has admitted."""
-        return not (self._keys or self._busy)
+        return not (self._owed or self._pending or self._busy)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _begin(self) -> bool:
-        return not self._closing and super()._begin()
-
-    def _close(self) -> None:
-        self._closing = True
-        super()._close()
-
-    def _run(self) -> None:
-        keys: set[str] = set()
-        while not self._abandoned.is_set():
-            if not self._gather(keys):
-                return
-            try:
-                self._admit(keys)
-                self._outage.over()
-            except AWAY as error:
-                self._abandoned.wait(self._outage.met(error))
-            except Exception:
-                log.exception("admitting jobs failed; trying again")
-                self._abandoned.wait(FAILED_SECONDS)
-
-    def _gather(self, keys: set[str]) -> bool:
-        """Add the keys that have come; wait until there is one, or wakes are due. Return False when there is
-        nothing left to do."""
-        with self._changed:
-            self._busy = bool(keys)
-            if not keys and not self._keys:
-                self._done()
-            while not (keys or self._keys):
-                if self._closing:
-                    return False
-                moment = time.monotonic()
-                if self._hinted:
-                    self._look_at = min(self._look_at, max(moment, self._looked_at + LOOK_SECONDS))
-                if moment >= self._look_at:
-                    break
-                self._changed.wait(min(self._look_at - moment, POLL_SECONDS))
-            for key in sorted(self._keys)[: max(0, admit.KEYS_AT_ONCE - len(keys))]:
-                self._keys.discard(key)
-                keys.add(key)
+    def _add(self, items: list[Collection[str]]) -> None:
+        if () in items:
             self._hinted = False
-            self._busy = True
-            return True
+            self._look_at = min(self._look_at, max(time.monotonic(), self._looked_at + LOOK_SECONDS))
+        self._pending = self._pending.union(*items)
+        with self._changed:
+            self._owed -= sum(map(bool, items))
 
-    def _admit(self, keys: set[str]) -> None:
+    def _is_due(self) -> bool:
+        return bool(self._pending) or time.monotonic() >= self._look_at
+
+    def _patience(self) -> float:
+        return min(max(0.0, self._look_at - time.monotonic()), POLL_SECONDS)
+
+    def _write(self) -> None:
+        self._busy = True
+        try:
+            self._admit(sorted(self._pending)[: admit.KEYS_AT_ONCE])
+        finally:
+            self._busy = False
+        if self.is_idle:
+            self._done()
+
+    def _admit(self, keys: Collection[str]) -> None:
         moment = time.monotonic()
         done = admit.look(self._database, keys, served=self._served)
-        keys.clear()
-        keys.update(done.more)
+        self._pending = self._pending.difference(keys) | done.more
         self._looked_at = moment
         if done.number:
             self._freed([moment + ms / 1000 for ms in done.starts_ms])
             tell_idle(self._notifying)
         if done.more_wakes:
             self._look_at = moment
-        elif not (keys or self._keys):
+        elif not (self._pending or self._owed):
             due_ms = admit.next_wake_ms(self._database)
             wait = POLL_SECONDS if due_ms is None else min(max(0.0, due_ms) / 1000, POLL_SECONDS)
             self._look_at = time.monotonic() + wait
