@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import (
     CTE,
@@ -44,6 +44,9 @@ from sqlq.schema.types import epoch_ms, since_ms
 QueuePosition: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and the due time (µs since 1970) and id of the last job that a claim took
 there."""
+
+ClaimOrder: TypeAlias = Literal["oldest", "newest", "evenly"]
+"""Which jobs a claim takes first in a queue. With "evenly" the oldest, and no queue comes before another."""
 
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
@@ -385,19 +388,11 @@ class Dialect:
     # -- claim -----------------------------------------------------------------------------------------------
 
     def claim(
-        self,
-        ask: Ask,
-        schema: str | None,
-        names: Sequence[str],
-        limit: int,
-        by: Claimant,
-        *,
-        newest_first: bool = False,
-        evenly: bool = False,
+        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
     ) -> list[Sequence[Any]]:
         """Claim at most `limit` due jobs of these queues, and return them as `CLAIMED`, in any order.
 
-        Queues are served in the order given. With `evenly` there is no strict order between them, so that a
+        Queues are served in the order given. With "evenly" there is no strict order between them, so that a
         claim may take some of each. If jobs were enqueued alternately these lie together, and SQLite writes
         whole pages. Within a queue, each priority is one range of the claim index. So a claim steps over rows
         scheduled at a higher priority as a whole instead of reading them. No other worker claims a row
@@ -406,12 +401,7 @@ class Dialect:
         raise NotImplementedError
 
     def claim_beyond(
-        self,
-        ask: Ask,
-        schema: str | None,
-        positions: Sequence[QueuePosition],
-        limit: int,
-        by: Claimant,
+        self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
     ) -> list[Sequence[Any]]:
         """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
@@ -81,6 +81,7 @@ class Ends(Generic[R]):
         self._jobs = jobs
         self._ms = ms
         self._whole = whole
+        self._until: float | None = None
         self.seen: dict[int, Seen] = {}
         """Each job as it was seen last."""
 
@@ -92,21 +93,14 @@ class Ends(Generic[R]):
             yield from self._over(there)
         elif there:
             told: queue.SimpleQueue[Told] = queue.SimpleQueue()
-            watch = Watch(there, told.put, whole=self._whole)
-            until = self._until()
-            self._results.waiter.watch(watch)
-            try:
+            with self._watching(there, told.put) as watch:
                 for _ in there:
-                    left = None if until is None else max(0.0, until - time.monotonic())
                     try:
-                        what = told.get(timeout=left)
+                        what = told.get(timeout=self._left())
                     except queue.Empty:
                         yield from self._look_at_last(watch)
                         break
                     yield self._heard(what, watch)
-            finally:
-                self._results.waiter.stop(watch)
-                self._saw(watch)
         self._refuse_pending()
 
     async def __aiter__(self) -> AsyncGenerator[Seen, None]:
@@ -127,22 +121,15 @@ class Ends(Generic[R]):
                 except RuntimeError:
                     pass  # the loop is closed, and nobody waits any more
 
-            watch = Watch(there, tell, whole=self._whole)
-            until = self._until()
-            self._results.waiter.watch(watch)
-            try:
+            with self._watching(there, tell) as watch:
                 for _ in there:
-                    left = None if until is None else max(0.0, until - time.monotonic())
                     try:
-                        what = await asyncio.wait_for(told.get(), left)
+                        what = await asyncio.wait_for(told.get(), self._left())
                     except TimeoutError:
                         for seen in await asyncio.to_thread(self._look_at_last, watch):
                             yield seen
                         break
                     yield self._heard(what, watch)
-            finally:
-                self._results.waiter.stop(watch)
-                self._saw(watch)
         self._refuse_pending()
 
     def job(self, id: int) -> Job[R]:
@@ -182,9 +169,22 @@ class Ends(Generic[R]):
         for id in ids:
             self._found(id, found.get(id))
 
-    def _saw(self, watch: Watch) -> None:
-        for id, seen in watch.seen.items():
-            self.seen.setdefault(id, seen)
+    @contextmanager
+    def _watching(self, ids: Iterable[int], tell: Callable[[Told], None]) -> Iterator[Watch]:
+        """Have the waiter look for these jobs in the block; the timeout begins now."""
+        self._until = None if self._ms is None else time.monotonic() + self._ms / 1000
+        watch = Watch(ids, tell, whole=self._whole)
+        self._results.waiter.watch(watch)
+        try:
+            yield watch
+        finally:
+            self._results.waiter.stop(watch)
+            for id, seen in watch.seen.items():
+                self.seen.setdefault(id, seen)
+
+    def _left(self) -> float | None:
+        """Return the seconds until the timeout."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
 
     def _heard(self, what: Told, watch: Watch) -> Seen:
         """Return how a job has ended that a watch was notified of."""
@@ -225,9 +225,6 @@ class Ends(Generic[R]):
             )
         self.seen[id] = seen
         return seen
-
-    def _until(self) -> float | None:
-        return None if self._ms is None else time.monotonic() + self._ms / 1000
 
     def _refuse_pending(self) -> None:
         """Raise `WaitTimeoutError` where not all have ended."""

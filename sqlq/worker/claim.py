@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask, Claimant, QueuePosition
+from sqlq.database.dialect import Ask, Claimant, ClaimOrder, QueuePosition
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
@@ -166,8 +166,7 @@ class Claimer:
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if queues is None else list(dict.fromkeys(queues))
-        self._evenly = queues is None
-        """Whether there is no order between the queues."""
+        self._order: ClaimOrder = "evenly" if queues is None else "oldest"
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._drain = drain
@@ -254,8 +253,8 @@ class Claimer:
 
         def work(ask: Ask) -> list[ClaimedJob]:
             dialect, schema = self._database.dialect, self._database.schema
-            found = dialect.claim(ask, schema, names, limit, self._claimant(), newest_first=True)
-            return claiming.claimed(found, names, limit, newest_first=True)
+            found = dialect.claim(ask, schema, names, limit, self._claimant(), "newest")
+            return claiming.claimed(found, names, limit, "newest")
 
         return self._database.ask_alone(work)
 
@@ -269,7 +268,7 @@ class Claimer:
         begun = time.monotonic()
         dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
-            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), evenly=self._evenly),
+            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), self._order),
             names,
             limit,
         )
@@ -305,7 +304,7 @@ class Claimer:
         self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int
     ) -> list[ClaimedJob]:
         return self._database.ask_alone(
-            lambda ask: claiming.claimed(claim(ask), names, limit, evenly=self._evenly)
+            lambda ask: claiming.claimed(claim(ask), names, limit, self._order)
         )
 
     def _claimant(self) -> Claimant:

@@ -102,7 +102,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, follow_ups="{}"
     ),
     "claim_newest": lambda conn, held: claim.claim(
-        conn, ["mail"], limit=2, owner="me", lease_ms=30_000, newest_first=True
+        conn, ["mail"], limit=2, owner="me", lease_ms=30_000, order="newest"
     ),
     "complete": settle_with(Completed("1")),
     "complete_later": lambda conn, held: settle.settle(

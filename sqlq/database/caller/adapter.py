@@ -19,6 +19,7 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.util import immutabledict
 
 from sqlq.database.caller.drivers import Answer, DriverConnection, Server
+from sqlq.database.compiled import compiled_for
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
 
@@ -180,12 +181,7 @@ class _Written(NamedTuple):
 
 @lru_cache(500)
 def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str, ...]) -> _Written:
-    compiled = statement.compile(
-        dialect=dialect,
-        column_keys=list(keys),
-        schema_translate_map={TOKEN_SCHEMA: schema},
-        render_schema_translate=True,
-    )
+    compiled = compiled_for(statement, dialect, schema, keys)
     names = compiled.bind_names.items()
     turns = {
         name: turn

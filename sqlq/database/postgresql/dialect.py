@@ -39,6 +39,7 @@ from sqlq.database.dialect import (
     Backlog,
     Batch,
     Claimant,
+    ClaimOrder,
     Dialect,
     QueuePosition,
     Right,
@@ -98,18 +99,10 @@ class PostgreSQL(Dialect):
         return qualified(dialect)
 
     def claim(
-        self,
-        ask: Ask,
-        schema: str | None,
-        names: Sequence[str],
-        limit: int,
-        by: Claimant,
-        *,
-        newest_first: bool = False,
-        evenly: bool = False,
+        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
     ) -> list[Sequence[Any]]:
         given = {"names": list(names), "most": limit, **by._asdict()}
-        return ask(sql.claim(schema, by.follow_ups is not None, newest_first), given)
+        return ask(sql.claim(schema, by.follow_ups is not None, order == "newest"), given)
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         return ask(sql.due_in(schema, names is None), {} if names is None else {"names": list(names)})
@@ -135,12 +128,7 @@ class PostgreSQL(Dialect):
         )
 
     def claim_beyond(
-        self,
-        ask: Ask,
-        schema: str | None,
-        positions: Sequence[QueuePosition],
-        limit: int,
-        by: Claimant,
+        self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
     ) -> list[Sequence[Any]]:
         queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
         given = {

@@ -29,6 +29,7 @@ from sqlq.database.dialect import (
     Backlog,
     Batch,
     Claimant,
+    ClaimOrder,
     Dialect,
     Trouble,
     Verdict,
@@ -67,20 +68,13 @@ class SQLite(Dialect):
         return sqlite.dialect(paramstyle=style)
 
     def claim(
-        self,
-        ask: Ask,
-        schema: str | None,
-        names: Sequence[str],
-        limit: int,
-        by: Claimant,
-        *,
-        newest_first: bool = False,
-        evenly: bool = False,
+        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
     ) -> list[Sequence[Any]]:
         paused = {name for (name,) in ask(_PAUSED, ())}
         served = [name for name in names if name not in paused]  # guard: pause-sqlite
-        several = evenly and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim
-        due = _due(ask, served, limit, limit // len(served) if several else limit, newest_first=newest_first)
+        several = order == "evenly" and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim
+        share = limit // len(served) if several else limit
+        due = _due(ask, served, limit, share, newest_first=order == "newest")
         if not due:
             return []
         begun, ids = time.monotonic(), json.dumps(due)

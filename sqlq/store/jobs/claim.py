@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlq.database.dialect import Claimant, schema_of
+from sqlq.database.dialect import Claimant, ClaimOrder, schema_of
 from sqlq.database.dialects import dialect_of
 from sqlq.model.job import ClaimedJob
 
@@ -25,7 +25,7 @@ def claim(
     lease_ms: int,
     max_attempts: str = "{}",
     follow_ups: str | None = None,
-    newest_first: bool = False,
+    order: ClaimOrder = "oldest",
 ) -> list[ClaimedJob]:
     """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
     start.
@@ -38,29 +38,24 @@ def claim(
         return list(conn.exec_driver_sql(statement, parameters))
 
     by = Claimant(owner, lease_ms, max_attempts, follow_ups)
-    rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, by, newest_first=newest_first)
-    return claimed(rows, names, limit, newest_first=newest_first)
+    rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, by, order)
+    return claimed(rows, names, limit, order)
 
 
 def claimed(
-    rows: Iterable[Sequence[Any]],
-    names: Sequence[str],
-    limit: int,
-    *,
-    newest_first: bool = False,
-    evenly: bool = False,
+    rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int, order: ClaimOrder
 ) -> list[ClaimedJob]:
-    """Return the jobs of a claim in their starting order: queue by queue, or with `evenly` one job of each
+    """Return the jobs of a claim in their starting order: queue by queue, or with "evenly" one job of each
     queue in turn."""
     claimed = [ClaimedJob._make(row) for row in rows]
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
     place = {name: i for i, name in enumerate(names)}
-    if newest_first:
+    if order == "newest":
         claimed.sort(key=lambda job: (place[job.queue], -job.priority, -job.due_ms, -job.id))
     else:
         claimed.sort(key=lambda job: (place[job.queue], -job.priority, job.due_ms, job.id))
-    if evenly and claimed and claimed[0].queue != claimed[-1].queue:
+    if order == "evenly" and claimed and claimed[0].queue != claimed[-1].queue:
         queues = [list(group) for _, group in groupby(claimed, attrgetter("queue"))]
         claimed = [job for turn in zip_longest(*queues) for job in turn if job is not None]
     return claimed
