@@ -433,22 +433,18 @@ class Database:
         done."""
         return self._on_driver(lambda ask: ask(statement, parameters))
 
-    def run_past_sqlalchemy(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+    def run_raw(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
         """Run `work(ask)` in one transaction on a raw driver connection; retry it if the database rolled it
         back. It is one statement on PostgreSQL, and may be several on SQLite. With `reads` it is one
-        statement everywhere, and waits for no writer."""
+        statement everywhere, and waits for no writer. Where a statement may not be a transaction by itself,
+        SQLAlchemy's connection begins one."""
+        if not self.takes_single_statements:
+            with self.begin() as conn:
+                return work(lambda statement, parameters: list(conn.exec_driver_sql(statement, parameters)))
         if reads:
             return self._on_driver(work, reads=True)
         with self._turn:
             return self._on_driver(lambda ask: self.dialect.whole(ask, work))
-
-    def ask_alone(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
-        """Run `work(ask)` as `run_past_sqlalchemy` does, but in an explicit transaction where a statement may
-        not be one by itself."""
-        if self.takes_single_statements:
-            return self.run_past_sqlalchemy(work, reads=reads)
-        with self.begin() as conn:
-            return work(lambda statement, parameters: list(conn.exec_driver_sql(statement, parameters)))
 
     def _on_driver(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
         def transaction() -> T:

@@ -102,6 +102,17 @@ class Claimant(NamedTuple):
     follow_ups: str | None = None
 
 
+class LookWanted(NamedTuple):
+    """The parameters of a poll: the channel of notifications, and the time within which a host had a
+    heartbeat. With `maintenance` it polls for the maintenance services, too; it reads the requests to these
+    `workers`."""
+
+    channel: str
+    hosts_within_ms: int | None
+    maintenance: bool
+    workers: list[str]
+
+
 class Backlog(NamedTuple):
     """The line of a limit, and the jobs that an admission may take from it. It takes at most `most`, and no
     more than leaves `running` of the key admitted. With `in_order` only the one with the least id, if it is
@@ -416,14 +427,7 @@ class Dialect:
         raise NotImplementedError
 
     def look(
-        self,
-        ask: Ask,
-        schema: str | None,
-        names: Sequence[str] | None,
-        channel: str,
-        hosts_within_ms: int | None,
-        maintenance: bool,
-        workers: Sequence[str] = (),
+        self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
         """Return the rows of `due_in`, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
         hosts, expired, late, limited, asked, all_paused, pause_ms)`.

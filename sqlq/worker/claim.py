@@ -256,7 +256,7 @@ class Claimer:
             found = dialect.claim(ask, schema, names, limit, self._claimant(), "newest")
             return claiming.claimed(found, names, limit, "newest")
 
-        return self._database.ask_alone(work)
+        return self._database.run_raw(work)
 
     def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if not names:
@@ -303,9 +303,7 @@ class Claimer:
     def _run(
         self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int
     ) -> list[ClaimedJob]:
-        return self._database.ask_alone(
-            lambda ask: claiming.claimed(claim(ask), names, limit, self._order)
-        )
+        return self._database.run_raw(lambda ask: claiming.claimed(claim(ask), names, limit, self._order))
 
     def _claimant(self) -> Claimant:
         """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts and

@@ -107,7 +107,7 @@ def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, 
         ask("DO $$ BEGIN RAISE SQLSTATE '25006'; END $$", None)
 
     with pytest.raises(DBAPIError, match="25006") as raised:
-        app.database.run_past_sqlalchemy(meets_a_standby)
+        app.database.run_raw(meets_a_standby)
     assert raised.value.connection_invalidated
     assert len({*met, backend(app.database)}) == 3
 
@@ -132,9 +132,7 @@ def test_a_connection_that_cannot_be_rolled_back_is_given_up(
 
 def test_no_more_than_one_connection_rests(app: sqlq.App) -> None:
     """Two could be all that a small pool has, and whoever waits for the pool would wait in vain."""
-    app.database.run_past_sqlalchemy(
-        lambda ask: app.database.run_statement("SELECT 1", ()) + ask("SELECT 1", ())
-    )
+    app.database.run_raw(lambda ask: app.database.run_statement("SELECT 1", ()) + ask("SELECT 1", ()))
     assert app.database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # a QueuePool's
 
 

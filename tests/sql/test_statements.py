@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.database import dialects
 from sqlq.database.database import Database
+from sqlq.database.dialect import LookWanted
 from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
@@ -75,7 +76,7 @@ def look(conn: Connection) -> Any:
     dialect = dialects.DIALECTS[conn.dialect.name]
     if dialect.sees_commits:
         pytest.skip("here no lookout looks: a connection sees what others commit")
-    return dialect.look(ask, schema_of(conn), None, "sqlq", hosts_within_ms=30_000, maintenance=True)
+    return dialect.look(ask, schema_of(conn), None, LookWanted("sqlq", 30_000, maintenance=True, workers=[]))
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:

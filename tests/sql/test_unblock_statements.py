@@ -52,7 +52,7 @@ def asked(database: Database, call: Call) -> list[tuple[str, Any]]:
 
         call(database.dialect, noting, database.schema)
 
-    database.run_past_sqlalchemy(work)
+    database.run_raw(work)
     return got
 
 

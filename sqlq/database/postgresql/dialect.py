@@ -41,6 +41,7 @@ from sqlq.database.dialect import (
     Claimant,
     ClaimOrder,
     Dialect,
+    LookWanted,
     QueuePosition,
     Right,
     Trouble,
@@ -108,24 +109,10 @@ class PostgreSQL(Dialect):
         return ask(sql.due_in(schema, names is None), {} if names is None else {"names": list(names)})
 
     def look(
-        self,
-        ask: Ask,
-        schema: str | None,
-        names: Sequence[str] | None,
-        channel: str,
-        hosts_within_ms: int | None,
-        maintenance: bool,
-        workers: Sequence[str] = (),
+        self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
-        asked: dict[str, Any] = {
-            "channel": channel,
-            "hosts_within_ms": hosts_within_ms,
-            "maintenance": maintenance,
-            "workers": list(workers),
-        }
-        return ask(
-            sql.look(schema, names is None), asked if names is None else {**asked, "names": list(names)}
-        )
+        given = wanted._asdict() if names is None else {**wanted._asdict(), "names": list(names)}
+        return ask(sql.look(schema, names is None), given)
 
     def claim_beyond(
         self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant

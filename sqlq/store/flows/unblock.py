@@ -84,7 +84,7 @@ def _judge(
 ) -> tuple[int, list[int]]:
     """Judge a batch of steps; return their number, and the ids of those cancelled."""
     dialect, schema = database.dialect, database.schema
-    verdict = database.ask_alone(
+    verdict = database.run_raw(
         lambda ask: dialect.unblock(ask, schema, ids, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
     )
     done.free += len(verdict.free)
@@ -94,7 +94,7 @@ def _judge(
 
 def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
     dialect, schema = database.dialect, database.schema
-    return sorted(database.ask_alone(lambda ask: dialect.waiting_for(ask, schema, ended), reads=True))
+    return sorted(database.run_raw(lambda ask: dialect.waiting_for(ask, schema, ended), reads=True))
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     """Unblock the steps that wait for jobs that ended within this time. It catches up where the process died
     before its unblock."""
     dialect, schema = database.dialect, database.schema
-    found = database.ask_alone(lambda ask: dialect.waiting_for_recent(ask, schema, within_ms), reads=True)
+    found = database.run_raw(lambda ask: dialect.waiting_for_recent(ask, schema, within_ms), reads=True)
     return steps(database, sorted(found)) if found else Unblocked()
 
 

@@ -69,7 +69,7 @@ def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen
     compiled = _compiled(database.engine.dialect, database.schema)
 
     def asks(statement: str, parameters: Any) -> list[Sequence[Any]]:
-        return database.run_past_sqlalchemy(lambda ask: ask(statement, parameters), reads=True)
+        return database.run_raw(lambda ask: ask(statement, parameters), reads=True)
 
     return _seen(wanted, database.dialect, compiled, asks)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from sqlq.database.database import Database
+from sqlq.database.dialect import LookWanted
 from sqlq.schema.tables import jobs
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
@@ -22,7 +23,7 @@ def due_in(database: Database, names: Sequence[str] | None = None) -> dict[str, 
     for each queue and priority, of any length. It takes no lock on SQLite.
     """
     dialect, schema = database.dialect, database.schema
-    rows = database.run_past_sqlalchemy(lambda ask: dialect.due_in(ask, schema, names), reads=True)
+    rows = database.run_raw(lambda ask: dialect.due_in(ask, schema, names), reads=True)
     return {name: float(ms) for name, ms in rows}
 
 
@@ -61,7 +62,8 @@ def look(
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
         lambda statement, parameters: dialect.run(driver, statement, parameters),
-        *(database.schema, names, channel(database.schema), hosts_within_ms, maintenance, workers),
+        *(database.schema, names),
+        LookWanted(channel(database.schema), hosts_within_ms, maintenance, list(workers)),
     )
     *due, (_, tick_ms, listens, hosts, expired, late, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
