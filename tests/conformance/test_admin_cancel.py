@@ -221,7 +221,7 @@ def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(
 
     started = threading.Event()
     id = app.enqueue(app.task(name="waits")(waits_async if is_async else waits).new()).id
-    worker = app.worker(lease="2s")
+    worker = app.worker(lease="3s")
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

@@ -641,7 +641,7 @@ def test_a_worker_that_runs_on_is_not_disturbed(app: sqlq.App, shop: Engine) -> 
         go_on.wait(60)
 
     job = app.enqueue(app.task(name="t")(give).new())
-    with working(app, lease="2s"):
+    with working(app, lease="3s"):
         try:
             wait_until(lambda: app.jobs.get(job.id).cursor == 1, what="the checkpoint")
             token = app.jobs.get(job.id).lease_token
