@@ -17,7 +17,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("jobs-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-sign]"),
     ("bound-to-task-and-queue", "str(task), str(queue)", "'', str(queue)", SEALED + "test_payloads_of_two_tasks_cannot_be_exchanged[sqlite-sign]"),
     ("bound-to-task-and-queue", "str(task), str(queue)", "str(task), ''", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-encrypt-moved to another queue]"),
-    ("bound-to-task-and-queue", "kind, str(task)", "'', str(task)", SEAL + "test_a_seal_is_of_its_task_and_queue_alone[result-t-q-encrypt]"),
+    ("bound-to-task-and-queue", "kind, str(task)", "'', str(task)", SEAL + "test_a_seal_is_of_its_task_and_queue_alone[encrypt]"),
     ("signatures-are-checked", "plain is not None and fits", "plain is not None", SEAL + "test_no_change_of_a_sealed_text_is_taken[sign]"),
     ("plain-rows-are-refused", None, "if False:", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-sign-without its seal]"),
     ("no-seal-without-a-key", None, "if False:", SEAL + "test_the_environment_says_it_where_the_app_does_not"),
