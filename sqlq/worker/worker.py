@@ -37,7 +37,7 @@ from sqlq.worker.background import Background
 from sqlq.worker.claim import Claimer, Intake
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
-from sqlq.worker.maintain.control import Control, Entry
+from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import Follow, Held, SchemaWatch, Vacuum
 from sqlq.worker.options import AppParts, WorkerOptions
@@ -93,24 +93,17 @@ class Worker(Background):
         self._keep_finished = keep_finished = options.retention_ms != 0
         self._deadlines = Deadlines(self._stuck, self._supervision.beat)
         schema = version.Watch()
-        self._entry = Entry(
-            *(database, self.id, options, self._grace, schema),
-            control=lambda: self._control,
-            supervised=self._supervision.supervised,
+        self._control = Control(
+            *(database, self.id, options, self._wake, self._grace, schema, self._supervision, self._retire)
         )
-        self._leases = Leases(
+        self._control.leases = self._leases = Leases(
             database,
-            self._entry.sign_of_life,
+            self._control.sign_of_life,
             options.lease_ms,
             keep_finished,
             reporter,
             deadlines=self._deadlines,
             box=self._supervision.box,
-        )
-        self._control = Control(
-            *(database, self.id, self._wake, self._leases),
-            retire=self._retire,
-            tell=self._supervision.paused,
         )
         self._progress = ProgressWriter(database)
         self._unblocker = Unblocker(database, lambda: self._wake.at(time.monotonic()), self._after_unblocking)
@@ -236,7 +229,7 @@ class Worker(Background):
             self._report,
         )
         with waits_while(self._grace.patience):
-            if self._entry.enter(patient=patient):
+            if self._control.enter(patient=patient):
                 self._intake.target = Target(
                     self._app.database,
                     self._database.schema,
@@ -249,7 +242,7 @@ class Worker(Background):
                         if entered:
                             self._start_and_work()
                 finally:
-                    self._entry.sign_off()
+                    self._control.sign_off()
         if self._left_behind:
             raise self._left_behind
         return self._settler.tally
@@ -334,7 +327,7 @@ class Worker(Background):
             self._leases.renewed_for_us(renewed, message["sent_at"])
             if not message["entered"]:
                 with self._database.begin() as conn:
-                    self._entry.register(conn)
+                    self._control.register(conn)
         except AWAY as error:
             log.debug("the renewals of the supervisor could not be looked into: %s", error)
 
@@ -546,7 +539,7 @@ class Worker(Background):
             self._settler.finish(self._grace.patience)
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)
-            self._entry.sign_off()
+            self._control.sign_off()
         self._left.set()  # outcomes from here on come too late
         for part in (self._settler, self._unblocker, self._admissions, self._answers, self._progress):
             part.abandon(self._grace.last_statement())

@@ -1,5 +1,5 @@
-"""The requests of operators to a worker, and the state that the worker writes to its row. An operator may
-pause, resume, stop or restart it, or cancel its jobs.
+"""The row of a worker, its state in that row, and the requests of operators to it. An operator may pause,
+resume, stop or restart it, or cancel its jobs.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
@@ -27,7 +27,7 @@ from sqlq.database.postgresql.dialect import is_read_only
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
-from sqlq.worker.ipc.parent import Handlers
+from sqlq.worker.ipc.parent import Handlers, NoParent
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
@@ -45,29 +45,36 @@ RESUMES = "resumed: this worker claims again"
 
 
 class Control:
-    """The requests of operators to one worker. As a service it writes the worker's state, when that has
-    changed, and looks for jobs to cancel, when there are some."""
+    """The row of one worker, and the requests of operators to it. As a service it writes the worker's state,
+    when that has changed, and looks for jobs to cancel, when there are some."""
 
     doing = "writing the state of this worker"
+    leases: Leases
+    """The jobs that may be cancelled."""
+    maintenance: Maintenance | None = None
+    """The loop that runs it, once there is one."""
 
     def __init__(
         self,
         database: Database,
         worker: str,
+        options: WorkerOptions,
         wake: Wake,
-        leases: Leases,
-        *,
+        grace: Grace,
+        schema: version.Watch,
+        supervision: NoParent,
         retire: Callable[..., None],
-        tell: Callable[[bool], bool],
     ) -> None:
         """`retire` ends the worker when its running jobs have ended; its `replace` decides whether another
-        takes its place. `tell` reports to the supervisor that this worker was paused, or resumed, by its row.
-        It returns False without a supervisor."""
+        takes its place."""
         self._database = database
         self._worker = worker
+        self._options = options
         self._wake = wake
+        self._grace = grace
+        self._schema = schema
+        self._supervision = supervision
         self._retire = retire
-        self._tell = tell
         self._told_to_pause = False
         self._all_paused = False
         self._last: tuple[Any, Any] = (None, None)
@@ -75,11 +82,9 @@ class Control:
         self._commits: int | None = None
         self._look_at = float("-inf")
         self._state = self._said = STARTING
-        self._leases = leases
+        self._signed_off = False
         self._has_cancels = False
         """Whether jobs of this worker are to be cancelled."""
-        self.maintenance: Maintenance | None = None
-        """The loop that runs it, once there is one."""
 
     @property
     def is_paused(self) -> bool:
@@ -159,7 +164,7 @@ class Control:
         self._last = newest
         if request.asked in ("pause", "resume"):
             paused = request.asked == "pause"
-            if not self._tell(paused) and paused != self._told_to_pause:
+            if not self._supervision.paused(paused) and paused != self._told_to_pause:
                 log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
             self.pause(paused=paused)
         elif request.asked == "stop":
@@ -207,7 +212,7 @@ class Control:
         except DBAPIError:
             self._has_cancels = True
             raise
-        self._leases.cancel(rights)
+        self.leases.cancel(rights)
 
     def write(self) -> None:
         """Write the state of this worker, unless it is written."""
@@ -216,10 +221,6 @@ class Control:
             return
         with self._database.begin() as conn:
             workers.say(conn, self._worker, state)
-        self._said = state
-
-    def entered(self, state: str) -> None:
-        """Note that the worker's row is new, and has this state."""
         self._said = state
 
     def pauses_ended(self, names: list[str]) -> None:
@@ -236,29 +237,7 @@ class Control:
         if self.maintenance is not None:
             self.maintenance.call(self)
 
-
-class Entry:
-    """The row of one worker."""
-
-    def __init__(
-        self,
-        database: Database,
-        worker: str,
-        options: WorkerOptions,
-        grace: Grace,
-        schema: version.Watch,
-        *,
-        control: Callable[[], Control],
-        supervised: bool,
-    ) -> None:
-        self._database = database
-        self._worker = worker
-        self._options = options
-        self._grace = grace
-        self._control = control
-        self._schema = schema
-        self._supervised = supervised
-        self._signed_off = False
+    # -- the row itself --------------------------------------------------------------------------------------
 
     def enter(self, *, patient: bool) -> bool:
         """Enter the worker into the database; return False when it was stopped before it could be."""
@@ -269,7 +248,7 @@ class Entry:
                     self._schema.look(conn, self._database.schema)
                     self.register(conn)
                     wanted = workers.read(conn, self._worker)
-                self._control().heed(wanted)
+                self.heed(wanted)
                 outage.over()
                 return True
             except DBAPIError as error:
@@ -291,7 +270,7 @@ class Entry:
         `sign_off` notes it before it removes the row, so it is seen here."""
         if self._signed_off:
             return  # guard: who-has-signed-off-stays-away
-        operators = self._control()
+        state = self.state
         workers.register(
             conn,
             id=self._worker,
@@ -300,11 +279,11 @@ class Entry:
             version=VERSION,
             queues=self._options.queues,
             concurrency=self._options.concurrency,
-            supervisor_pid=os.getppid() if self._supervised else None,
+            supervisor_pid=os.getppid() if self._supervision.supervised else None,
             name=self._options.name,
-            state=operators.state,
+            state=state,
         )
-        operators.entered(operators.state)
+        self._said = state
 
     def sign_off(self) -> None:
         """Remove the row, once, unless there is no time left to wait for the database."""
