@@ -7,6 +7,7 @@ Names are imported when they are first used: `sqlq --help` and the processes tha
 of them.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,7 +111,10 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("sqlq.errors")
     if name in _MOVED:
-        raise AttributeError(f"sqlq.{name} is now {_MOVED[name]}", name=name)
+        message = f"sqlq.{name} is now {_MOVED[name]}"
+        # an import drops the text of an AttributeError
+        is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - CPython's own way
+        raise ImportError(message, name="sqlq") if is_import else AttributeError(message, name=name)
     raise AttributeError(f"module 'sqlq' has no attribute {name!r}", name=name)
 
 

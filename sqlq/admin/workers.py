@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from sqlalchemy import Connection
 
@@ -62,6 +62,10 @@ class Workers(Facet):
 
     A worker is named by `--name`, host, host:pid or id, as `sqlq workers` shows it. All processes of a `sqlq
     work` get the request together. Raises `ConfigurationError` where no alive worker has the name."""
+
+    def __call__(self, *args: object, **options: object) -> NoReturn:
+        """Answer the spelling of before."""
+        raise TypeError("app.workers is a part of the App: write app.workers.list()")
 
     def list(self, *, silent: bool = False) -> builtins.list[WorkerStatus]:
         """Return the workers that are alive and the jobs of each, the longest running first.

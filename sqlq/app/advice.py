@@ -21,9 +21,13 @@ ADVICE: Final = {
     "resume": "app.queues.resume",
     "pause_all": "app.queues.pause(all=True)",
     "resume_all": "app.queues.resume(all=True)",
-    "fleet": "app.workers",
+    "fleet": "app.workers.pause(*names), resume, stop or restart",
     "stored_result": "app.result(job, raw=True)",
-    "admin": "app.jobs, app.queues, app.flows, app.limits or app.workers",
+    "admin": (
+        "app.jobs (listing, failures, move_back, delete), app.queues (status, vitals, pauses, unknown), "
+        "app.flows (list, cancel, retry, skip), app.limits (list, set, clear) or app.workers (list), and "
+        "DatabaseCollector(app)"
+    ),
     "address": "app.url or app.schema",
 }
 """The new spelling of each name."""

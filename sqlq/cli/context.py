@@ -41,7 +41,7 @@ class Context:
     program: Sequence[str] = (sys.executable, "-m", "sqlq")
     """The command that starts it again, before its arguments."""
     kind: str = "operator"
-    """The kind of role that may do what the command does; see `commandline.KINDS`."""
+    """The kind of role that may do what the command does; see `command_hint.KINDS`."""
     _app: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------

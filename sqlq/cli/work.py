@@ -507,7 +507,14 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
     link = Pipe.inherited(fd)
     app = _app(context)
     set_up_logs()
-    target = Target(app.database, tasks=app.tasks, plan=app._code.additions.to_flow)
+    address = app._connected.address
+    target = Target(
+        # opened when a handler wants results of its flow: it costs each process 50 ms
+        lambda: app.database,
+        address.seal,
+        tasks=app.tasks,
+        plan=app._code.additions.to_flow,
+    )
     serve(link, target, app._code.lifespan)
 
 

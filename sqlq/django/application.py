@@ -218,7 +218,7 @@ def project_app() -> DjangoApp:
 
 
 class InProject:
-    """How messages name commands in a Django project's processes; see `sqlq.commandline`."""
+    """How messages name commands in a Django project's processes; see `sqlq.config.command_hint`."""
 
     name = "python manage.py sqlq"
     kind = "producer"

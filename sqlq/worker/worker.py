@@ -231,7 +231,8 @@ class Worker(Background):
         with waits_while(self._grace.patience):
             if self._control.enter(patient=patient):
                 self._intake.target = Target(
-                    self._app.database,
+                    lambda: self._app.database,
+                    self._database.seal,
                     self._database.schema,
                     self._keep_finished,
                     self._app.tasks,

@@ -155,7 +155,7 @@ class Life:
             settling.settle(conn, [settlement(unpacked(job), OUTCOMES[outcome])])
 
     def _job(self, argument: Any) -> JobContext:
-        target = Target(self.database, self.database.schema)
+        target = Target(lambda: self.database, schema=self.database.schema)
         return JobContext(Attempt(unpacked(argument), None, float("inf"), target))
 
     def complete(self, argument: Any) -> None:

@@ -348,7 +348,7 @@ class Contract(Model, RuleBasedStateMachine):
         for job in chosen:
             outcome: Any = data.draw(self.outcomes)
             if isinstance(outcome, Retried) and job.attempts >= job.max_attempts:
-                outcome = Failed("error", ERROR)  # as sqlq.retry decides
+                outcome = Failed("error", ERROR)  # as sqlq.model.retry decides
             batch.append(settlement(job, outcome))
         good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
         with self.transaction(crash) as conn:

@@ -80,6 +80,11 @@ def test_other_names_are_refused_as_python_does() -> None:
         _ = sqlq.RunningJob
     with pytest.raises(AttributeError, match=r"sqlq\.SealError is now sqlq\.errors\.SealError"):
         _ = sqlq.SealError
+    with pytest.raises(ImportError, match=r"sqlq\.Ended is now sqlq\.JobResult"):
+        from sqlq import Ended  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Ap' from 'sqlq'"):
+        from sqlq import Ap  # noqa: F401
+    assert not hasattr(sqlq, "Ended")
     assert all(getattr(sqlq.errors, name) for name in ERRORS)
 
 

@@ -353,6 +353,11 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
     assert sqlq.App(None, engine=engine)._connected.address.engine is engine, "a database is named"
 
 
+def inlined(app: sqlq.App, job: Any, eager: Any) -> None:
+    with inline(app):
+        app.enqueue(job, eager=eager)
+
+
 @for_each("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
 def test_eager_is_no_text(wrong: Any) -> None:
     """As that of an environment variable, which is true whatever it says."""
@@ -364,7 +369,7 @@ def test_eager_is_no_text(wrong: Any) -> None:
         lambda: app.enqueue_many([job], eager=wrong),
         lambda: asyncio.run(app.aenqueue(job, eager=wrong)),
         lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
-        lambda: (inline(app).__enter__(), app.enqueue(job, eager=wrong)),
+        lambda: inlined(app, job, wrong),
     ):
         with pytest.raises(
             sqlq.errors.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "

@@ -61,7 +61,7 @@ def held(app: sqlq.App, *, cursor: str | None = None) -> sqlq.JobContext:
     """A job as its handler sees it."""
     app.enqueue(app.task(name="held")(lambda: None).new())
     (claimed,) = claim(app)
-    attempt = Attempt(claimed, None, float("inf"), Target(app.database, app.database.schema))
+    attempt = Attempt(claimed, None, float("inf"), Target(lambda: app.database, schema=app.database.schema))
     return JobContext(attempt)
 
 

@@ -251,7 +251,7 @@ def completes(end):
     if end != "late":
         threading.Event().wait()
 
-serve(Pipe.inherited(int(sys.argv[1])), Target(app.database, tasks=app.tasks))
+serve(Pipe.inherited(int(sys.argv[1])), Target(lambda: app.database, tasks=app.tasks))
 """
 
 

@@ -32,16 +32,13 @@ def _no_plan(flow: AnyFlow) -> Plan:
 class Target:
     """The place of a job: its database, the tasks of its App, and how that App plans the steps of flows."""
 
-    database: Database | None = None
+    open_database: Callable[[], Database] | None = None
     """None for a job without a row: it runs inline, or eagerly."""
+    encryption: Encryption | None = None
     schema: str | None = None
     keep_finished: bool = True
     tasks: Mapping[str, Task[..., Any]] = field(default_factory=dict)
     plan: Callable[[AnyFlow], Plan] = _no_plan
-
-    @property
-    def encryption(self) -> Encryption | None:
-        return None if self.database is None else self.database.seal
 
 
 NOWHERE = Target()
@@ -153,7 +150,7 @@ class Attempt:
     @property
     def has_row(self) -> bool:
         """False for a job that runs inline, or eagerly."""
-        return self.target.database is not None
+        return self.target.open_database is not None
 
     @property
     def keeps_ms(self) -> int | None:

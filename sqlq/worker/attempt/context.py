@@ -315,8 +315,8 @@ class JobContext:
             raise ConfigurationError(f"job {self.id} is a step of no flow, and comes after no other")
         before, target = self._attempt.before, self._attempt.target
         if before is None:
-            assert target.database is not None
-            with target.database.read() as conn:
+            assert target.open_database is not None
+            with target.open_database().read() as conn:
                 before = flows.before(conn, {self.id: self.queue}).get(self.id, [])
         return [self._result_of(step) for step in before]
 
