@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -14,6 +14,8 @@ from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_name, checked_whole
+from sqlq.store.jobs import lookup
+from sqlq.store.jobs.lookup import Selection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +51,12 @@ def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     twin.__qualname__ = method.__qualname__.replace(name, twin.__name__)
     twin.__doc__ = f"`{name}` for asynchronous code."
     return cast("Callable[P, Coroutine[Any, Any, T]]", twin)
+
+
+def portions(ids: Sequence[int], task: str | None, queue: str | None) -> Sequence[Selection]:
+    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
+    starts = range(0, max(len(ids), 1), lookup.BATCH)
+    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue) for i in starts]
 
 
 def check_most(limit: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
-from sqlq.admin.facet import Facet, check_most, check_names, for_asyncio
+from sqlq.admin.facet import Facet, check_most, check_names, for_asyncio, portions
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.database.dialect import in_schema
@@ -330,8 +330,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
 
 def _selections(
     ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs"
-) -> Iterator[Selection]:
-    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
+) -> Sequence[Selection]:
     if isinstance(ids, (str, int)):
         raise ConfigurationError(f"ids is {ids!r}: give a list, as in [42, 43]")
     check_names(task, queue)
@@ -347,13 +346,7 @@ def _selections(
         raise ConfigurationError(
             "all failed jobs are meant, but ids, a task or a queue are named too: give one of the two"
         )
-    wanted = sorted({id_of(id) for id in ids})
-    if not wanted:
-        return iter([Selection((), task, queue)])
-    return (
-        Selection(tuple(wanted[i : i + lookup.BATCH]), task, queue)
-        for i in range(0, len(wanted), lookup.BATCH)
-    )
+    return portions(sorted({id_of(id) for id in ids}), task, queue)
 
 
 def no_job(id: int) -> JobNotFoundError:

@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
+from sqlq.admin.facet import check_names, portions
 from sqlq.config.command_hint import command
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.database.database import Database
 from sqlq.enqueue.prepare import Stamps
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events, enqueued
-from sqlq.model.checks import checked_name
 from sqlq.model.handle import id_of
 from sqlq.model.job import JobDetails, State
 from sqlq.model.limit import checked_rate
@@ -24,14 +24,13 @@ from sqlq.model.task import NamedTask, Registry
 from sqlq.payload.encryption import Unopened, looked_into
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs import replay as replaying
+from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.replay import Changed, Choice, Ended, Found, Made, Pace
 
 log = logging.getLogger("sqlq")
 
 FIRST = 5
 """A dry run shows at most this many jobs."""
-PORTION = 1_000
-"""The most named ids in one statement, which takes some ten thousand parameters at most."""
 ENDED = (State.FINISHED, State.FAILED, State.CANCELLED)
 
 EndedState: TypeAlias = Literal["finished", "failed", "cancelled"]
@@ -96,9 +95,7 @@ class Replays:
     ) -> Replayed:
         """See `Jobs.replay`."""
         wanted = _checked_ids(ids)
-        for name, value in (("task", task), ("queue", queue)):
-            if value is not None:
-                checked_name(value, name, ConfigurationError)
+        check_names(task, queue)
         if not wanted and all(value is None for value in (task, queue, since, until)):
             raise ConfigurationError(
                 "name the jobs to replay: by id, by task, by queue, or by when they ended (since=, until=)"
@@ -116,12 +113,9 @@ class Replays:
         earliest, latest = (_moment(since, "since", begin.moment), _moment(until, "until", begin.moment))
         if earliest is not None and latest is not None and latest <= earliest:
             raise ConfigurationError(f"until is {until}, which is not after since ({since})")
-        choice = Choice(begin, states, (), task, queue, earliest, latest, again)
-        choices = [
-            Choice(begin, states, wanted[i : i + PORTION], task, queue, earliest, latest, again)
-            for i in range(0, len(wanted), PORTION)
-        ] or [choice]
-        named = self._named(wanted)
+        selections = portions(wanted, task, queue)
+        choices = [Choice(begin, states, chosen, earliest, latest, again) for chosen in selections]
+        named = self._named(selections)
         found = self._count(choices)
         if wanted:
             _refuse_left_out(wanted, named, found, again)
@@ -129,9 +123,7 @@ class Replays:
             raise ConfigurationError(
                 f"rate is {rate!r}: the last of {found.number:,} jobs is due in more than a hundred years"
             )
-        changed = None
-        if changes:
-            changed = self._changed(named[wanted[0]], args, kwargs)
+        changed = self._changed(named[wanted[0]], args, kwargs) if changes else None
         if dry_run:
             return Replayed(found.number, {}, found.already, found.steps, self._first(choices))
         done = self._replay(choices, found.number, pace, changed, progress)
@@ -180,17 +172,17 @@ class Replays:
                     extra={"job_id": made.id, "task": made.task, "queue": made.queue, "event": "enqueued"},
                 )
 
-    def _named(self, ids: Sequence[int]) -> dict[int, Ended]:
+    def _named(self, selections: Sequence[Selection]) -> dict[int, Ended]:
         """Return the ended jobs of these ids. Raises `JobNotFoundError` where there is no such job, and
         `ConfigurationError` for one that has not ended, or is a step of a flow."""
         found: dict[int, Ended] = {}
         live: set[int] = set()
         with self._database.read() as conn:
-            for i in range(0, len(ids), PORTION):
-                ended, waiting = replaying.ended(conn, ids[i : i + PORTION])
+            for chosen in selections:
+                ended, waiting = replaying.ended(conn, chosen.ids)
                 found |= ended
                 live |= waiting
-        for id in ids:
+        for id in (id for chosen in selections for id in chosen.ids):
             if id in live and id not in found:
                 raise ConfigurationError(
                     f"job {id} has not ended: what waits or runs cannot be replayed, only what finished, "

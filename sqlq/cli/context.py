@@ -183,13 +183,9 @@ class Context:
     def shown_url(self) -> str:
         """Return the database as it may be shown: without its password, an SQLite file with its whole
         path."""
-        return shown_url(self.app().database.engine.url)
+        from sqlq.config.urls import shown
 
-
-def shown_url(url: URL) -> str:
-    from sqlq.config.urls import shown
-
-    return shown(url)
+        return shown(self.app().database.engine.url)
 
 
 def takes_context(command: click.Command, *, explain: bool = True) -> None:

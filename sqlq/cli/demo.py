@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sqlq.cli.context import Context, shown_url
+from sqlq.cli.context import Context
 from sqlq.cli.output import Column, plain, show_table, span
 
 if TYPE_CHECKING:
@@ -91,11 +91,12 @@ def _tables(app: App) -> Iterator[None]:
 
 
 def _refuse_company(app: App) -> None:
+    from sqlq.config.urls import shown
     from sqlq.errors import ConfigurationError
 
     if any(worker.queues is None for worker in app.workers.list()):
         raise ConfigurationError(
-            f"a worker that serves all queues is running on {shown_url(app.database.engine.url)}, "
+            f"a worker that serves all queues is running on {shown(app.database.engine.url)}, "
             "and would take the demo's jobs without knowing their tasks: stop it, or run sqlq demo without -d"
         )
 
@@ -142,8 +143,10 @@ class _Shop:
     def _enqueue(self) -> None:
         from sqlalchemy import func, insert, select
 
+        from sqlq.config.urls import shown
+
         app, orders, tasks = self._app, self._orders, self._tasks
-        _heading(f"Enqueue on {shown_url(self._engine.url)}")
+        _heading(f"Enqueue on {shown(self._engine.url)}")
         began = time.monotonic()
         for id in range(1, ORDERS + 1):
             with self._engine.begin() as conn:

@@ -23,6 +23,7 @@ from sqlq.cli.output import (
     of,
     plain,
     plain_lines,
+    shortened,
     show_json,
     span,
 )
@@ -170,7 +171,7 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.progress is not None:
         yield "progress", plain(str(job.progress))
     if job.cursor is not None:
-        yield "cursor", _shortened(plain(json.dumps(job.cursor, ensure_ascii=False)))
+        yield "cursor", shortened(plain(json.dumps(job.cursor, ensure_ascii=False)), LONGEST_CURSOR)
     if job.result is not None:
         yield "result", _said(job.result)
     if job.state != "failed" and job.error:
@@ -227,10 +228,6 @@ def _said(value: Any) -> str:
     from sqlq.payload.encryption import Unopened
 
     return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_CURSOR else f"{text[: LONGEST_CURSOR - 1]}…"
 
 
 def _moment(moment: datetime, *, said: bool = True) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sqlq.cli.context import Context, shown_url
+from sqlq.cli.context import Context
 
 
 @click.command()
@@ -50,7 +50,7 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         raise SystemExit(
             0 if found.standing in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD) else 1
         )
-    where = shown_url(engine.url)
+    where = context.shown_url()
     if down is not None:
         before, after = migrating.downgrade(engine, schema, down, force=force)
         if after is None:

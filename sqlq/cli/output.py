@@ -182,6 +182,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub(" ", str(text)).strip()  # SQLite lets in bytes; guard: bytes-are-shown
 
 
+def shortened(text: str, most: int) -> str:
+    """Return text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def plain_lines(text: str) -> str:
     """The same, keeping line ends and indentation."""
     return "\n".join(_CONTROL.sub(" ", line).rstrip() for line in text.expandtabs().splitlines())

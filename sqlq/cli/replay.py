@@ -12,7 +12,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.jobs import attempts
 from sqlq.cli.looks import queue_name, show_rows
 from sqlq.cli.options import ids_argument, json_option, require_named, takes_json, those_of_one, time_option
-from sqlq.cli.output import Column, ago, counted, listed, naming_options, of, plain, show_json
+from sqlq.cli.output import Column, ago, counted, listed, naming_options, of, plain, shortened, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,8 +137,8 @@ _VERBS = {"finished": "finished", "failed": "failed", "cancelled": "were cancell
 
 
 def _shortened(payload: Any) -> str:
-    text = plain(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False))
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    return shortened(plain(text), SHOWN)
 
 
 @contextmanager

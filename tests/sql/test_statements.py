@@ -30,6 +30,7 @@ from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, 
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import checkpoint, claim, expire, lease, prune, replay, settle
 from sqlq.store.jobs import insert as inserting
+from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
 from tests.conftest import DATABASES, fresh_database, sqlite_url
@@ -88,7 +89,7 @@ def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
 def replay_all(conn: Connection, held: list[Any]) -> Any:
     settle_with(Completed("1"))(conn, held)
     states = (State.FINISHED, State.FAILED)
-    choice = replay.Choice(replay.begin(conn), states, task="shop.send_receipt")
+    choice = replay.Choice(replay.begin(conn), states, Selection(task="shop.send_receipt"))
     return replay.replay(conn, choice, pace=replay.Pace(10, 1_000))
 
 

@@ -89,9 +89,7 @@ class Choice:
 
     begin: Begin
     states: tuple[State, ...]
-    ids: tuple[int, ...] = ()
-    task: str | None = None
-    queue: str | None = None
+    selection: Selection
     since: datetime | None = None
     until: datetime | None = None
     again: bool = False
@@ -102,7 +100,7 @@ class Choice:
             table.c.id <= self.begin.newest  # guard: a-replay-does-not-meet-itself
         ]
         rules += [] if table is failed_jobs else [state.in_([each.value for each in self.states])]
-        rules.append(Selection(self.ids, self.task, self.queue).where(table))
+        rules.append(self.selection.where(table))
         if self.since is not None:
             rules.append(ended_at >= self.since)
         if self.until is not None:
@@ -119,7 +117,9 @@ class Choice:
         if self.again:
             return true()
         fresh = table.c.replayed_as.is_(None)  # guard: a-job-is-replayed-once
-        return fresh if self.ids else fresh & table.c.replay_of.is_(None)  # guard: replays-are-not-replayed
+        if self.selection.ids:
+            return fresh
+        return fresh & table.c.replay_of.is_(None)  # guard: replays-are-not-replayed
 
 
 class Found(NamedTuple):
