@@ -163,20 +163,20 @@ class App(Declares):
 
         >>> App().use("sqlite:///shop.db")
         """
-        place = {} if isinstance(url, Kept) and engine is None else {"url": url, "engine": engine}
         more = {"schema": schema, "listen_url": listen_url}
-        kept = {name for name, value in more.items() if isinstance(value, Kept)}
-        if not place and len(kept) == len(more) and session is None:  # guard: use-says-something
+        said: dict[str, Any] = {name: value for name, value in more.items() if not isinstance(value, Kept)}
+        if not isinstance(url, Kept) or engine is not None:
+            said |= {"url": url, "engine": engine}
+        if not said and session is None:  # guard: use-says-something
             raise ConfigurationError(
                 "use() says nothing, and would change nothing: give it a url, an engine or a session, as in "
                 "app.use(engine=engine)"
             )
         session = checked_session_of_now(session) or self._session
-        if place or len(kept) < len(more):
-            # guard: what-is-not-said-stays
-            said = self._arguments | place | {name: more[name] for name in more.keys() - kept}
-            self._move_to(self._address(**said, kept=kept))
-            self._arguments = said
+        if said:
+            arguments = self._arguments | said  # guard: what-is-not-said-stays
+            self._move_to(self._address(**arguments, kept=more.keys() - said.keys()))
+            self._arguments = arguments
         self._session = session
 
     @contextmanager

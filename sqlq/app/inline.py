@@ -96,7 +96,7 @@ class Here:
         for each in new:
             job, created = self._take(each)
             if created:
-                self._run(job)
+                self.run(job, self._run_coroutine)
             done.append(job.answer(created=created))
         return done
 
@@ -117,7 +117,7 @@ class Here:
         conn = self._joined(session)
         flow = InlineFlow.of(plan, self.new_flow_id(), self._next)
         if conn is None:
-            self._run(flow)
+            self.run(flow, self._run_coroutine)
         else:
             self._keep(conn, session, [flow])
         return flow.answer()
@@ -127,7 +127,7 @@ class Here:
             return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
         self._check(plan.jobs)
         flow = InlineFlow.of(plan, self.new_flow_id(), self._next)
-        await self.arun_flow(flow)
+        await self.arun(flow)
         return flow.answer()
 
     def find(self, id: int) -> InlineJob | None:
@@ -235,14 +235,12 @@ class Here:
         else:
             for each in kept:
                 with self._failing_later(each), session_of_its_own(each.scope):
-                    self._run(each.what)
+                    self.run(each.what, self._run_coroutine)
 
     async def _arun_committed(self, kept: list[_Kept]) -> None:
         for each in kept:
             with self._failing_later(each):
-                await (
-                    self.arun_flow(each.what) if isinstance(each.what, InlineFlow) else self.arun(each.what)
-                )
+                await self.arun(each.what)
 
     @contextmanager
     def _failing_later(self, kept: _Kept) -> Iterator[None]:
@@ -258,13 +256,7 @@ class Here:
         Where the state stays `running`, the next attempt follows at once."""
         raise NotImplementedError
 
-    def _run(self, what: InlineJob | InlineFlow) -> None:
-        if isinstance(what, InlineFlow):
-            self.run_flow(what, self._run_coroutine)
-        else:
-            self.run(what, self._run_coroutine)
-
-    def run_flow(self, flow: InlineFlow, run: Run | None = None) -> None:
+    def _run_flow(self, flow: InlineFlow, run: Run | None = None) -> None:
         """Run the steps of a flow, each when those before it have ended as it wants. Steps that wait for the
         success of a failed one stay blocked. The first exception is raised at the end."""
         raised: BaseException | None = None
@@ -276,7 +268,7 @@ class Here:
         if raised is not None:
             raise raised
 
-    async def arun_flow(self, flow: InlineFlow) -> None:
+    async def _arun_flow(self, flow: InlineFlow) -> None:
         """The same on this event loop."""
         raised: BaseException | None = None
         for job in self._in_turn(flow):
@@ -311,8 +303,11 @@ class Here:
         done = completion(job.result, claimed_here(job, task), task)
         return Before(job.id, job.new.task, done.result, done.note)
 
-    def run(self, job: InlineJob, run: Run | None = None) -> None:
-        """Run a job to its end in this thread; `run` runs the coroutine of an `async def` handler."""
+    def run(self, job: InlineJob | InlineFlow, run: Run | None = None) -> None:
+        """Run a job, or a flow, to its end in this thread; `run` runs the coroutine of an `async def`
+        handler."""
+        if isinstance(job, InlineFlow):
+            return self._run_flow(job, run)
         task = job.known = self._tasks.find(job.new.task)
         job.state = State.RUNNING
         try:
@@ -325,8 +320,11 @@ class Here:
             if (follower := self._follower(job, task)) is not None:
                 self.run(follower, run)
 
-    async def arun(self, job: InlineJob) -> None:
-        """Run a job to its end on this event loop, the handler of a `def` task in a thread."""
+    async def arun(self, job: InlineJob | InlineFlow) -> None:
+        """Run a job, or a flow, to its end on this event loop, the handler of a `def` task in a thread."""
+        if isinstance(job, InlineFlow):
+            await self._arun_flow(job)
+            return
         task = job.known = self._tasks.find(job.new.task)
         if not task.is_async:
             loop = asyncio.get_running_loop()
