@@ -620,7 +620,7 @@ GUARDS = [
     Guard("what-is-not-said-stays", "self._arguments | said", "{'engine': None} | said", SETTINGS + "test_what_use_is_not_told_stays"),
     Guard("where-to-listen-goes-with-the-database", None, "pass", SETTINGS + "test_the_url_to_listen_at_goes_with_its_database"),
     Guard("a-missing-variable-is-no-default", None, "if False:", SETTINGS + "test_a_url_of_none_is_refused_in_the_place_of_a_default"),
-    Guard("eager-is-no-text", None, "if False:", SETTINGS + "test_eager_is_no_text"),
+    Guard("eager-is-no-text", None, "if True:", SETTINGS + "test_eager_is_no_text"),
     Guard("a-flow-is-enqueued-once", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
     Guard("an-enqueued-flow-takes-no-steps", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
     Guard("when-is-of-steps", None, "if False:", FLOW_UNIT + "test_what_cannot_be_is_refused_in_a_sentence"),
