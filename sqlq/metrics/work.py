@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import Collector
 
@@ -12,6 +12,9 @@ from sqlq.metrics.families import histogram, number, numbers, version
 from sqlq.metrics.names import Described
 from sqlq.worker.report import meter
 from sqlq.worker.report.meter import Totals
+
+if TYPE_CHECKING:
+    from sqlq.worker.supervise.supervisor import Supervisor
 
 _COUNTS = {
     meter.ATTEMPTS: names.ATTEMPTS,
@@ -26,23 +29,10 @@ _TIMES = {
 }
 
 
-class Supervises(Protocol):
-    """The part of the supervisor that metrics need."""
-
-    @property
-    def slots(self) -> int: ...
-    @property
-    def running(self) -> int: ...
-    @property
-    def ready(self) -> int: ...
-    @property
-    def lost(self) -> int: ...
-
-
 class WorkCollector(Collector):
     """Shows the totals of all children, and how many there are."""
 
-    def __init__(self, totals: Totals, supervisor: Supervises) -> None:
+    def __init__(self, totals: Totals, supervisor: Supervisor) -> None:
         self._totals = totals
         self._supervisor = supervisor
 

@@ -28,13 +28,6 @@ class Background:
         """Work until stopped."""
         raise NotImplementedError
 
-    def _run_once(self) -> None:
-        """Note that the worker runs. Raises `ConfigurationError` where it has been run before: its parts
-        have ended."""
-        if self._has_run:  # guard: a-worker-runs-once
-            raise ConfigurationError(STARTED_BEFORE)
-        self._has_run = True
-
     def stop(self) -> None:
         """Stop in good order."""
         raise NotImplementedError

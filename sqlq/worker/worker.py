@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from sqlq.database.timeouts import waits_while
-from sqlq.errors import SchemaVersionError
+from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
@@ -33,7 +33,7 @@ from sqlq.store.workers.workers import WORKING
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
-from sqlq.worker.background import Background
+from sqlq.worker.background import STARTED_BEFORE, Background
 from sqlq.worker.claim import Claimer, Intake
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
@@ -216,7 +216,9 @@ class Worker(Background):
         waits out all trouble with the database. Raises `ConfigurationError` for a worker that has been run
         before.
         """
-        self._run_once()
+        if self._has_run:  # its parts have ended; guard: a-worker-runs-once
+            raise ConfigurationError(STARTED_BEFORE)
+        self._has_run = True
         self._supervision.listen(
             {
                 "stop": self.stop,

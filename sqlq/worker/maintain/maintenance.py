@@ -190,11 +190,9 @@ class Maintenance(ServiceLoop):
                 service.is_called = True  # guard: a-look-calls-to-services
                 self.call(service)
         if look.tick_ms is not None:
-            self._expect_tick(at + look.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks
-
-    def _expect_tick(self, due_at: float) -> None:
-        self._ticks.expect(due_at)
-        self.at(self._ticks, due_at)
+            due_at = at + look.tick_ms / 1000
+            self._ticks.expect(due_at)  # guard: the-lookout-tells-of-ticks
+            self.at(self._ticks, due_at)
 
     def expect_end_of_pause(self, pause_ms: float | None) -> None:
         """Resume the queues whose pause ends in so many milliseconds."""

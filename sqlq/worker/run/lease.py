@@ -349,13 +349,10 @@ class Deadlines(Threaded):
                 next_look = min(next_look, ahead)
                 continue
             self.forget([job.right])
-            if not job.ended:  # guard: what-has-ended-is-not-stuck
-                self._overdue(job)
+            if job.ended:  # guard: what-has-ended-is-not-stuck
+                continue
+            if (kill := job.kill) is not None:
+                kill()
+            elif job.timed_out:
+                self._stuck(job)
         return next_look
-
-    def _overdue(self, job: Attempt) -> None:
-        kill = job.kill
-        if kill is not None:
-            kill()
-        elif job.timed_out:
-            self._stuck(job)

@@ -234,8 +234,11 @@ class Settler(Gatherer[Item]):
                 followed = followed or (isinstance(outcome, Released) and outcome.delay_ms is None)
                 if fates.get(right) is lease.Fate.LOST:  # guard: lost-is-not-settled
                     self._lost(job, outcome)
-                else:
-                    self._settled(job, outcome, seconds)
+                    continue
+                self.tally.count(outcome)
+                if isinstance(outcome, (Retried, Released)):
+                    self._after.due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
+                self._reporter.ended(job, outcome, seconds)
         finally:  # guard: what-is-settled-is-let-go
             if steps:
                 self._after.unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
@@ -248,8 +251,11 @@ class Settler(Gatherer[Item]):
             if over:  # last, since it may be done here
                 # guard: who-waits-is-answered
                 self._after.answers.ended(over, here=self._items.empty())
-        if followed:
-            self._wake_for_follow_ups()
+        if (
+            followed
+        ):  # else this worker, and idle ones, would find released jobs and follow-ups within a second
+            self._after.due_again(time.monotonic())
+            tell_idle(self._database)
 
     def _lost(self, job: Attempt, outcome: Outcome) -> None:
         self.tally.lost += 1
@@ -259,12 +265,6 @@ class Settler(Gatherer[Item]):
             extra=job.fields("lost"),
         )
         self._reporter.lost(job, "the lease was lost before the attempt ended")
-
-    def _wake_for_follow_ups(self) -> None:
-        """Have this worker, and idle ones, look at once for released jobs and those that follow ended ones.
-        Without this they would find them within a second."""
-        self._after.due_again(time.monotonic())
-        tell_idle(self._database)
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """Write row by row, since the database refuses something in the batch. Write an outcome that it
@@ -307,12 +307,6 @@ class Settler(Gatherer[Item]):
             log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
             outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
         return settlement(job.claimed, outcome, AttemptTimes(*job.times(seconds), *self._worker), seal=seal)
-
-    def _settled(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
-        self.tally.count(outcome)
-        if isinstance(outcome, (Retried, Released)):
-            self._after.due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
-        self._reporter.ended(job, outcome, seconds)
 
 
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:
