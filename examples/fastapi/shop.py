@@ -80,7 +80,7 @@ async def get_session() -> AsyncIterator[AsyncSession]:
         yield session
 
 
-# with scope="function" the commit comes before the response; else a customer could hear of an order that the
+# with scope="function" the commit comes before the response; else a customer could learn of an order that the
 # database then refuses
 Transaction = Annotated[AsyncSession, Depends(get_session, scope="function")]
 
