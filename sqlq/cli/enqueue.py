@@ -119,13 +119,7 @@ def _refuse_assignments(args: Sequence[str], values: Sequence[Any], handler: Cal
             )
 
 
-_PLAIN: dict[Any, tuple[type, ...]] = {
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    bool: (bool,),
-    type(None): (type(None),),
-}
+_PLAIN = (int, float, str, bool, types.NoneType)
 
 
 def _check_plain_types(
@@ -150,16 +144,12 @@ def _check_plain_types(
         )
         if variadic or not all(arm in _PLAIN for arm in arms):
             continue
-        if not any(type(value) in _PLAIN[arm] for arm in arms):
-            wanted = " or ".join("None" if arm is type(None) else arm.__name__ for arm in arms)
-            text = (
-                "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
-                if str in arms
-                else ""
-            )
-            raise ArgumentsError(
-                f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {wanted} there{text}"
-            )
+        if type(value) not in arms and not (float in arms and type(value) is int):
+            wanted = " or ".join("None" if arm is types.NoneType else arm.__name__ for arm in arms)
+            said = f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {wanted} there"
+            if str in arms:
+                said += "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
+            raise ArgumentsError(said)
 
 
 def argument(text: str) -> Any:

@@ -128,6 +128,12 @@ def limit_option(default: int, words: str) -> Callable[[F], F]:
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
+def require_names(what: str, names: tuple[str, ...], everything: bool) -> None:
+    """Raise `UsageError` unless either names or --all were given."""
+    if bool(names) == everything:
+        raise click.UsageError(f"name the {what}, or give --all" + (", and not both" if names else ""))
+
+
 def require_named(what: str, ways: str, *named: object) -> None:
     """Raise `UsageError` where no option or argument chooses any."""
     if not any(value not in (None, (), False) for value in named):

@@ -9,7 +9,7 @@ from datetime import timedelta
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.options import exact_option, listing, takes_json
+from sqlq.cli.options import exact_option, listing, require_names, takes_json
 from sqlq.cli.output import answer, naming_options, plain, show_json
 from sqlq.cli.status import show_queues
 
@@ -44,7 +44,7 @@ def pause(
     pause of a queue counts from the next claim on, that of all queues within 2 seconds. To pause workers, and
     not queues: sqlq workers pause.
     """
-    _require_queues(names, everything)
+    require_names("queues", names, everything)
     length = None if lasting is None else _length(lasting)
     ending = "" if lasting is None else f" for {lasting.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
@@ -77,7 +77,7 @@ def resume(context: Context, names: tuple[str, ...], everything: bool, as_json: 
 
     With --all the pause of all queues ends; those that were paused by name stay so.
     """
-    _require_queues(names, everything)
+    require_names("queues", names, everything)
     queues = context.app().queues
     if everything:
         changed = queues.resume(all=True)
@@ -91,11 +91,6 @@ def resume(context: Context, names: tuple[str, ...], everything: bool, as_json: 
         for name in sorted({*names})
     ]
     answer(_switched(names, "resumed", changed, unknown), *lines, as_json=as_json)
-
-
-def _require_queues(names: tuple[str, ...], everything: bool) -> None:
-    if bool(names) == everything:
-        raise click.UsageError("name the queues, or give --all" + (", and not both" if names else ""))
 
 
 def _length(lasting: str) -> timedelta:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped
+from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped, who
 from sqlq.cli.options import exact_option, takes_json
 from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, span
 
@@ -111,8 +111,7 @@ def _show(context: Context, found: _Found) -> None:
     show_queues(context, queues, pauses)
     click.echo()
     for worker in workers:
-        called = "" if worker.name is None else f"{worker.name} on "
-        show_wrapped(plain(f"worker {called}{worker.host} pid {worker.pid}") + ": ", _said(worker))
+        show_wrapped(plain(f"worker {who(worker)}") + ": ", _said(worker))
     if not workers:
         click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
     elif unserved := [

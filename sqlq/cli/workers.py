@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped
-from sqlq.cli.options import listing, options, takes_json
+from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped, who
+from sqlq.cli.options import listing, options, require_names, takes_json
 from sqlq.cli.output import ago, answer, counted, plain, show_json, span
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def _show(worker: WorkerStatus) -> None:
         ("queues", queues),
         ("slots", str(worker.concurrency)),
     ]
-    who = f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
-    show_heading(f"{who}: {worker.state}{since}" if worker.alive else who)
+    show_heading(f"{who(worker)}: {worker.state}{since}" if worker.alive else who(worker))
     if is_narrow():
         for name, value in said:
             show_wrapped(f"{name}: ", value, before=INDENT)
@@ -145,14 +144,10 @@ def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: b
 def _ask(
     context: Context, word: str, done: str, names: tuple[str, ...], everyone: bool, *, as_json: bool
 ) -> None:
-    if bool(names) == everyone:
-        raise click.UsageError("name the workers, or give --all" + (", and not both" if names else ""))
+    require_names("workers", names, everyone)
     ask = getattr(context.app().workers, word)
     asked = ask(all=True) if everyone else ask(*names)
-    names_of = [
-        f"{'' if each.name is None else each.name + ' on '}{each.host} pid {each.pid}" for each in asked
-    ]
-    lines = [plain(f"asked {name} to {word}") for name in names_of]
+    lines = [plain(f"asked {who(each)} to {word}") for each in asked]
     lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
     if not asked:
         lines = ["no worker is running"]
