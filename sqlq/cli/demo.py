@@ -193,7 +193,8 @@ class _Shop:
         _heading(f"Work, {CONCURRENCY} jobs at a time")
         worker = self._app.worker(self._queues, concurrency=CONCURRENCY)
         began = time.monotonic()
-        with _narrated(), ThreadPoolExecutor(1, "sqlq-demo") as thread:
+        _narrate()
+        with ThreadPoolExecutor(1, "sqlq-demo") as thread:
             running = thread.submit(worker.run)
             try:
                 while True:
@@ -262,20 +263,12 @@ class _Narrator(logging.Handler):
             click.echo(f"  {plain(record.getMessage())}")
 
 
-@contextmanager
-def _narrated() -> Iterator[None]:
-    """Print the log of the worker, and keep it from other handlers."""
-    log, handler = logging.getLogger("sqlq"), _Narrator()
-    level, propagate = log.level, log.propagate
-    log.addHandler(handler)
+def _narrate() -> None:
+    """Print the log of the worker, and keep it from other handlers, until this process ends."""
+    log = logging.getLogger("sqlq")
+    log.addHandler(_Narrator())
     log.setLevel(logging.INFO)
     log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate = propagate
 
 
 def _own_engine(app: App) -> Engine:
