@@ -68,7 +68,8 @@ class Executor:
         self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+        """By their jobs, or by themselves: the loop keeps weak references only."""
         self._closing = False
         self._starting = True
         self.ended, self.busy_seconds = 0, 0.0
@@ -359,15 +360,12 @@ class Executor:
                 done.set_exception(error)
 
         def spawn() -> None:  # in the context of the thread, so that current_job() is found
-            self._keep(asyncio.ensure_future(run()))
+            task = asyncio.ensure_future(run())
+            self._tasks[task] = task
+            task.add_done_callback(self._tasks.pop)
 
         self._event_loop().call_soon_threadsafe(spawn)
         return done.result()
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        # the loop keeps weak references only
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _spawn(self, job: Attempt) -> None:
         self._spawn_in(contextvars.copy_context(), job)
@@ -377,7 +375,7 @@ class Executor:
         context, so the next job does not see its changes."""
         run = self._run_on_loop(context, job)
         # guard: a-context-for-each-coroutine
-        self._tasks.add(asyncio.get_running_loop().create_task(run, context=context.copy()))
+        self._tasks[job] = asyncio.get_running_loop().create_task(run, context=context.copy())
 
     async def _run_on_loop(self, context: contextvars.Context, job: Attempt) -> None:
         # one task for a job, and no callback at its end: each more would take a turn of the loop
@@ -385,8 +383,7 @@ class Executor:
         self._done(job, outcome)
         if (following := self._next(job, on_loop=True)) is not None:
             self._spawn_in(context, following)
-        if (task := asyncio.current_task()) is not None:
-            self._tasks.discard(task)
+        del self._tasks[job]
 
     def close(self) -> None:
         """End idle threads and the loop. Jobs that still run end with the process."""
