@@ -64,7 +64,7 @@ def grow(conn: Connection, plan: Plan, flow_id: int, grown_from: int) -> list[Jo
 
 def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | None = None) -> list[Job]:
     dialect = dialect_of(conn)
-    wakes.write(conn, dialect, wakes.of(plan.jobs))
+    wakes.write(conn, wakes.of(plan.jobs))
     waiting = {edge.step for edge in plan.edges}
     values = fields((*COLUMNS, *DUE, "limit"))
     done: list[Job] = []

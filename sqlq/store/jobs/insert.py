@@ -41,19 +41,19 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     the transaction.
     """
     if any(job.limit_key is not None for job in new):
-        unique.require_read_committed(conn, dialect_of(conn), new)
-        wakes.write(conn, dialect_of(conn), wakes.of(new))  # guard: a-limited-job-is-looked-at
+        unique.require_read_committed(conn, new)
+        wakes.write(conn, wakes.of(new))  # guard: a-limited-job-is-looked-at
     elif len(new) == 1 and new[0].unique_key is None:
         statement = insert_statement(new[0], conn.dialect, schema_of(conn))
         return [inserted(new[0], conn.exec_driver_sql(*statement).one())]
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     if keyed:
-        unique.require_read_committed(conn, dialect_of(conn), (new[i] for i in keyed))
+        unique.require_read_committed(conn, (new[i] for i in keyed))
     plain = new if not keyed else [job for job in new if job.unique_key is None]
     done = [job for part in slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part)]
     if not keyed:
         return done
-    found = insert_keyed(conn, dialect_of(conn), new, keyed)
+    found = insert_keyed(conn, new, keyed)
     inserted_plainly = iter(done)
     return [found[i] if i in found else next(inserted_plainly) for i in range(len(new))]
 

@@ -58,7 +58,7 @@ def forget_failed(conn: Connection, chosen: Selection) -> Gone:
     returning = (failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.limit_key)
     rows = dialect.change(conn, Change(failed_jobs, ids.limit(lookup.BATCH), returning=returning))
     held = {Wake(row.limit_key) for row in rows if row.limit_key is not None}
-    write(conn, dialect, held)  # guard: forgetting-lets-a-line-go-on
+    write(conn, held)  # guard: forgetting-lets-a-line-go-on
     gone = Gone.of(rows)
     _clear_up_after(conn, gone)
     return gone

@@ -254,7 +254,7 @@ def replay(
     marks = [(each.of, each.id) for each in made]
     for table, *_ in _ENDED:
         conn.execute(_mark(dialect, table), dialect.batch_parameters(_MARKS, marks))
-    write(conn, dialect, _wakes(chosen, pace, changed))  # guard: a-limited-replay-is-looked-at
+    write(conn, _wakes(chosen, pace, changed))  # guard: a-limited-replay-is-looked-at
     notify.wake_others(conn)
     return made
 

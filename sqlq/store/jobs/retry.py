@@ -46,7 +46,7 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
     moved = sorted(conn.scalars(statement, given))
-    write(conn, dialect, {Wake(keys[id]) for id in moved if id in keys})
+    write(conn, {Wake(keys[id]) for id in moved if id in keys})
     conn.execute(delete(failed_jobs).where(failed_jobs.c.id.in_(moved)))
     return moved, [row.id for row in rows if row.id not in set(moved)]
 

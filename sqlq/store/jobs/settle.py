@@ -17,7 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
 
 from sqlalchemy import (
     CTE,
@@ -85,6 +85,7 @@ from sqlq.store.jobs.lease import HOLD
 from sqlq.store.limits.wakes import Wake, write
 
 log = logging.getLogger("sqlq.worker")
+J = TypeVar("J")
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ def _put_back(
                 for id, token, ms, at, *_ in some
                 if (id, token) in back
             }
-            write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
+            write(conn, waits)  # guard: a-put-back-is-looked-at
     return done
 
 
@@ -415,7 +416,7 @@ def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
 
 def wake(conn: Connection, keys: Iterable[str]) -> None:
     """Schedule a look at these keys at the commit of this transaction, which frees their slots."""
-    write(conn, dialect_of(conn), {Wake(key) for key in keys})
+    write(conn, {Wake(key) for key in keys})
 
 
 def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
@@ -433,24 +434,11 @@ def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
 _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
 
 
-class HasEnded(Protocol):
-    """A job that is about to end, with the fields of its log record."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def queue(self) -> str: ...
-
-
-J = TypeVar("J", bound=HasEnded)
-
-
 def end_apart(
     conn: Connection, some: Sequence[J], end: Callable[[Sequence[J]], object], why: str
 ) -> Sequence[J]:
-    """End jobs together, and return those that ended; `why` is the reason for the log.
+    """End jobs together, and return those that ended. Each has an id, a task and a queue, for the log; `why`
+    is the reason there.
 
     The database may refuse a job: for want of a right, for a duplicate id in a table, or by a host's rule.
     The other jobs still end. The refused job stays as it is, and the next run finds it again.
@@ -467,7 +455,7 @@ def end_apart(
             raise
         if (half := len(some) // 2) > 0:
             return [job for part in (some[:half], some[half:]) for job in end_apart(conn, part, end, why)]
-        (job,) = some
+        job: Any = some[0]
         log.error(
             "job %d: it %s, but the database refuses its end, or what follows it: %s",
             *(job.id, why, refusal.orig),

@@ -38,29 +38,24 @@ from sqlq.schema.types import moment_after
 from sqlq.store.jobs.rows import OVER, TABLES, computed, row_of, said_by_any, slices, state_of
 
 
-def insert_keyed(
-    conn: Connection,
-    dialect: Dialect,
-    new: Sequence[NewJob],
-    keyed: Iterable[int],
-) -> dict[int, Job]:
+def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) -> dict[int, Job]:
     """Insert the jobs at these places, which have unique keys, and return them by their places."""
     places: dict[JobKey, list[int]] = defaultdict(list)
     for i in keyed:
         places[new[i].queue, new[i].unique_key].append(i)
     lasting = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
-    several = (len(places) > 1 or bool(lasting)) and not dialect.one_writer
+    several = (len(places) > 1 or bool(lasting)) and not dialect_of(conn).one_writer
     missed: list[JobKey] = []
     # Another producer's job can end between the insert that met it and the lookup. Then the key is free, and
     # we try again. With locks on higher keys that would be out of order, so the rollback releases them first.
     for _ in range(_ROUNDS):
         with conn.begin_nested() if several else nullcontext() as savepoint:
-            done, missed = _insert_in_order(conn, dialect, new, places, lasting)
+            done, missed = _insert_in_order(conn, new, places, lasting)
             if not missed and several and lasting:
                 # the key's job may have ended between the look for it and the insert, which waited for it
                 made = [key for key in lasting if any(done[i].created for i in places[key])]
                 # guard: what-has-just-ended-keeps-its-key
-                missed = list(held(conn, dialect, made))
+                missed = list(held(conn, made))
             if not missed:
                 return done
             if savepoint is not None:
@@ -74,13 +69,13 @@ def insert_keyed(
 
 def _insert_in_order(
     conn: Connection,
-    dialect: Dialect,
     new: Sequence[NewJob],
     places: Mapping[JobKey, list[int]],
     lasting: Sequence[JobKey],
 ) -> tuple[dict[int, Job], list[JobKey]]:
     """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
     their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
+    dialect = dialect_of(conn)
     waiting = dict(places)
     counts = {key: _that_counts(new, found) for key, found in places.items()}
     done: dict[int, Job] = {}
@@ -91,11 +86,11 @@ def _insert_in_order(
             done[i] = job if is_it else replace(job, created=False, replaced=False)
 
     # guard: what-has-ended-keeps-its-key
-    ended = held(conn, dialect, lasting) if lasting else {}
+    ended = held(conn, lasting) if lasting else {}
     for key, job in ended.items():
         found(key, job)
     changing = [key for key in waiting if new[counts[key]].on_conflict != "keep"]
-    live = held(conn, dialect, changing, live=True)
+    live = held(conn, changing, live=True)
     for key, job in live.items():
         if job.state is State.RUNNING:  # guard: what-runs-is-not-waited-for
             found(key, job)
@@ -109,7 +104,7 @@ def _insert_in_order(
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
             found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
-    for key, job in held(conn, dialect, list(waiting), live=True).items():
+    for key, job in held(conn, list(waiting), live=True).items():
         found(key, job)
     return done, list(waiting)
 
@@ -207,10 +202,10 @@ def lasts(job: NewJob) -> bool:
     return job.unique_until == "pruned"
 
 
-def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[NewJob]) -> None:
+def require_read_committed(conn: Connection, new: Iterable[NewJob]) -> None:
     """Raise `EnqueueError` for a permanent key under REPEATABLE READ or stricter."""
     job = next(filter(lasts, new), None)
-    if job is not None and (level := dialect.stricter_isolation(conn)) is not None:
+    if job is not None and (level := dialect_of(conn).stricter_isolation(conn)) is not None:
         # guard: lasting-keys-need-read-committed
         raise EnqueueError(
             f'unique_until="pruned" of a job of {job.task} needs READ COMMITTED, and this transaction is '
@@ -218,14 +213,9 @@ def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[New
         )
 
 
-def held(
-    conn: Connection,
-    dialect: Dialect,
-    keys: Sequence[JobKey],
-    *,
-    live: bool = False,
-) -> dict[JobKey, Job]:
+def held(conn: Connection, keys: Sequence[JobKey], *, live: bool = False) -> dict[JobKey, Job]:
     """Return the ended jobs that hold these keys, the newest of each; or the `live` ones."""
+    dialect = dialect_of(conn)
     found: dict[JobKey, Job] = {}
     for some in slices(keys, _KEYS_AT_ONCE):
         given = dialect.batch_parameters(_KEYS, some)

@@ -147,7 +147,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     most = max(1, JOBS_AT_ONCE // len(keys))
     grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), said, most)}
     if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
-        write(conn, dialect, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
+        write(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
         done.more_wakes = True
     for id, key in dialect.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
         grants[key].ids.append(id)
@@ -159,7 +159,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
         conn.execute(_admit_later(dialect), dialect.batch_parameters(_STARTS, later))
     if used := [grant for grant in grants.values() if grant.rule.rate is not None and grant.ids]:
         conn.execute(_NEXT_FREE, [{"of": grant.key, "at": grant.start(len(grant.ids))} for grant in used])
-    write(conn, dialect, (grant.again() for grant in grants.values() if grant.is_used_up))
+    write(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
     done.number = len(at_once) + len(later)
     done.starts_ms = [(start - grant.moment) / _MS for grant in used for _, start in grant.starts()]
     done.more = {grant.key for grant in grants.values() if len(grant.ids) == most and not grant.rule.in_order}
@@ -502,13 +502,13 @@ def pin(conn: Connection, key: str, rule: Rule) -> None:
     dialect = dialect_of(conn)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
     conn.execute(dialect.insert_or_change(limits, _KEY, values, lambda new: {"pinned_at": now()}))
-    write(conn, dialect, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
+    write(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
 
 
 def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
     """End the override of a key: the tasks' rule holds again, at once if `rule` is known."""
     conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=null()))
-    write(conn, dialect_of(conn), [Wake(key)] if rule is None else _set(conn, key, rule))
+    write(conn, [Wake(key)] if rule is None else _set(conn, key, rule))
 
 
 def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:

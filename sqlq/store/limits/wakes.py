@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, Integer, Text, case
 
 from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.model.job import NewJob
 from sqlq.schema.tables import wakes
@@ -50,13 +51,14 @@ def of(new: Iterable[NewJob]) -> set[Wake]:
     return found
 
 
-def write(conn: Connection, dialect: Dialect, found: Iterable[Wake]) -> None:
+def write(conn: Connection, found: Iterable[Wake]) -> None:
     """Insert wakes, on a caller's connection or one of sqlq's."""
     rows = [
         (wake.key, *wake.rule[:3], int(wake.rule.in_order), int(wake.rule.holds), wake.moment, wake.delay_ms)
         for wake in found
     ]
     if rows:
+        dialect = dialect_of(conn)
         conn.execute(_insert(dialect), dialect.batch_parameters(_WAKES, rows))
 
 
