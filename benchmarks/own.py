@@ -78,7 +78,7 @@ class Sqlq(Waiting, Subject):
         from benchmarks import tasks
 
         tasks.app.use(url)
-        hints: Any = tasks.app._connected.enqueuer._hints  # noqa: SLF001 - there is no option to turn wake-ups off, and no need of one
+        hints: Any = tasks.app._connected.enqueuer._notifier  # noqa: SLF001 - there is no option to turn wake-ups off, and no need of one
         if not wake_ups:
             hints.send = lambda *args, **kw: None
         for number in range(20):

@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
 
 from sqlq.app.here import InlineFlow, InlineJob, claimed_here, judged
-from sqlq.database.caller.adapter import Borrowed
+from sqlq.database.caller.adapter import Adapter
 from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
 from sqlq.enqueue.enqueue import check_new
@@ -211,7 +211,7 @@ class Here:
     def _keep(self, conn: Any, session: Any, what: Sequence[InlineJob | InlineFlow]) -> None:
         """Keep jobs or a flow for the commit."""
         kept = [_Kept(each, session if hasattr(session, "registry") else None) for each in what]
-        if not isinstance(conn, Borrowed):
+        if not isinstance(conn, Adapter):
             assert self._commits is not None
             for each in kept:
                 self._commits.add(itself(session), each)
@@ -409,7 +409,7 @@ class Here:
     def _saved(self, job: InlineJob, conn: Connection, cursor: str) -> None:
         """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
-        if not isinstance(conn, Borrowed):
+        if not isinstance(conn, Adapter):
             at_the_end_of(conn, committed=keep)
         elif not conn.driver.on_commit(keep):  # this driver does not report commits
             keep()

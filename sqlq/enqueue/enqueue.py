@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
 from sqlq.config.urls import in_memory, masked
 from sqlq.database import dialects
-from sqlq.database.caller.adapter import Borrowed, Place
+from sqlq.database.caller.adapter import Adapter, Place
 from sqlq.database.caller.session import (
     AnyAsyncSession,
     SyncSession,
@@ -40,7 +40,7 @@ from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect, in_schema
 from sqlq.database.postgresql import health
-from sqlq.enqueue.notify import Hints
+from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SqlqError
 from sqlq.events import Events
 from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
@@ -78,7 +78,7 @@ class Enqueuer:
     def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
         self._events = events or Events()
-        self._hints = Hints(database)
+        self._notifier = Notifier(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
     def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]:
@@ -111,13 +111,13 @@ class Enqueuer:
         """Do `work` in the caller's transaction, on its connection. Listeners are notified of the jobs that
         it enqueues, where these are `new`."""
         conn = connection_to_write(session)
-        if isinstance(conn, Borrowed):
-            return self._join_borrowed(conn, work, new)
+        if isinstance(conn, Adapter):
+            return self._join_adapted(conn, work, new)
         done = self._work(conn, work)
         made = _jobs_in(done)
         self._mark(conn, made)
         note_write(session)
-        self._hints.on_commit_of(conn)
+        self._notifier.on_commit_of(conn)
         self._told(new, made, conn)
         return done
 
@@ -132,7 +132,7 @@ class Enqueuer:
                 _say_why(said, dialects.dialect_of(conn), conn.engine.url)
             raise
 
-    def _join_borrowed(self, conn: Borrowed, work: Callable[[Connection], T], new: Sequence[NewJob]) -> T:
+    def _join_adapted(self, conn: Adapter, work: Callable[[Connection], T], new: Sequence[NewJob]) -> T:
         """Do `work` on a driver's connection. Nothing reports its commit, except one that is made here."""
         conn.driver.refuse_broken()
         try:
@@ -143,7 +143,7 @@ class Enqueuer:
             raise
         made = _jobs_in(done)
         if is_committed:
-            self._hints.send()
+            self._notifier.send()
             self._told(new, made)
         else:
             self._mark(conn, made)
@@ -154,7 +154,7 @@ class Enqueuer:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
         if not (made and dialects.dialect_of(conn).in_a_file):
             return
-        if isinstance(conn, Borrowed):
+        if isinstance(conn, Adapter):
             with in_schema(conn, None):
                 origin = Origin(inserting.created(conn, [job.id for job in made]))
         else:
@@ -163,20 +163,20 @@ class Enqueuer:
         for job in made:
             job.enqueued_in(origin)
 
-    def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
+    def _tell_at_commit(self, conn: Adapter, new: Sequence[NewJob], done: list[Job]) -> None:
         """Have listeners and workers notified when the transaction of a driver's connection is committed.
         Listeners are notified only where the commit is certain, a worker as soon as it may have happened."""
         _debug(done)
         hears = bool(new) and self._events.wants("enqueued")
-        if self._hints.are_needed or hears:
+        if self._notifier.are_needed or hears:
 
             def committed() -> None:
-                self._hints.send()
+                self._notifier.send()
                 if hears:
                     self._events.enqueued(new, done)
 
             if not conn.driver.on_commit(committed):
-                self._hints.at_the_end_of(conn.driver.connection)
+                self._notifier.at_the_end_of(conn.driver.connection)
 
     def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
         _debug(done)
@@ -195,13 +195,13 @@ class Enqueuer:
 
     def _run(self, insert: Callable[[Connection], T]) -> T:
         done = self._database.run(insert)
-        self._hints.send()
+        self._notifier.send()
         return done
 
     def _enqueue_one(self, new: NewJob, schema: str | None) -> Job:
         database = self._database
         statement, parameters = inserting.insert_statement(new, database.engine.dialect, schema)
-        if self._hints.takes_along():  # guard: hint-goes-along
+        if self._notifier.takes_along():  # guard: hint-goes-along
             try:
                 (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
                 return inserting.inserted(new, row)
@@ -209,7 +209,7 @@ class Enqueuer:
                 if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
-        self._hints.send()
+        self._notifier.send()
         return inserting.inserted(new, row)
 
     async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]:
@@ -253,7 +253,7 @@ class Enqueuer:
 
     def close(self) -> None:
         """Send the notifications that are still to be sent."""
-        self._hints.close()
+        self._notifier.close()
 
     def _own_schema(self) -> str | None:
         engine = self._database.engine

@@ -53,7 +53,7 @@ LAST_WORDS_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 
 
-class Hints:
+class Notifier:
     """Notifies the workers of a database; does nothing where workers see commits by themselves (SQLite)."""
 
     def __init__(self, database: Database) -> None:
@@ -208,7 +208,7 @@ class Hints:
         self._closing = False
 
 
-def _finish(reference: weakref.ref[Hints]) -> None:
-    hints = reference()
-    if hints is not None:
-        hints.close(LAST_WORDS_SECONDS)
+def _finish(reference: weakref.ref[Notifier]) -> None:
+    notifier = reference()
+    if notifier is not None:
+        notifier.close(LAST_WORDS_SECONDS)

@@ -353,7 +353,8 @@ def test_an_asynchronous_connection_is_awaited_on_its_loop_and_in_no_thread(
 ) -> None:
     with Caller(database_url, mode) as caller:
         caller.begin()
-        monkeypatch.setattr(notify.Hints, "_begin", lambda self: None)  # which has a thread, to wake workers
+        # which has a thread, to wake workers
+        monkeypatch.setattr(notify.Notifier, "_begin", lambda self: None)
         started: list[str] = []
         monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
         caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])

@@ -503,7 +503,7 @@ def test_in_a_session_the_apps_own_database_need_not_answer(
     database_url: str, watch: Engine, silent_port: int, why: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # which waits for the thread that connects to wake workers
-    monkeypatch.setattr(notify.Hints, "close", partialmethod(notify.Hints.close, 0.0))
+    monkeypatch.setattr(notify.Notifier, "close", partialmethod(notify.Notifier.close, 0.0))
     url = make_url(database_url)
     wrong = {"silence": url.set(host="127.0.0.1", port=silent_port), "a wrong role": url.set(username="no")}
     with (

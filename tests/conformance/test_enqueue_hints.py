@@ -143,7 +143,7 @@ def test_a_long_transaction_on_a_drivers_connection_is_looked_at_for_a_while_onl
     with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"]["psycopg"]) as caller:
         caller.enqueue(app, send.new(1))
         sent: Any = app._connected.enqueuer
-        wait_until(lambda: not sent._hints._watched, what="an end of looking")
+        wait_until(lambda: not sent._notifier._watched, what="an end of looking")
         caller.commit()
         assert listener.hears_no_more()
 
@@ -301,7 +301,7 @@ def test_where_no_thread_can_be_started_the_next_hint_starts_it(
     monkeypatch.setattr(threading.Thread, "start", may_fail)
     with Session(engine) as session, session.begin():
         app.enqueue(send.new(1), session=session)
-    assert not app._connected.enqueuer._hints._committing, "what is kept for the hint is let go"
+    assert not app._connected.enqueuer._notifier._committing, "what is kept for the hint is let go"
     is_short = False
     with Session(engine) as session, session.begin():
         app.enqueue(send.new(2), session=session)

@@ -50,7 +50,7 @@ def _place_of(driver: DriverConnection) -> Place:
     return place
 
 
-class Borrowed:
+class Adapter:
     """A connection of a driver that runs statements written with SQLAlchemy."""
 
     def __init__(self, driver: DriverConnection) -> None:

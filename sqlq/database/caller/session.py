@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.util import greenlet_spawn
 
-from sqlq.database.caller.adapter import Borrowed
+from sqlq.database.caller.adapter import Adapter
 from sqlq.database.caller.drivers import DriverConnection, kind_of_connection, recognised
 from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
@@ -102,7 +102,7 @@ def connection_to_write(session: Any) -> Connection:
     `note_write` after the write.
     """
     conn = connection_of(session)
-    if isinstance(conn, Borrowed):
+    if isinstance(conn, Adapter):
         return conn
     if conn.dialect.name not in DIALECTS:
         raise UnsupportedDatabaseError(
@@ -141,7 +141,7 @@ def connection_to_complete(
     commits. Otherwise as `connection_to_write`. In the error message, `alone` is the result of a write
     outside any transaction, and `instead` an alternative to beginning one."""
     conn = connection_to_write(session)
-    if isinstance(conn, Borrowed):
+    if isinstance(conn, Adapter):
         conn.driver.refuse_broken()
         if conn.driver.commits_at_once():  # guard: no-completing-in-autocommit
             raise EnqueueError(
@@ -193,15 +193,15 @@ def itself(session: Any) -> Any:
 def connection_of(session: Any) -> Connection:
     """Return the connection a session reads and writes on. Raises `EnqueueError` for a value that is no
     session, or one without a database."""
-    if isinstance(session, (Connection, Borrowed)):
+    if isinstance(session, (Connection, Adapter)):
         return cast("Connection", session)
     if (driver := driver_of(session)) is not None:
         if driver.is_async:
             raise EnqueueError(
                 f"this is {_named(session)}, which is asynchronous: write await app.aenqueue(…, session=…)"
             )
-        # a `Borrowed` has the part of a Connection that the store uses
-        return cast("Connection", Borrowed(driver))
+        # an `Adapter` has the part of a Connection that the store uses
+        return cast("Connection", Adapter(driver))
     session = itself(session)
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(session, orm.Session):
@@ -222,12 +222,12 @@ def connection_of(session: Any) -> Connection:
     raise EnqueueError(f"session is {_misfit(session)}")
 
 
-def database_error(conn: Connection | Borrowed, error: BaseException) -> BaseException | None:
+def database_error(conn: Connection | Adapter, error: BaseException) -> BaseException | None:
     """Return the database's error on a caller's connection, even if a caller's hook raised another in its
     place. None if there is none."""
     if isinstance(error, DBAPIError):
         return error
-    kind = conn.driver.errors if isinstance(conn, Borrowed) else conn.dialect.loaded_dbapi.Error
+    kind = conn.driver.errors if isinstance(conn, Adapter) else conn.dialect.loaded_dbapi.Error
     for found in (error, error.__cause__):
         if isinstance(found, kind):
             return found
@@ -279,7 +279,7 @@ class _OnLoop:
             raise ConfigurationError(
                 "asynchronous connections need greenlet, which is not installed: pip install 'sqlq[async]'"
             )
-        return await greenlet_spawn(work, Borrowed(self._driver))
+        return await greenlet_spawn(work, Adapter(self._driver))
 
 
 def transaction_of(driver: DriverConnection, block: str = "completing", call: str = "complete") -> Any:
