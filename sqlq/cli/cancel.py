@@ -59,7 +59,10 @@ def cancel(
         *(lines or [f"no jobs{which} cancelled"]),
         as_json=as_json,
     )
-    _explain(context, {id: done[id] for ids in by_word.values() for id in ids})
+    failed = {id: done[id] for ids in by_word.values() for id in ids}
+    if flow is not None:  # a step that has ended meanwhile is no failure
+        failed = {id: word for id, word in failed.items() if word is Cancellation.LOCKED}
+    _explain(context, failed)
 
 
 def _explain(context: Context, failed: dict[int, Cancellation]) -> None:

@@ -32,13 +32,23 @@ takes_json = options(
 
 
 def listing(function: Callable[..., None]) -> click.Group:
-    """Make a group of commands. Without one of them it runs the function, which lists what there is."""
+    """Make a group of commands. Without one of them it runs the function, which lists what there is.
+
+    The options of the list before a command would count for nothing. They are refused."""
 
     @click.pass_context
     @wraps(function)
     def run(ctx: click.Context, /, **options: Any) -> None:
         if ctx.invoked_subcommand is None:
             function(**options)
+            return
+        for option in ctx.command.params:
+            source = ctx.get_parameter_source(option.name or "")
+            if option.expose_value and source is click.core.ParameterSource.COMMANDLINE:
+                command = ctx.invoked_subcommand
+                raise click.UsageError(
+                    f"{option.opts[0]} comes after {command}, where {command} takes it", ctx
+                )
 
     return click.group(invoke_without_command=True)(run)
 

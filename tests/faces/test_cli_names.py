@@ -213,6 +213,15 @@ def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
         (("worker",), "write sqlq work"),
         (("work", "--burst"), "no such option --burst: write --drain"),
         (("cancel", "--all"), "name the jobs by their ids, --task or --queue"),
+        (("flow", "show", "7"), "write sqlq flows show"),
+        (("flows", "retry", "7"), "write sqlq retry --flow ID"),
+        (("limit", "list", "shop"), "write sqlq limits, with --prefix PREFIX"),
+        (("schedule", "add", "x"), "write sqlq schedules, with the same words after it"),
+        (("schedule", "reset", "x"), "write sqlq schedules change NAME --reset"),
+        (("schedules", "backfill", "x"), "write sqlq schedules run NAME --from TIME --to TIME"),
+        (("workers", "list"), "write sqlq workers"),
+        (("queues", "--json", "pause", "mail"), "--json comes after pause, where pause takes it"),
+        (("limits", "--prefix", "a", "clear", "ab"), "--prefix comes after clear"),
     ],
 )
 def test_a_command_of_another_queue_names_ours(bare: Command, words: tuple[str, ...], advice: str) -> None:
