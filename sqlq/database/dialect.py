@@ -135,7 +135,7 @@ def schema_of(conn: Connection) -> str | None:
 def in_schema(conn: Any, schema: str | None) -> Iterator[None]:
     """Execute the block's statements on a caller's connection as on sqlq's own: in this schema, by qualified
     names."""
-    dialect, options = conn.dialect, conn.get_execution_options()
+    dialect, options = conn.dialect, conn._execution_options  # noqa: SLF001 - as below
     conn.dialect = qualified(dialect)
     translated = options.union({"schema_translate_map": {TOKEN_SCHEMA: schema}})
     conn._execution_options = translated  # noqa: SLF001 - the public way calls the caller's hooks

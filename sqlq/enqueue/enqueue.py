@@ -114,7 +114,7 @@ class Enqueuer:
         if isinstance(conn, Adapter):
             return self._join_adapted(conn, work, new)
         done = self._work(conn, work)
-        made = _jobs_in(done)
+        made = done if isinstance(done, list) else _jobs_in(done)
         self._mark(conn, made)
         note_write(session)
         self._notifier.on_commit_of(conn)
@@ -141,7 +141,7 @@ class Enqueuer:
             if database_error(conn, error) is not None:
                 self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
             raise
-        made = _jobs_in(done)
+        made = done if isinstance(done, list) else _jobs_in(done)
         if is_committed:
             self._notifier.send()
             self._told(new, made)
@@ -337,8 +337,6 @@ _SERVER = text(in_catalog("SELECT current_database(), pg_postmaster_start_time()
 
 def _jobs_in(done: Any) -> list[Job]:
     """Return the jobs that work in a caller's transaction has enqueued, by its result."""
-    if isinstance(done, list):
-        return done
     if isinstance(done, EnqueuedFlow):
         return list(done.jobs)
     return [done] if isinstance(done, Job) else []
