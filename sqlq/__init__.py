@@ -34,12 +34,11 @@ if TYPE_CHECKING:
         fixed as fixed,
         linear as linear,
     )
+    from sqlq.model.flow_status import FlowDetails as FlowDetails, StepDetails as StepDetails
     from sqlq.model.flow import (
         EnqueuedFlow as EnqueuedFlow,
         Flow as Flow,
-        FlowDetails as FlowDetails,
         Step as Step,
-        StepDetails as StepDetails,
         chain as chain,
         group as group,
     )
@@ -70,7 +69,8 @@ _MODULES: Final = {
     ),
     "events": "JobEvent",
     "model.backoff": "exponential fibonacci fixed linear",
-    "model.flow": "EnqueuedFlow Flow FlowDetails Step StepDetails chain group",
+    "model.flow": "EnqueuedFlow Flow Step chain group",
+    "model.flow_status": "FlowDetails StepDetails",
     "model.history": "AttemptRecord",
     "model.job": "Job JobDetails NewJob Progress State",
     "model.job_result": "JobResult",
@@ -89,7 +89,7 @@ _MOVED: Final = {
     "Chain": "sqlq.model.flow.Chain",
     "Group": "sqlq.model.flow.Group",
     "Ended": "sqlq.JobResult",
-    "FlowStatus": "sqlq.model.flow.FlowStatus",
+    "FlowStatus": "sqlq.model.flow_status.FlowStatus",
     "HistoryLine": "sqlq.AttemptRecord",
     "RunningJob": "sqlq.JobContext",
     **{

@@ -11,7 +11,8 @@ from sqlq.admin.cancel import Cancellation, Canceller
 from sqlq.admin.facet import Facet, check_most, for_asyncio
 from sqlq.admin.jobs import move_back, no_job
 from sqlq.errors import JobNotFoundError
-from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails, When
+from sqlq.model.flow import When
+from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 from sqlq.model.job import State
 from sqlq.payload.encryption import Encryption
 from sqlq.store.flows import flows as flow_rows

@@ -18,14 +18,7 @@ from sqlq.app.declare import Code, Declares
 from sqlq.app.options import seal_of
 from sqlq.config.constants import CONCURRENCY
 from sqlq.config.durations import Duration
-from sqlq.config.urls import (
-    DirectCalls,
-    Eager,
-    checked_eager,
-    database_url,
-    schema_name,
-    shown,
-)
+from sqlq.config.urls import DirectCalls, Eager, checked_eager, database_url, schema_name, shown
 from sqlq.config.urls import eager as is_eager
 from sqlq.database.caller.session import (
     AnySession,
@@ -75,8 +68,7 @@ class App(Declares):
 
     `session` is for jobs that are enqueued without one. It is a scoped_session, or a function that returns
     the current session or connection, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml)
-    jobs run where they are enqueued, or with "commit" after their transaction has committed. Nothing is
-    written then; see `enqueue`.
+    nothing is written: jobs run where they are enqueued, or with "commit" after the commit. See `enqueue`.
 
     `defaults` are options for jobs whose task does not set them: queue, priority, max_attempts, timeout,
     backoff, retention, expires, headers. `queues` maps names of queues to options for the jobs in them; these

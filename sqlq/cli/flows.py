@@ -16,7 +16,7 @@ from sqlq.cli.output import Cell, Column, ago, answer, counted, plain, show_json
 from sqlq.config.command_hint import command
 
 if TYPE_CHECKING:
-    from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails
+    from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 
 STYLES = {"failed": "red", "blocked": "yellow", "finished": "green"}
 SHOWN = 1_000

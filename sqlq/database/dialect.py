@@ -1,7 +1,7 @@
-"""The differences between databases, each a method with a portable default; `postgresql` and `sqlite`
-override some.
+"""The differences between databases, each a method of `Dialect`.
 
-The portable default needs only RETURNING, UPDATE … FROM and common table expressions.
+A database has to write `claim`, `look`, `unblock`, `pick` and its tables of a batch itself. The other methods
+have a default, which needs RETURNING, UPDATE … FROM, ON CONFLICT and common table expressions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The outcomes of an attempt, and how they are written.
 
-T4 to T7 are the ways out of `running`: finished, tried again, released, failed for good.
+The ways out of `running` are: finished, tried again, released, failed for good.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ErrorText:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """T4: the handler returned; `result` is JSON text, None for no result. `note` is the remark in the row
+    """The handler returned; `result` is JSON text, None for no result. `note` is the remark in the row
     about a result that could not be stored."""
 
     result: str | None = None
@@ -48,7 +48,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """T5: the attempt counted, another follows after `delay_ms`, in another queue or with another priority
+    """The attempt counted, another follows after `delay_ms`, in another queue or with another priority
     where one is given."""
 
     delay_ms: int
@@ -62,7 +62,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """T6: the attempt is released. The job is due again after `delay_ms`, or with None at once, in its old
+    """The attempt is released. The job is due again after `delay_ms`, or with None at once, in its old
     place in the queue. `snoozed`: the handler requested that."""
 
     delay_ms: int | None = None
@@ -78,7 +78,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """T7: no attempt follows; the job moves to failed_jobs."""
+    """No attempt follows; the job moves to failed_jobs."""
 
     reason: FailureReason
     error: ErrorText

@@ -168,7 +168,7 @@ def failed(
 
 def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = False) -> Outcome:
     """Return the outcome of an attempt that its worker breaks off, or cannot start. It does not count, until
-    the job was released too often (G3).
+    the job was released too often.
 
     It keeps its place in the queue, unless its worker delays it by `delay_ms`. Where the processes it needs
     are `crowded`, the delay is a second, and longer each time.

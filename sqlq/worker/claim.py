@@ -83,7 +83,8 @@ class Pace:
 
 
 class Frontier:
-    """How far claims have come in each queue and priority, for while it is dear to begin anew (PostgreSQL).
+    """How far claims have come in each queue and priority, for while a scan from the head is slow
+    (PostgreSQL).
 
     An open transaction keeps the server from removing the rows that were claimed since it began. A claim from
     the head of a queue reads all of them again. While that takes long, claims begin where the last one ended.

@@ -5,9 +5,9 @@
       └───── room, notifications, times ────┘          Leases renew all the while
 
 `sqlq work` runs it in a child process under a supervisor (see there), a program of your own in itself
-(`app.worker()`). Four threads touch the database, each on a connection of its own. They are the loop below
-(claim), the settler, the heartbeat, and the maintenance (rescue, prune). No handler ever sees these
-connections.
+(`app.worker()`). Each thread that uses the database has a connection of its own: the loop below (claim), the
+settler, the heartbeat and the maintenance (rescue, prune). The poller, the unblocker, the admissions, and the
+writers of progress and answers begin when they are needed. No handler ever sees these connections.
 """
 
 from __future__ import annotations

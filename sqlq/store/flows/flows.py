@@ -46,7 +46,7 @@ from sqlq.store.limits import wakes
 STEPS_AT_ONCE = 1_000
 EDGES_AT_ONCE = 5_000
 
-# -- insert (T1, T16) ----------------------------------------------------------------------------------------
+# -- insert --------------------------------------------------------------------------------------------------
 
 
 def insert_flow(conn: Connection, plan: Plan) -> EnqueuedFlow:

@@ -21,7 +21,7 @@ BATCH = 500
 WAITING_REASON = "cancelled by an operator"
 RUNNING_REASON = "cancelled by an operator while it ran; what that attempt still did does not count"
 
-# -- cancelling (T10 to T12) ---------------------------------------------------------------------------------
+# -- cancelling ----------------------------------------------------------------------------------------------
 
 
 def newest(conn: Connection) -> int:
@@ -51,10 +51,10 @@ def cancel(
 ) -> CancelledBatch:
     """Cancel a batch of live jobs.
 
-    - A job that no worker has reserved ends here and now (T10).
-    - A running job gets a request to cancel (T11), or with `force` ends as well (T12).
+    - A job that no worker has reserved ends here and now.
+    - A running job gets a request to cancel, or with `force` ends as well.
 
-    The row's lock decides the state of a job: a claim that came first turns a T10 into a T11. A row that
+    The row's lock decides the state of a job: if a claim came first, the job gets a request. A row that
     another transaction has locked is skipped and not returned. With `wait_ms` the statement waits for it that
     long, then raises the database's error. A forced cancel raises the token before any other write: from then
     on the owner matches no row.

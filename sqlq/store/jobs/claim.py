@@ -13,7 +13,7 @@ from sqlq.database.dialect import Claimant, ClaimOrder, schema_of
 from sqlq.database.dialects import dialect_of
 from sqlq.model.job import ClaimedJob
 
-# -- claim (T2) ----------------------------------------------------------------------------------------------
+# -- claim ---------------------------------------------------------------------------------------------------
 
 
 def claim(

@@ -30,7 +30,7 @@ from sqlq.store.jobs.rows import (
 from sqlq.store.jobs.unique import Conflict, conflict_of, insert_keyed, inserting
 from sqlq.store.limits import wakes
 
-# -- insert (T1) ---------------------------------------------------------------------------------------------
+# -- insert --------------------------------------------------------------------------------------------------
 
 
 def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:

@@ -18,12 +18,12 @@ HOLD = Batch.of_claims()
 """Rights, and nothing else."""
 
 
-# -- extend (T3) ---------------------------------------------------------------------------------------------
+# -- extend --------------------------------------------------------------------------------------------------
 
 
 def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
     """Renew leases, counted from now. Return the renewed ones, with whether an operator has requested the
-    job's cancel (T11). A missing one is locked or lost; see `fates`."""
+    job's cancel. A missing one is locked or lost; see `fates`."""
     dialect = dialect_of(conn)
     given = {**dialect.batch_parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
     return {

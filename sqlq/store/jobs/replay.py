@@ -1,4 +1,4 @@
-"""Replays: copies of ended jobs under new ids (T14).
+"""Replays: copies of ended jobs under new ids.
 
 One transaction locks the row of the ended job, copies it in the database, and marks it with the replay's id.
 So of several concurrent replays of one job only one succeeds, and an interrupted replay continues where it

@@ -24,7 +24,7 @@ CARRIED_BATCH = 100
 """Rows of one move, which carries them through this process with payloads of up to 1 MiB."""
 
 
-# -- mending (T13, T15) --------------------------------------------------------------------------------------
+# -- mending -------------------------------------------------------------------------------------------------
 
 
 def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:

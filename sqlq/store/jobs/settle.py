@@ -1,14 +1,14 @@
 """The one door out of `running`: only here an attempt ends, and its job ends with it or waits again.
 
-    settle          what a worker says of its attempts            T4 to T7
-    complete        a handler, in a transaction of its own        T4
-    rescue, lose    who finds that a job's worker is gone         T8, T9
-    cancel          an operator, of waiting jobs and by force     T10, T12
+    settle          by a worker: the outcomes of its attempts
+    complete        by a handler, in a transaction of its own
+    rescue, lose    by the process that finds that a job's worker is gone
+    cancel, skip    by an operator: waiting jobs, running ones by force, steps of flows
 
-Each of them uses `_end`, which takes rows out of `jobs`, and `_put_back`, which lets them wait again. Both
-write only rows that the fence lets through, and return the rights to these. `_follow` then enqueues the
-follow-ups of the ended jobs in the same transaction: both are committed together or not at all. If several
-owners believe to hold a job, only one gets past the fence.
+The first three use `_end`, which takes rows out of `jobs`, and `_put_back`, which lets them wait again. Both
+write only rows that the fence lets through, and return the rights to these. If several owners believe to hold
+a job, only one gets past the fence. An operator's calls lock the row in place of the fence. `_follow` then
+enqueues the follow-ups of the ended jobs in the same transaction: both are committed together or not at all.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
     return Change(jobs, held(dialect, batch), values, returning=RIGHT)
 
 
-# -- settle (T4 to T7) ---------------------------------------------------------------------------------------
+# -- settle --------------------------------------------------------------------------------------------------
 
 
 def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
@@ -284,7 +284,7 @@ def _released(mine: CTE) -> Mapping[str, Any]:
     }
 
 
-# -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
+# -- complete, in the handler's own transaction --------------------------------------------------------------
 
 
 def complete(
@@ -310,7 +310,7 @@ def complete(
     return ended
 
 
-# -- rescue (T8, T9) -----------------------------------------------------------------------------------------
+# -- rescue --------------------------------------------------------------------------------------------------
 
 
 class Rescued(NamedTuple):
@@ -510,7 +510,7 @@ def _revoke(dialect: Dialect) -> Change:
     return Change(jobs, held(dialect, HOLD), _RAISED, returning=_REVOKED)
 
 
-# -- cancel (T10, T12) ---------------------------------------------------------------------------------------
+# -- cancel --------------------------------------------------------------------------------------------------
 
 
 def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:

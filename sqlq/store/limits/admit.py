@@ -135,7 +135,7 @@ def _rule(row: Any) -> Rule:
     return Rule(row.max_running, row.rate, row.period_ms, bool(row.in_order), bool(row.holds))
 
 
-# -- admission (T19) -----------------------------------------------------------------------------------------
+# -- admission -----------------------------------------------------------------------------------------------
 
 
 def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], served: Served) -> Admitted:

@@ -79,8 +79,8 @@ class Leases(Threaded):
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """Within this, one thread claims jobs and then holds them. Before its end jobs may be in this
-        worker's name that are not known here."""
+        """Mark a claim as in progress. Until it ends, the database may have leases of this worker that it
+        does not know yet."""
         with self._lock:
             self._claims_begun += 1
         try:
@@ -192,8 +192,9 @@ class Leases(Threaded):
         every = heartbeat_seconds(self._lease_ms)
         next_beat = time.monotonic() + every
         while not self._abandoned.wait(max(0.0, next_beat - time.monotonic())):
-            next_beat = time.monotonic() + every
-            if self._renewed_for_us_at > next_beat - 2.5 * every:
+            now = time.monotonic()
+            next_beat = now + every
+            if now - self._renewed_for_us_at < 1.5 * every:  # the supervisor renews them
                 continue
             try:
                 self.beat()
