@@ -217,15 +217,16 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
     def late(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
         rows = run(dialect, driver, statement, parameters)
         if "reserved_by =" in statement and rows:
-            until = time.monotonic() + 1.1
+            until = time.monotonic() + 2.1
             wait_until(lambda: time.monotonic() > until, what="the lease has run out")
         return rows
 
     monkeypatch.setattr(type(app.database.dialect), "run", late)
-    monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)  # it might be sooner than the renewal
+    if app.database.dialect.name == "postgresql":  # the statement has committed, and its reply alone is late
+        monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
     task = app.task(name="t")(lambda: None)
     made = app.enqueue_many([task.new() for _ in range(3)])
-    with working(app, concurrency=2, lease="1s") as at_work:
+    with working(app, concurrency=2, lease="2s") as at_work:
         wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all done")
         tally = at_work.tally
     assert (tally.completed, tally.released, tally.lost) == (3, 0, 0)
