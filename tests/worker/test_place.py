@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from functools import partial
@@ -22,6 +23,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim import Claimer, Pace
 from sqlq.worker.maintain import services
 from sqlq.worker.run import executor
+from sqlq.worker.run.lease import Leases
 from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
 from tests.kit import claim, expire, rescue, working
 from tests.waiting import wait_until
@@ -213,22 +215,33 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = type(app.database.dialect).run
+    delayed: list[int] = []
 
     def late(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
         rows = run(dialect, driver, statement, parameters)
-        if "reserved_by =" in statement and rows:
+        if re.search(r"reserved_by ?= ?[?%]", statement) and rows:
+            delayed.append(len(rows))
             until = time.monotonic() + 2.1
             wait_until(lambda: time.monotonic() > until, what="the lease has run out")
         return rows
 
     monkeypatch.setattr(type(app.database.dialect), "run", late)
-    if app.database.dialect.name == "postgresql":  # the statement has committed, and its reply alone is late
-        monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
+    monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
+    arrived, rescued = Leases.arrived, list[Any]()
+
+    def rescued_first(leases: Leases, trusted_until: float) -> None:
+        # on PostgreSQL the statement has committed, and its reply alone is late
+        if app.database.dialect.name == "sqlite":
+            rescued.extend(rescue(app))
+        arrived(leases, trusted_until)
+
+    monkeypatch.setattr(Leases, "arrived", rescued_first)
     task = app.task(name="t")(lambda: None)
     made = app.enqueue_many([task.new() for _ in range(3)])
     with working(app, concurrency=2, lease="2s") as at_work:
         wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all done")
         tally = at_work.tally
+    assert (sum(delayed), rescued) == (3, [])
     assert (tally.completed, tally.released, tally.lost) == (3, 0, 0)
     assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in made] == [(1, 0)] * 3
     assert "lease lost" not in caplog.text
