@@ -431,7 +431,7 @@ GUARDS = [
     Guard("bytes-take-no-results", None, "is_text = True", "tests/faults/test_hostile_data.py::test_a_step_with_bytes_keeps_no_other_from_its_start[sqlite]"),
     Guard("any-file-is-no-health-file", "opened.read(len(MARK)) == MARK", "True", "tests/faces/test_cli_work.py::test_another_file_is_no_health_file[sqlite]"),
     Guard("who-never-begins-is-not-well", "for child in children", "for child in children[:0]", STUCK + "test_a_process_that_never_begins_to_work_is_not_well[sqlite]"),
-    Guard("who-did-not-run-heard-nothing", "min(moment - self._looked_at, LONGEST_TICK_SECONDS)", "moment - self._looked_at", STUCK + "test_a_machine_that_sleeps_makes_nobody_look_stuck[sqlite]"),
+    Guard("who-did-not-run-heard-nothing", "min(moment - self._looked_at, LONGEST_TICK_SECONDS)", "moment - self._looked_at", SUPERVISING + "test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run"),
     Guard("late-is-told-as-timeout", "row.id in late", "False", STUCK + "test_a_frozen_process_is_killed_and_its_late_job_runs_again_alone[sqlite]"),
     Guard("a-stop-has-an-end", "until - time.monotonic()", "until - time.monotonic(), 5.0", "tests/faults/test_stops.py::test_outcomes_may_be_written_until_a_moment"),
     Guard("a-stop-ends-the-wait-for-an-answer", " or (not ready and is_over())", "", "tests/faults/test_stops.py::test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience"),

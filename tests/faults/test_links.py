@@ -114,7 +114,9 @@ def test_no_word_deafens_a_worker(said: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    child = Child(lambda link, box: [sys.executable, "-c", "input()"], lambda child, message: None)
+    child = Child(
+        lambda link, box: [sys.executable, "-c", "import time; time.sleep(600)"], lambda child, message: None
+    )
     yield child
     child.process.kill()
     wait_until(lambda: child.end() is not None, what="its process ending")

@@ -33,6 +33,7 @@ from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.supervise import watchdog
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
@@ -565,3 +566,30 @@ def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
     app.worker(drain=True).run()
     assert "configure_sqlite" in str(app.jobs.get(job.id).message)
     engine.dispose()
+
+
+def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine slept, say: then no child could give a sign of life."""
+    now, killed = [100.0], list[int]()
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    child: Any = SimpleNamespace(
+        worker="w",
+        leaving=False,
+        ended=False,
+        stuck=None,
+        is_silent=False,
+        sign=None,
+        sign_at=None,
+        box=SimpleNamespace(last_sign=lambda: 1.0, running=list),
+        process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)),
+    )
+    heartbeat: Any = SimpleNamespace(worker_stuck=lambda worker, stuck: None)
+    dog = watchdog.Watchdog(heartbeat, start_ms=60_000, stuck_ms=600_000)
+    dog.look([child], wanted=1)
+    now[0] += 3_600
+    dog.look([child], wanted=1)
+    assert not killed
+    for _ in range(int(watchdog.SILENT_SECONDS)):
+        now[0] += 1
+        dog.look([child], wanted=1)
+    assert killed == [1]
