@@ -496,6 +496,7 @@ GUARDS = [
     Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_fleet.py::test_where_there_is_one_worker_nobody_looks_for_it"),
     Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_where_a_worker_does_not_go_another_is_sent"),
     Guard("another-database-is-not-watched", None, "if True:", LOOKOUT + "test_a_worker_in_another_database_is_not_watched"),
+    Guard("a-stop-ends-the-wait-for-a-turn", "is_over()", "False", "tests/worker/test_outage.py::test_a_writer_waits_for_no_other_when_its_time_is_over[sqlite]"),
     Guard("a-last-look-holds-no-service-back", "last_look.own_leases_at", "last_look.leases_at", LOOKOUT + "test_a_service_runs_soon_when_the_supervisor_has_fallen_silent[postgresql]"),
     Guard("progress-keeps-up", "sys.maxsize", "1_000", "tests/worker/test_progress.py::test_progress_keeps_up_when_many_jobs_report"),
     Guard("maintenance-is-taken-over", " and self._others_do()", "", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlq
+from sqlq.database.timeouts import waits_while
 from sqlq.worker import outage as outages
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import SchemaWatch, Service
@@ -281,3 +282,23 @@ def test_the_chores_of_a_worker_speak_of_its_database(app: sqlq.App) -> None:
     worker = app.worker()
     outages_of = {outage._shared for *_, outage in worker._maintenance._due}
     assert outages_of == {Outage("claiming", app.database)._shared}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_writer_waits_for_no_other_when_its_time_is_over(app: sqlq.App) -> None:
+    """Each writer before it may wait for the file's lock. A stopped worker would wait for all of them."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with app.database._turn:
+            held.set()
+            go_on.wait(30)
+
+    holder = threading.Thread(target=holds)
+    holder.start()
+    assert held.wait(10)
+    with waits_while(lambda: 0.0), pytest.raises(OperationalError, match="database is locked") as refused:
+        app.database.begin().__enter__()
+    go_on.set()
+    holder.join()
+    assert app.database.dialect.trouble(refused.value).is_away
