@@ -287,10 +287,12 @@ def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
     failed = {job.id: job for job in play.app.jobs.list(state="failed", limit=1000)}
     assert failed.keys() == poisons
     for id in poisons:
-        assert (starts[id], failed[id].attempts, failed[id].reason) == (3, 3, "worker_lost")
+        assert (failed[id].attempts, failed[id].reason) == (3, "worker_lost")
+        # an attempt counts before its process is up: without a start where its worker dies just then
+        assert 2 <= starts[id] <= 3
         assert reasons(failed[id]) == ["worker_lost", "worker_lost"]
         others = [pid for pid, _ in play.starts(id)][1:]
-        assert len(set(others)) == 2, "after the first, each attempt had a process of its own"
+        assert len(set(others)) == len(others), "after the first, each attempt had a process of its own"
     assert all(starts[job.id] >= 1 for job in jobs)
     record("poison", database=play.url.partition(":")[0], cases=len(jobs), lost=len(failed) - 3)
 
