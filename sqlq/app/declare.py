@@ -40,7 +40,7 @@ class AppTaskOptions(TaskOptions, total=False):
     """The options of `App.task`: those of a task, a schedule, and a limit by its name."""
 
     around: Sequence[Around] | None
-    limit: AnyLimit | str | None  # type: ignore[misc]
+    limit: AnyLimit | str | None  # type: ignore[misc]  # wider than a task's: a name, too
     schedule: Schedule | str | None
 
 

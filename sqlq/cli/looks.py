@@ -62,7 +62,7 @@ def show_list(
     row: Callable[[T], Sequence[Cell]],
     *,
     nothing: str,
-    as_object: Callable[[T], object] = asdict,  # type: ignore[assignment]
+    as_object: Callable[[T], object] = asdict,  # type: ignore[assignment]  # for dataclasses alone
     as_json: bool = False,
 ) -> None:
     """Print a list of things: as JSON, as a table, or the sentence that there is `nothing`."""

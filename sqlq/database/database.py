@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from sqlq.config.command_hint import command
@@ -38,7 +38,7 @@ from sqlq.database.dialect import SEAL, Ask, Dialect
 from sqlq.database.dialects import DIALECTS, dialect_at, dialect_of
 from sqlq.database.raw import Driver
 from sqlq.database.sqlite.dialect import READ_ONLY
-from sqlq.database.timeouts import Patience, is_over
+from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
 from sqlq.schema import version
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
 
-TURN_SECONDS = 0.1
 _RESTS = {"isolation_level": "AUTOCOMMIT"}
 """Most statements are a transaction each, so PostgreSQL's connections rest in the mode for these."""
 _POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
@@ -569,27 +568,9 @@ _NO_TURN = nullcontext()
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-class _Turns:
-    """The lock of this process for the writers of one file."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        # each writer before may wait for the file's lock for as long as SQLite does
-        while not self._lock.acquire(timeout=TURN_SECONDS):
-            if is_over():  # guard: a-stop-ends-the-wait-for-a-turn
-                locked = sqlite3.OperationalError("database is locked")
-                locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
-                raise OperationalError("BEGIN IMMEDIATE", None, locked)
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
-
-
 @cache
-def _turns(file: str) -> _Turns:
-    return _Turns()
+def _turns(file: str) -> Turns:
+    return Turns()
 
 
 def _forked() -> None:

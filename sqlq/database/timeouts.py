@@ -14,14 +14,18 @@ doubt.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import OperationalError
+
 T = TypeVar("T")
 
+TURN_SECONDS = 0.1
 CALM_SECONDS = 60.0
 """After this long without a timeout, the next wait begins with the shortest timeout again."""
 
@@ -79,6 +83,24 @@ def waits_while(left: Callable[[], float]) -> Iterator[None]:
 def is_over() -> bool:
     """Whether this thread may wait no longer."""
     return hasattr(_ends, "left") and _ends.left() <= 0
+
+
+class Turns:
+    """The lock of this process for the writers of one file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        # each writer before may wait for the file's lock for as long as SQLite does
+        while not self._lock.acquire(timeout=TURN_SECONDS):
+            if is_over():  # guard: a-stop-ends-the-wait-for-a-turn
+                locked = sqlite3.OperationalError("database is locked")
+                locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise OperationalError("BEGIN IMMEDIATE", None, locked)
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
 
 
 def bound(driver: Any, patience: Patience) -> None:

@@ -42,7 +42,7 @@ class Moment(TypeDecorator[datetime]):
             return None
         if dialect.name != "sqlite":
             # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc
-            return value.astimezone(UTC)  # type: ignore[no-any-return]
+            return value.astimezone(UTC)  # type: ignore[no-any-return]  # the driver's value
         return moment_of(value)
 
 

@@ -16,7 +16,7 @@ from sqlq.schema.tables import metadata
 from sqlq.store.jobs.rows import COLUMNS
 from sqlq.store.jobs.unique import REPLACED
 
-QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
+QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]  # SQLAlchemy's own
 TABLES = (*(table.name for table in metadata.tables.values()), *views.NAMES, version.TABLE)
 
 _PLAIN = (

@@ -128,7 +128,7 @@ def _job(job: NewJob, id: int, state: str) -> Job:
 
 
 def _available(job: NewJob, id: int) -> Job:
-    return Job(id, job.queue, job.task, State.AVAILABLE, True)  # noqa: FBT003
+    return Job(id, job.queue, job.task, State.AVAILABLE, True)  # noqa: FBT003 - `created`
 
 
 _ROWS_AT_ONCE = 1_000

@@ -94,6 +94,7 @@ def _is_seen_by_others(handler: LinesOfJobs) -> bool:
 def _parts_of_logging() -> tuple[object, ...]:
     """Return the functions that a record passes on its way to the handler."""
     kind = type(log)
+    # the private one, too: who watches logging may have replaced it
     return (kind.log, kind._log, kind.makeRecord, kind.handle, kind.callHandlers, LinesOfJobs.handle)  # noqa: SLF001
 
 
