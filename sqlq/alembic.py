@@ -96,7 +96,7 @@ def _run(
 ) -> None:
     if host.dialect.name not in DIALECTS:
         raise UnsupportedDatabaseError(
-            f"sqlq runs on PostgreSQL and SQLite; this migration is for {host.dialect.name}"
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite; this migration is for {host.dialect.name}"
         )
     if host.as_sql:
         migrate.write(
@@ -110,4 +110,7 @@ def _run(
     else:
         assert host.connection is not None
         migrate.prepare(host.connection, schema)
-        migrate.run(host.connection, schema, direction, end)
+        try:
+            migrate.run(host.connection, schema, direction, end)
+        finally:
+            migrate.release(host.connection)

@@ -1,7 +1,8 @@
 """What every test can ask for: servers, databases and an App on each kind of database.
 
 `database_url`, and what rests on it (`engine`, `app`), gives every test twice, once for SQLite and once for
-PostgreSQL. A test for one of them alone says so:
+PostgreSQL. With SQLQ_TEST_DATABASES=mariadb it gives each once, for MariaDB. A test for one of them alone says
+so:
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -28,9 +29,10 @@ from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 import sqlq
 from sqlq.database.database import Database
 from sqlq.worker.worker import Worker
+from tests.mariadb import MariaDB, own_mariadb
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
-DATABASES = ["sqlite", "postgresql"]
+DATABASES = os.environ.get("SQLQ_TEST_DATABASES", "sqlite,postgresql").split(",")
 
 
 def pytest_configure() -> None:
@@ -234,12 +236,22 @@ def restartable_postgresql(postgresql: PostgreSQL) -> Iterator[OwnPostgreSQL]:
             yield server
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """The MariaDB of this test run."""
+    with own_mariadb() as server:
+        yield server
+
+
 @pytest.fixture(params=DATABASES)
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database with nothing in it: a file that does not exist yet, or a new database of the
     server."""
     if request.param == "sqlite":
         yield sqlite_url(tmp_path / "empty.db")
+    elif request.param == "mariadb":
+        with fresh_database(request.getfixturevalue("mariadb")) as url:
+            yield url
     else:
         with fresh_database(request.getfixturevalue("postgresql")) as url:
             yield url
@@ -252,6 +264,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         file = tmp_path / "sqlq.db"
         shutil.copyfile(request.getfixturevalue("migrated_sqlite"), file)
         yield sqlite_url(file)
+    elif request.param == "mariadb":
+        with fresh_database(request.getfixturevalue("mariadb")) as url:
+            _migrate(url)
+            yield url
     else:
         with fresh_database(
             request.getfixturevalue("postgresql"), template=request.getfixturevalue("migrated_postgresql")
@@ -300,9 +316,9 @@ def sqlite_url(file: Path) -> str:
 
 
 @contextmanager
-def fresh_database(server: PostgreSQL, template: str | None = None) -> Iterator[str]:
+def fresh_database(server: PostgreSQL | MariaDB, template: str | None = None) -> Iterator[str]:
     """Make a database while the block lasts, empty or as a template; yields its URL."""
-    url = server.create_database(template)
+    url = server.create_database(template) if isinstance(server, PostgreSQL) else server.create_database()
     try:
         yield url
     finally:

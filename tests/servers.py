@@ -247,7 +247,8 @@ def own_postgresql() -> Iterator[OwnPostgreSQL]:
 
 
 def async_database_url(url: str) -> str:
-    """Return the same database's URL for an AsyncEngine: with asyncpg or aiosqlite."""
+    """Return the same database's URL for an AsyncEngine: with asyncpg, asyncmy or aiosqlite."""
     parsed = make_url(url)
-    driver = {"postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}[parsed.get_backend_name()]
-    return parsed.set(drivername=driver).render_as_string(hide_password=False)
+    drivers = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
+    kind = parsed.get_backend_name()
+    return parsed.set(drivername=f"{kind}+{drivers[kind]}").render_as_string(hide_password=False)

@@ -5,6 +5,8 @@ A revision describes its day: it imports nothing of sqlq, and stays as it is whe
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from alembic.operations import Operations
 
 revision = "0001"
@@ -23,6 +25,10 @@ def upgrade(op: Operations, schema: str | None) -> None:
     """Build everything. Nothing is dropped first: a view that is there already is somebody else's."""
     dialect = op.get_context().dialect.name
     prefix = _prefix(op, schema)
+    if dialect == "mariadb":
+        for statement in _mariadb(prefix):
+            op.execute(statement)
+        return
     for statement in (
         *_domains(dialect, prefix),
         *_tables(dialect, prefix),
@@ -39,12 +45,19 @@ def downgrade(op: Operations, schema: str | None) -> None:
     prefix = _prefix(op, schema)
     for view in VIEWS:
         op.execute(f"DROP VIEW IF EXISTS {prefix}{view}")
+    again = "IF EXISTS " if op.get_context().dialect.name == "mariadb" else ""
     for table in TABLES:
-        op.execute(f"DROP TABLE {prefix}{table}")
+        op.execute(f"DROP TABLE {again}{prefix}{table}")
     if op.get_context().dialect.name == "postgresql":
         for name in DOMAINS:
             op.execute(f"DROP DOMAIN {prefix}sqlq_{name}")
-    op.execute(f"ALTER TABLE {prefix}sqlq_version DROP COLUMN oldest_code")
+    op.execute(f"ALTER TABLE {prefix}sqlq_version DROP COLUMN {again}oldest_code")
+
+
+def _mariadb(prefix: str) -> list[str]:
+    """Return the statements for MariaDB, each of which can be repeated, since DDL commits at once."""
+    script = Path(__file__).with_name("mariadb") / "0001.sql"
+    return script.read_text(encoding="utf-8").replace("{prefix}", prefix).removesuffix(";\n").split(";\n\n")
 
 
 def _prefix(op: Operations, schema: str | None) -> str:

@@ -24,6 +24,9 @@ _DRIVERS = {
     "postgres": "postgresql+psycopg",
     "postgresql+asyncpg": "postgresql+psycopg",
     "postgresql+psycopg_async": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mariadb+asyncmy": "mariadb+pymysql",
+    "mariadb+aiomysql": "mariadb+pymysql",
     "sqlite+aiosqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
 }
@@ -102,7 +105,12 @@ def supported(url: URL) -> URL:
         url = url.set(password=password).difference_update_query(["password"])
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
-    if backend not in ("postgresql", "sqlite"):
+    if backend == "mysql":
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on MariaDB, not on MySQL, and {masked(url)} says mysql: for a server of MariaDB write "
+            f"{masked(url.set(drivername=url.drivername.replace('mysql', 'mariadb', 1)))}"
+        )
+    if backend not in ("postgresql", "sqlite", "mariadb"):
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL and SQLite, not on {backend!r} ({masked(url)})"
         )

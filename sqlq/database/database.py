@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
@@ -337,11 +337,7 @@ class Database:
         self._driver.close()  # one thread needs one connection only
         conn = self.engine.connect()
         conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
-        return (
-            conn
-            if self.dialect.in_a_file
-            else conn.execution_options(isolation_level="READ COMMITTED")  # guard: read-committed
-        )
+        return self.dialect.transactional(conn)
 
     def _may_connect(self) -> None:
         """Raise `ConfigurationError` where no connection may be opened."""
@@ -383,11 +379,7 @@ class Database:
         if self.dialect.in_a_file:
             return True
         with self.read() as conn:
-            # guard: single-statements-are-read-committed
-            return conn.scalar(text("SHOW default_transaction_isolation")) in (
-                "read committed",
-                "read uncommitted",
-            )
+            return self.dialect.takes_single_statements(conn)
 
     @cached_property
     def _single(self) -> Engine:

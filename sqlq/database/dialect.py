@@ -83,6 +83,8 @@ class Trouble(NamedTuple):
     """The database undid the whole transaction for want of room, perhaps for notifications."""
     is_useless: bool = False
     """The connection is useless after this error, which SQLAlchemy does not know."""
+    undid_all: bool = False
+    """The database undid the whole transaction, savepoints too, and the connection is outside any."""
     advice: str | None = None
     """The reason and the remedy of a refused write; None where the database's own message suffices."""
 
@@ -378,6 +380,10 @@ class Dialect:
     """Whether `insert_or_change` inserted the row, for its RETURNING; NULL where the database does not report
     that."""
 
+    def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Return the rows that an `insert_or_skip` or `insert_or_change` wrote, from those it returned."""
+        return rows
+
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
@@ -476,6 +482,14 @@ class Dialect:
         if moved:
             conn.execute(_delete_held(self, batch), parameters)
         return moved
+
+    def transactional(self, conn: Connection) -> Connection:
+        """Return a connection of sqlq's own whose transactions are READ COMMITTED."""
+        return conn
+
+    def takes_single_statements(self, conn: Connection) -> bool:
+        """Whether a statement outside any transaction is one by itself, and READ COMMITTED."""
+        return True
 
     def limit_time(
         self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None

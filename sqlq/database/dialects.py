@@ -5,10 +5,11 @@ from __future__ import annotations
 from sqlalchemy import URL, Connection, Engine
 
 from sqlq.database.dialect import Dialect
+from sqlq.database.mariadb.dialect import MariaDB
 from sqlq.database.postgresql.dialect import PostgreSQL
 from sqlq.database.sqlite.dialect import SQLite
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite())}
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite(), MariaDB())}
 
 
 def takes_no_writes(error: BaseException) -> bool:

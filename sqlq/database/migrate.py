@@ -21,7 +21,7 @@ import io
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -128,7 +128,7 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
                     f"which no release has: correct the number in {version.TABLE}, or drop the tables, where "
                     "no job in them is wanted, and migrate anew"
                 )
-            if hasattr(following.module, "concurrently") and connection.dialect.name != "sqlite":
+            if hasattr(following.module, "concurrently") and connection.dialect.name == "postgresql":
                 _build_index(engine, connection, schema, following)
             else:
                 online.wait_briefly(connection)
@@ -222,23 +222,18 @@ def check(engine: Engine, schema: str | None) -> Check:
 
 
 def render_sql(dialect_name: str, schema: str | None) -> str:
-    """Return the SQL of the whole upgrade of an empty database, as psql or `sqlite3 -bail` runs it.
+    """Return the SQL of the whole upgrade of an empty database, as psql, `mariadb` or `sqlite3 -bail` runs it.
 
-    Raises `UnsupportedDatabaseError` for anything but "postgresql" and "sqlite".
+    Raises `UnsupportedDatabaseError` for anything but "postgresql", "sqlite" and "mariadb".
     """
-    if dialect_name not in ("postgresql", "sqlite"):
-        raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL and SQLite, not on {dialect_name!r}")
-    sqlite = dialect_name == "sqlite"
+    if dialect_name not in _SHELLS:
+        raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {dialect_name!r}")
+    shell, begin, commit = _SHELLS[dialect_name]
     script = io.StringIO()
-    script.write(
-        f"-- sqlq's tables at revision {version.HEAD}, for {'sqlite3 -bail' if sqlite else 'psql'} and an "
-        "empty database\n\n"
-    )
-    script.write("BEGIN IMMEDIATE;\n\n" if sqlite else f"BEGIN;\n\n{_OWN_PATH};\n\n")
-    write(
-        make_url(f"{dialect_name}://").get_dialect()(), script, None if sqlite else schema, "up", None, "head"
-    )
-    script.write("COMMIT;\n")
+    script.write(f"-- sqlq's tables at revision {version.HEAD}, for {shell} and an empty database\n\n{begin}")
+    where = None if dialect_name == "sqlite" else schema
+    write(make_url(f"{dialect_name}://").get_dialect()(), script, where, "up", None, "head")
+    script.write(commit)
     return script.getvalue()
 
 
@@ -246,6 +241,12 @@ _OWN_PATH = (
     "SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(pg_catalog.current_schema()), true)"
 )
 """Names resolve in pg_catalog, or in the one schema of the tables."""
+_SHELLS = {
+    "postgresql": ("psql", f"BEGIN;\n\n{_OWN_PATH};\n\n", "COMMIT;\n"),
+    "sqlite": ("sqlite3 -bail", "BEGIN IMMEDIATE;\n\n", "COMMIT;\n"),
+    "mariadb": ("mariadb", "", ""),  # whose DDL commits at once; each statement can be repeated
+}
+"""The programs that run a script, with the begin and the end of its transaction."""
 
 
 # ── One migration, on whatever connection ───────────────────────────────────────────────────────────────────
@@ -262,10 +263,13 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
     level = {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(**level) as connection:
         _wait(partial(_begin_locked, connection), connection)
-        with online.looking_nowhere_else(connection):
-            prepare(connection, schema)
-            yield connection
-        connection.commit()
+        try:
+            with online.looking_nowhere_else(connection):
+                prepare(connection, schema)
+                yield connection
+            connection.commit()
+        finally:
+            release(connection)
 
 
 def _begin_locked(connection: Connection) -> bool:
@@ -298,13 +302,16 @@ def prepare(connection: Connection, schema: str | None) -> None:
     name = version.effective_schema(connection, schema)
     # The query comes first, since CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema
     # exists.
-    if name and not connection.execute(_SCHEMA, {"name": name}).scalar():
+    if name and not connection.execute(_SCHEMA[connection.dialect.name], {"name": name}).scalar():
         connection.exec_driver_sql(
             f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
         )
 
 
-_SCHEMA = text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"))
+_SCHEMA = {
+    "postgresql": text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name")),
+    "mariadb": text("SELECT 1 FROM information_schema.schemata WHERE schema_name = :name"),
+}
 
 
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
@@ -413,7 +420,9 @@ def _lock(connection: Connection) -> bool:
     none. The caller retries instead of waiting for it. A waiting statement holds a snapshot, and CREATE INDEX
     CONCURRENTLY of the lock's holder would wait for that.
     """
-    if connection.dialect.name != "sqlite":
+    if connection.dialect.name == "mariadb":
+        return bool(connection.execute(_GET_LOCK).scalar())
+    if connection.dialect.name == "postgresql":
         return bool(
             connection.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({_LOCK_KEY})").scalar()
         )
@@ -421,7 +430,15 @@ def _lock(connection: Connection) -> bool:
     return _in_transaction(connection) or _begin_immediate(connection)
 
 
+def release(connection: Connection) -> None:
+    """Let other migrators in, where the lock belongs to the session."""
+    if connection.dialect.name == "mariadb":
+        with suppress(DBAPIError):  # a lost session holds no lock
+            connection.exec_driver_sql("SELECT RELEASE_ALL_LOCKS()")
+
+
 _LOCK_KEY = int.from_bytes(b"sqlq")
+_GET_LOCK = text("SELECT GET_LOCK(CONCAT('sqlq ', COALESCE(DATABASE(), '')), 0)")
 
 
 def _begin_immediate(connection: Connection) -> bool:
@@ -458,15 +475,21 @@ def _in_transaction(connection: Connection) -> bool:
 
 def _taken(connection: Connection, schema: str | None) -> list[str]:
     """Return the names of sqlq's relations that the database already has."""
-    if connection.dialect.name == "sqlite":
-        query = "SELECT lower(name) FROM sqlite_master"
-    else:
-        query = in_catalog("""
+    values = {"schema": version.effective_schema(connection, schema)}
+    names = set(connection.execute(text(_RELATIONS[connection.dialect.name]), values).scalars())
+    if connection.dialect.name == "mariadb" and version.TABLE in names:
+        return []  # a migration that was broken off, since DDL commits at once: its steps can be repeated
+    return sorted(OWN_NAMES.intersection(names))
+
+
+_RELATIONS = {
+    "sqlite": "SELECT lower(name) FROM sqlite_master WHERE :schema IS NULL",
+    "postgresql": in_catalog("""
             SELECT c.relname
               FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-             WHERE n.nspname = :schema""")
-    values = {"schema": version.effective_schema(connection, schema)}
-    return sorted(OWN_NAMES.intersection(connection.execute(text(query), values).scalars()))
+             WHERE n.nspname = :schema"""),
+    "mariadb": "SELECT table_name FROM information_schema.tables WHERE table_schema = :schema",
+}
 
 
 def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> str:
@@ -482,7 +505,7 @@ def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> st
 
 def _lock_tables(connection: Connection, schema: str | None) -> None:
     """Let no session add a job between the count and the drop."""
-    if connection.dialect.name != "sqlite":  # there BEGIN IMMEDIATE has done so
+    if connection.dialect.name == "postgresql":  # on SQLite BEGIN IMMEDIATE has done so
         online.wait_briefly(connection)
         connection.exec_driver_sql(
             f"LOCK TABLE {', '.join(_job_tables(connection, schema))} IN ACCESS EXCLUSIVE MODE"

@@ -39,7 +39,7 @@ class Patience:
     """
 
     def __init__(self, shortest: float, longest: float) -> None:
-        self._shortest, self._longest = shortest, longest
+        self._shortest, self.longest = shortest, longest
         self._thread = threading.local()
 
     def __enter__(self) -> None:
@@ -59,7 +59,7 @@ class Patience:
 
     def gave_up(self) -> None:
         """Double the timeout, after a wait of this thread has timed out."""
-        self._thread.now = min(self.seconds() * 2, self._longest)
+        self._thread.now = min(self.seconds() * 2, self.longest)
         self._thread.gave_up_at = time.monotonic()
 
     def start_over(self) -> None:

@@ -55,15 +55,17 @@ def written(build: Callable[..., str]) -> Callable[..., str]:
 
 
 def qualified(dialect: Any) -> Any:
-    """Return a copy of a PostgreSQL dialect that qualifies each statement; another database's dialect
-    unchanged."""
-    if dialect.name != "postgresql":
+    """Return a copy of a dialect that writes each statement as sqlq wants it: on PostgreSQL with all names
+    qualified. A dialect without a compiler of sqlq's own is returned unchanged."""
+    compiler = COMPILERS.get(dialect.name)
+    if compiler is None:
         return dialect
     ours = vars(dialect).get(_OURS)
     if ours is None:
         ours = copy.copy(dialect)
-        ours.statement_compiler = _compiler(dialect.statement_compiler)
-        ours.type_compiler_instance = _types(type(dialect.type_compiler_instance))(ours)
+        ours.statement_compiler = compiler(dialect.statement_compiler)
+        if dialect.name == "postgresql":
+            ours.type_compiler_instance = _types(type(dialect.type_compiler_instance))(ours)
         setattr(ours, _OURS, ours)
         if dialect.server_version_info:  # else a first connection has yet to report its version
             setattr(dialect, _OURS, ours)
@@ -136,3 +138,7 @@ def _compiler(kind: type[Any]) -> Any:
             return ""  # of an array
 
     return Compiler
+
+
+COMPILERS: dict[str, Callable[[type[Any]], Any]] = {"postgresql": _compiler}
+"""The compilers of sqlq's own statements, by the names of SQLAlchemy's dialects."""

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import TIMESTAMP, BigInteger, Dialect, Float, Integer, TypeDecorator
+from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeEngine
@@ -20,7 +21,8 @@ takes nor reads it. (NULL would do so too, but `available_at` is NOT NULL.)"""
 
 
 class Moment(TypeDecorator[datetime]):
-    """An instant: `timestamptz`, or on SQLite whole milliseconds since 1970 as an INTEGER.
+    """An instant: `timestamptz`, on MariaDB a DATETIME(6) in UTC, or on SQLite whole milliseconds since 1970
+    as an INTEGER.
 
     SQLite has no timestamp type, and text loses the offset or compares wrongly with other text. An integer is
     the only storage in which `<=` means "not later".
@@ -30,20 +32,24 @@ class Moment(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "mariadb":
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         return dialect.type_descriptor(Integer() if dialect.name == "sqlite" else TIMESTAMP(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name != "sqlite":
+        if value is None or dialect.name == "postgresql":
             return value
-        return milliseconds_of(value)
+        return milliseconds_of(value) if dialect.name == "sqlite" else naive(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
-        if dialect.name != "sqlite":
-            # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc
-            return value.astimezone(UTC)  # type: ignore[no-any-return]  # the driver's value
-        return moment_of(value)
+        if dialect.name == "sqlite":
+            return moment_of(value)
+        if value.tzinfo is None:
+            return value.replace(tzinfo=UTC)  # type: ignore[no-any-return]  # MariaDB's, which has no zone
+        # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc
+        return value.astimezone(UTC)  # type: ignore[no-any-return]  # the driver's value
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,6 +59,11 @@ _MILLISECOND = timedelta(milliseconds=1)
 def milliseconds_of(moment: datetime) -> int:
     """Return a time as SQLite stores it."""
     return (moment - _EPOCH) // _MILLISECOND
+
+
+def naive(moment: datetime) -> datetime:
+    """Return a time as MariaDB stores it: in UTC, without a zone."""
+    return moment.astimezone(UTC).replace(tzinfo=None)
 
 
 def moment_of(milliseconds: int) -> datetime:
@@ -67,12 +78,16 @@ POSTGRESQL_NOW = "pg_catalog.statement_timestamp()"
 """`now()` is the start of the transaction: in a long one it would write a lease that has already expired.
 `clock_timestamp()` changes from row to row and so cannot bound an index scan."""
 
+MARIADB_NOW = "UTC_TIMESTAMP(6)"
+"""The start of the statement, whatever the session's time zone is."""
+
 
 class _Function(FunctionElement[T]):
     """An SQL function that each database has in its own words; `{0}` stands for the first argument."""
 
     postgresql: str
     sqlite: str
+    mariadb: str
 
 
 @compiles(_Function)
@@ -88,6 +103,7 @@ class now(_Function[datetime]):
     inherit_cache = True
     postgresql = POSTGRESQL_NOW
     sqlite = f"({SQLITE_NOW})"
+    mariadb = MARIADB_NOW
 
 
 class after(_Function[datetime]):
@@ -97,6 +113,7 @@ class after(_Function[datetime]):
     inherit_cache = True
     postgresql = in_catalog(f"({POSTGRESQL_NOW} + ({{0}} * interval '1 millisecond'))")
     sqlite = f"({SQLITE_NOW} + {{0}})"
+    mariadb = f"({MARIADB_NOW} + INTERVAL ({{0}}) * 1000 MICROSECOND)"
 
 
 class moment_after(_Function[datetime]):
@@ -109,6 +126,7 @@ class moment_after(_Function[datetime]):
         "((({0} AT TIME ZONE 'UTC') + ({1} * interval '1 millisecond')) AT TIME ZONE 'UTC')"
     )
     sqlite = "{0} + {1}"
+    mariadb = "({0} + INTERVAL ({1}) * 1000 MICROSECOND)"
 
 
 class far(_Function[datetime]):
@@ -118,6 +136,7 @@ class far(_Function[datetime]):
     inherit_cache = True
     postgresql = f"TIMESTAMP WITH TIME ZONE '{FAR}'"
     sqlite = str(milliseconds_of(FAR))
+    mariadb = f"TIMESTAMP '{naive(FAR)}'"
 
 
 class epoch_ms(_Function[float]):
@@ -127,6 +146,7 @@ class epoch_ms(_Function[float]):
     inherit_cache = True
     postgresql = in_catalog("CAST(EXTRACT(EPOCH FROM {0}) * 1000 AS DOUBLE PRECISION)")
     sqlite = "{0}"
+    mariadb = "CAST(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {0}) / 1000 AS DOUBLE)"
 
 
 class since_ms(_Function[int]):
@@ -136,3 +156,4 @@ class since_ms(_Function[int]):
     inherit_cache = True
     postgresql = in_catalog(f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {{0}}) * 1000 AS BIGINT)")
     sqlite = f"({SQLITE_NOW} - {{0}})"
+    mariadb = f"(TIMESTAMPDIFF(MICROSECOND, {{0}}, {MARIADB_NOW}) DIV 1000)"

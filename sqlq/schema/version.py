@@ -13,7 +13,7 @@ import logging
 from functools import partial
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from sqlq.config import urls
 from sqlq.config.command_hint import command, granting
@@ -56,12 +56,8 @@ def find(connection: Connection, schema: str | None) -> Found | None:
     stays usable then, too.
     """
     schema = effective_schema(connection, schema)
-    if connection.dialect.name == "sqlite":
-        readable = connection.execute(
-            text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table"), {"table": TABLE}
-        ).scalar()
-    else:
-        readable = connection.execute(text(_READABLE), {"schema": schema, "table": TABLE}).scalar()
+    catalog = _CATALOGS[connection.dialect.name]
+    readable = connection.execute(catalog.readable, {"schema": schema, "table": TABLE}).scalar()
     if readable is None:
         return None
     table = qualified(connection, schema, TABLE)
@@ -77,6 +73,14 @@ def find(connection: Connection, schema: str | None) -> Found | None:
     if row is None:
         return None
     return Found(row["version_num"], row.get("oldest_code") or row["version_num"])
+
+
+class _Catalog(NamedTuple):
+    """Queries of a database's catalog that cannot fail: whether the version table is there and readable, and
+    the columns of all tables."""
+
+    readable: TextClause
+    columns: TextClause
 
 
 _READABLE = in_catalog(
@@ -110,10 +114,8 @@ def require(connection: Connection, schema: str | None) -> str:
 def difference(connection: Connection, schema: str | None) -> str | None:
     """Return a sentence about columns that the tables lack though their revision has them; None where all are
     there. Additional columns do not matter."""
-    sqlite = connection.dialect.name == "sqlite"
-    rows = connection.execute(
-        text(_SQLITE_COLUMNS if sqlite else _COLUMNS), {"schema": effective_schema(connection, schema)}
-    )
+    catalog = _CATALOGS[connection.dialect.name]
+    rows = connection.execute(catalog.columns, {"schema": effective_schema(connection, schema)})
     found = {tuple(row) for row in rows}
     lacking = []
     for table in tables.metadata.sorted_tables:
@@ -140,9 +142,21 @@ SELECT c.relname, a.attname
    AND a.attnum > 0 AND NOT a.attisdropped
 """
 )
-_SQLITE_COLUMNS = """
-SELECT m.name, c.name FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name) c WHERE m.type = 'table'
-"""
+_CATALOGS = {
+    "postgresql": _Catalog(text(_READABLE), text(_COLUMNS)),
+    "sqlite": _Catalog(
+        # every query takes both parameters
+        text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table AND :schema IS NULL"),
+        text(
+            "SELECT m.name, c.name FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name) c "
+            "WHERE m.type = 'table' AND :schema IS NULL"
+        ),
+    ),
+    "mariadb": _Catalog(
+        text("SELECT 1 FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table"),
+        text("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = :schema"),
+    ),
+}
 
 
 class Watch:

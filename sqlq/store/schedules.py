@@ -404,9 +404,9 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob[Any]) -> None:
     values = {**_job_columns(job), **_begun(plan, here), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
-    statement = dialect_of(conn).insert_or_skip(schedules, _KEY, returning=(_table.name,))
-    returned = conn.execute(statement, values).scalar()
-    if returned is None:
+    dialect = dialect_of(conn)
+    statement = dialect.insert_or_skip(schedules, _KEY, returning=(_table.name,))
+    if not dialect.kept(conn.execute(statement, values).all()):
         raise ConfigurationError(
             f"there is a schedule {name!r} already: change it, remove it, or give this one another name"
         )

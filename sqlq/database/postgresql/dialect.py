@@ -167,6 +167,13 @@ class PostgreSQL(Dialect):
         parameters = self.batch_parameters(batch, rows)
         return rights(conn.execute(_move(self, batch, target, waits), parameters))
 
+    def transactional(self, conn: Connection) -> Connection:
+        return conn.execution_options(isolation_level="READ COMMITTED")  # guard: read-committed
+
+    def takes_single_statements(self, conn: Connection) -> bool:
+        # guard: single-statements-are-read-committed
+        return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")
+
     def limit_time(
         self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
     ) -> None:

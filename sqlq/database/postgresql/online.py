@@ -47,7 +47,7 @@ def sqlstate(error: DBAPIError) -> str | None:
 
 def wait_briefly(connection: Connection) -> None:
     """Let no statement of this transaction wait long for a lock."""
-    if connection.dialect.name != "sqlite":
+    if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
 
 
@@ -55,7 +55,7 @@ def wait_briefly(connection: Connection) -> None:
 def looking_nowhere_else(connection: Connection) -> Iterator[None]:
     """Resolve functions, operators and types of the block in pg_catalog alone, until it or the transaction
     ends. Rules, defaults and views keep for ever the objects that were found at their creation."""
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name != "postgresql":
         yield
         return
     before = connection.exec_driver_sql("SELECT pg_catalog.current_setting('search_path')").scalar()
@@ -217,7 +217,7 @@ def _quoted(engine: Engine, name: str) -> str:
 @contextmanager
 def keeping_grants(connection: Connection, schema: str | None, names: tuple[str, ...]) -> Iterator[None]:
     """Restore, at the end of the block, the grants on views that it may drop and recreate."""
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name != "postgresql":
         yield
         return
     schema = version.effective_schema(connection, schema)

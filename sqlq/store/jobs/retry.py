@@ -45,7 +45,7 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
-    moved = sorted(conn.scalars(statement, given))
+    moved = sorted(id for (id,) in dialect.kept(conn.execute(statement, given).all()))
     write(conn, {Wake(keys[id]) for id in moved if id in keys})
     conn.execute(delete(failed_jobs).where(failed_jobs.c.id.in_(moved)))
     return moved, [row.id for row in rows if row.id not in set(moved)]

@@ -100,7 +100,7 @@ def _insert_in_order(
         said = said_by_any(chosen)
         rows = [row_of(job, said) for job in chosen]
         statement = _statement(dialect, said, conflict)
-        for queue, key, id, state, *told in conn.execute(statement, rows).all():
+        for queue, key, id, state, *told in dialect.kept(conn.execute(statement, rows).all()):
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
             found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))

@@ -84,7 +84,7 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
     until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
     values = {"queue": name, "paused_at": now(), "paused_until": until}
     added = dialect.insert_or_skip(queues, Key(("queue",)), values, returning=(queues.c.queue,))
-    if conn.scalar(added) is not None:
+    if dialect.kept(conn.execute(added).all()):
         return True
     row = queues.c.queue == name
     before = next(iter(dialect.lock(conn, select(queues.c.paused_at).where(row), waits=True)), None)

@@ -1,0 +1,603 @@
+"""MariaDB: two statements where PostgreSQL needs one, and every row found by its primary key.
+
+InnoDB locks each row that a statement reads, not only those that it returns. So a statement that locks reads
+no other rows, whatever the size of the table is: by an index that holds only these, or by their ids in
+ascending order. The statements name the index, since for a small table the planner prefers to read all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import select as select_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    column,
+    delete,
+    event,
+    func,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.selectable import FromClause, Subquery
+from sqlalchemy.types import Double, Integer
+
+from sqlq.database.dialect import (
+    CLAIMED,
+    NO_VALUES,
+    Ask,
+    Backlog,
+    Batch,
+    Change,
+    Claimant,
+    ClaimOrder,
+    Dialect,
+    Key,
+    LookWanted,
+    QueuePosition,
+    Right,
+    Trouble,
+    Verdict,
+    held,
+    schema_of,
+)
+from sqlq.database.mariadb import compiler, sql  # noqa: F401 - which compiles its statements
+from sqlq.database.timeouts import Patience
+from sqlq.schema import qualify
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
+from sqlq.schema.types import Moment, naive
+
+T = TypeVar("T")
+
+BEGINS = "sqlq_begins"
+"""The execution option of connections whose statements are transactions of several."""
+LOCK_WAIT_SECONDS = 5
+_ROLLED_BACK = {1213, 1020, 1205}
+"""Deadlock; a row that changed since the snapshot (innodb_snapshot_isolation); timeout of a wait for a
+lock."""
+_UNDID_ALL = {1213, 1020}
+"""The server has undone the whole transaction, its savepoints too."""
+_READ_ONLY = {1290, 1792, 1836}
+_NO_ROOM = {1021, 1041, 1114}
+_LOST = {0, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2045, 2055, 4031}
+_AWAY = {*_LOST, 1040, 1047, 1129, 1135, 1203, 2001, 2002, 2003, 2004, 2005, 2012, *_READ_ONLY, *_NO_ROOM}
+
+
+class MariaDB(Dialect):
+    name, title = "mariadb", "MariaDB"
+    oldest = (10, 11)
+    has_schemas = True
+    own_paramstyle = "format"
+    # a row that the insert met has left its id in the variable
+    is_new = literal_column("NOT (@sqlq_met <=> id)")
+
+    def for_parameters(self, style: Any) -> Any:
+        return qualify.qualified(MariaDBDialect(paramstyle=style))
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def insert_or_skip(
+        self,
+        table: Table,
+        key: Key,
+        values: Mapping[str, Any] = NO_VALUES,
+        *,
+        returning: Sequence[ColumnElement[Any]] = (),
+    ) -> Any:
+        statement = mysql.insert(table).values(**values)
+        (row,) = table.primary_key
+        name = next(column.name for column in table.columns if column is not row)
+        met = text(f"IF((@sqlq_met \\:= `{row.name}`) IS NULL, `{name}`, `{name}`)")
+        statement = statement.on_duplicate_key_update({name: met})
+        return statement.returning(*returning, _kept(row)) if returning else statement
+
+    def insert_or_change(
+        self,
+        table: Table,
+        key: Key,
+        values: Mapping[str, Any],
+        changes: Callable[[Any], Mapping[str, Any]],
+        *,
+        where: ColumnElement[bool] | None = None,
+        returning: Sequence[ColumnElement[Any]] = (),
+    ) -> Any:
+        statement = mysql.insert(table).values(**values)
+        (row,) = table.primary_key
+        changed = dict(changes(statement.inserted))
+        if where is not None:
+            changed = {name: func.if_(where, value, table.c[name]) for name, value in changed.items()}
+        if returning:
+            name = next(iter(changed))
+            met = literal_column(f"(@sqlq_met := `{row.name}`)")
+            changed[name] = func.if_(met.is_(None), changed[name], changed[name])
+        statement = statement.on_duplicate_key_update(changed)
+        if not returning:
+            return statement
+        return statement.returning(*returning, _kept(row) if where is None else or_(_kept(row), where))
+
+    def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
+        return [row[:-1] for row in rows if row[-1]]
+
+    def lock(
+        self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
+    ) -> Sequence[Any]:
+        locking, ids = _locking(query, waits), None
+        if locking.chooses is not None:
+            ids = list(conn.scalars(locking.chooses, parameters))
+            if not ids:
+                return []
+            parameters = {**(parameters or {}), "sqlq_ids": sorted(ids)}
+        rows = conn.execute(locking.locks, parameters).all()
+        if ids is None or locking.place is None:
+            return rows
+        order = {id: place for place, id in enumerate(ids)}
+        return sorted(rows, key=lambda row: order[row[locking.place]])
+
+    def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
+        plan = _plan(self, change)
+        rows = self.lock(conn, plan.chosen, parameters, waits=plan.waits)
+        if not rows:
+            return []
+        ids = {"sqlq_ids": sorted(row[0] for row in rows)}
+        given = {**(parameters or {}), **ids}
+        if plan.given is not None:
+            some = [row[: len(plan.given.columns)] for row in sorted(rows, key=lambda row: row[0])]
+            given |= self.batch_parameters(plan.given, some)
+        conn.execute(plan.changes, {name: given[name] for name in plan.takes})
+        if plan.returns is not None:
+            return conn.execute(plan.returns, ids).all()
+        return [row[plan.returned_from :] for row in rows]
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: Sequence[Sequence[Any]],
+        target: Table,
+        *,
+        waits: bool = False,
+    ) -> set[Right]:
+        copy, query = _copy(self, batch, target)
+        mine = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
+        rights = {(row[0], row[-1]) for row in mine}
+        if rights:
+            conn.execute(copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights]))
+            conn.execute(_DELETE_JOBS, {"sqlq_ids": sorted(id for id, _ in rights)})
+        return rights
+
+    # -- claim -----------------------------------------------------------------------------------------------
+
+    def claim(
+        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
+    ) -> list[Sequence[Any]]:
+        first = _due(schema, newest_first=order == "newest")
+        at_level = _due(schema, given_level=True, newest_first=order == "newest")
+        due: list[Sequence[Any]] = []
+        for name in names:
+            if len(due) < limit:
+                due += _due_in_one(ask, schema, (first, at_level), name, limit - len(due))
+        return _reserved(ask, schema, due, by)
+
+    def claim_beyond(
+        self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
+    ) -> list[Sequence[Any]]:
+        statement = _due(schema, given_level=True, beyond=True)
+        due: list[Sequence[Any]] = []
+        for queue, priority, due_us, id in positions:
+            if len(due) < limit:
+                at = _time(due_us)
+                due += ask(statement, (queue, priority, at, at, id, limit - len(due)))
+        return _reserved(ask, schema, due, by)
+
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        if names is not None and not names:
+            return []
+        return ask(sql.due_in(schema, None if names is None else len(names)), tuple(names or ()))
+
+    def look(
+        self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
+    ) -> list[Sequence[Any]]:
+        due = [(*row, *[None] * 8) for row in self.due_in(ask, schema, names)]
+        services = (wanted.maintenance,) * 3
+        given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
+        return [*due, *ask(sql.look(schema, len(wanted.workers)), given)]
+
+    # -- batches ---------------------------------------------------------------------------------------------
+
+    def batch_table(self, batch: Batch) -> FromClause:
+        columns = ", ".join(
+            f"`{name}` {_json_type(kind)} PATH '$[{i}]'" for i, (name, kind) in enumerate(batch.columns.items())
+        )
+        return _json_table("batch", columns, **batch.columns)
+
+    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
+
+    def texts(self) -> FromClause:
+        columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"
+        return _json_table("texts", columns, place=Integer, value=mysql.LONGTEXT)
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        return json.dumps(texts, ensure_ascii=False)
+
+    # -- unblock ---------------------------------------------------------------------------------------------
+
+    def unblock(
+        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
+    ) -> Verdict:
+        steps = list(ids)
+        if not are_steps:
+            steps = [id for (id,) in ask(f"{sql.waiting_for(schema, _list(ids))} LIMIT {most}", ())]
+        judged = dict(ask(sql.verdict(schema, _list(steps)), ())) if steps else {}
+        locked = [id for (id,) in ask(sql.lock_steps(schema, _list(judged)), ())] if judged else []
+        free = [id for id in locked if not judged[id]]
+        cancelled = [id for id in locked if judged[id]]
+        if free:
+            ask(sql.wake(schema, _list(free)), ())
+            ask(sql.free(schema, _list(free)), ())
+        if cancelled:
+            copy, remove = sql.cancel(schema, _list(cancelled))
+            ask(copy, (reason,))
+            ask(remove, ())
+        return Verdict(len(steps), free, cancelled)
+
+    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+        return [id for (id,) in ask(sql.waiting_for(schema, _list(ended)), ())] if ended else []
+
+    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+        return [id for (id,) in ask(sql.waiting_for_recent(schema), (within_ms, within_ms))]
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
+    ) -> Iterable[tuple[int, str]]:
+        schema, some = schema_of(conn), None if served is None else len(served)
+        for line in lines:
+            number = line.most
+            if line.running is not None:
+                taken = conn.exec_driver_sql(sql.admitted(schema), (line.key, line.running)).scalar_one()
+                number = min(number, line.running - taken)
+            if number > 0:
+                statement = (sql.head_of_line if line.in_order else sql.first_in_line)(schema, some)
+                last = line.holds if line.in_order else number
+                given = (line.key, *(served or ()), last)
+                for (id,) in conn.exec_driver_sql(statement, given).all():
+                    yield id, line.key
+
+    # -- transactions and trouble ----------------------------------------------------------------------------
+
+    def limit_time(
+        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
+    ) -> None:
+        limits = []
+        if lock_ms is not None:
+            limits.append(f"innodb_lock_wait_timeout = {max(1, round(lock_ms / 1000))}")
+        if statement_ms is not None:
+            limits.append(f"max_statement_time = {statement_ms / 1000}")
+        conn.connection.info[_LIMITED] = True
+        conn.exec_driver_sql(f"SET SESSION {', '.join(limits)}")
+
+    def refuse_standby(self, conn: Connection) -> None:
+        if conn.exec_driver_sql("SELECT @@global.read_only").scalar():
+            raise conn.dialect.loaded_dbapi.OperationalError(1290, "the server is read-only")
+
+    def stricter_isolation(self, conn: Connection) -> str | None:
+        level = str(conn.exec_driver_sql("SELECT @@tx_isolation").scalar())
+        return None if level in ("READ-COMMITTED", "READ-UNCOMMITTED") else level.replace("-", " ")
+
+    def commits_at_once(self, pooled: Any) -> bool:
+        return commits_at_once(pooled.driver_connection)
+
+    def transactional(self, conn: Connection) -> Connection:
+        return conn.execution_options(**{BEGINS: True})
+
+    def takes_single_statements(self, conn: Connection) -> bool:
+        return True  # the session of each connection is set to READ COMMITTED
+
+    def is_cut_off(self, driver: Any) -> bool:
+        sock = getattr(driver, "_sock", None)
+        if sock is None:
+            return True
+        looker = select_module.poll()
+        looker.register(sock.fileno(), select_module.POLLIN)
+        return bool(looker.poll(0))  # readable without a query
+
+    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
+        ask("BEGIN", ())
+        done = work(ask)
+        ask("COMMIT", ())
+        return done
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        with driver.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return list(cursor.fetchall())
+
+    def trouble(self, error: BaseException) -> Trouble:
+        said = getattr(error, "orig", None) or error
+        is_drivers = type(said).__module__.partition(".")[0] in ("pymysql", "MySQLdb", "asyncmy")
+        code = said.args[0] if is_drivers and said.args and isinstance(said.args[0], int) else None
+        lost = getattr(error, "connection_invalidated", False) or code in _LOST
+        return Trouble(
+            is_away=code in _AWAY or lost,
+            rolled_back=code in _ROLLED_BACK,
+            refused=code is not None and not (code in _AWAY or lost or code in _ROLLED_BACK),
+            takes_no_writes=code in _READ_ONLY or code in _NO_ROOM,
+            is_useless=lost or code in _READ_ONLY,
+            undid_all=code in _UNDID_ALL,
+        )
+
+    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            with dbapi_connection.cursor() as cursor:
+                cursor.execute(_SESSION)
+            for name in ("_read_timeout", "_write_timeout"):  # PyMySQL's
+                if getattr(dbapi_connection, name, 0) is None:
+                    setattr(dbapi_connection, name, patience.longest)
+
+        @event.listens_for(engine, "begin")
+        def _began(conn: Connection) -> None:
+            options = conn.get_execution_options()
+            if options.get(BEGINS) and options.get("isolation_level") != "AUTOCOMMIT":
+                conn.exec_driver_sql("BEGIN")
+
+        @event.listens_for(engine, "checkin")
+        def _rests(dbapi_connection: Any, record: Any) -> None:
+            if dbapi_connection is not None and record.info.pop(_LIMITED, False):
+                with dbapi_connection.cursor() as cursor:
+                    cursor.execute(_SESSION)
+
+        @event.listens_for(engine, "handle_error")
+        def _failed(context: ExceptionContext) -> None:
+            if self.trouble(context.original_exception).is_useless:
+                context.is_disconnect = True
+
+
+_LIMITED = "sqlq_limited"
+# guard: workers-read-committed-mariadb
+_SESSION = (
+    "SET SESSION autocommit = 1, tx_isolation = 'READ-COMMITTED', "
+    f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, max_statement_time = 0, sql_mode = "
+    "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"
+)
+"""The settings of sqlq's own sessions. An UPDATE sets all its columns at once, as in standard SQL."""
+
+
+def commits_at_once(driver: Any) -> bool:
+    """Whether a write on a connection commits at once: its session is in autocommit, and no transaction is
+    open."""
+    return bool(driver.get_autocommit()) and not is_in_transaction(driver)
+
+
+def is_in_transaction(driver: Any) -> bool:
+    """Whether a transaction is open, by the server's last answer."""
+    status = getattr(driver, "server_status", None)
+    if status is not None:
+        return bool(status & 1)
+    with driver.cursor() as cursor:  # mysqlclient does not say it
+        cursor.execute("SELECT @@in_transaction")
+        return bool(cursor.fetchone()[0])
+
+
+# -- locking by primary key ----------------------------------------------------------------------------------
+
+
+class _Locking:
+    """How a query locks its rows: `chooses` selects their keys without a lock, if it has to look for them;
+    `locks` locks them by these keys. `place` is the place of the key among the columns, if it is there."""
+
+    def __init__(self, chooses: Select[Any] | None, locks: Select[Any], place: int | None) -> None:
+        self.chooses, self.locks, self.place = chooses, locks, place
+
+
+@lru_cache(maxsize=512)
+def _locking(query: Select[Any], waits: bool) -> _Locking:
+    table: Any = next(iter(query.selected_columns)).table
+    (key,) = table.primary_key
+    by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
+    if any(isinstance(source, Subquery) and source.name == "batch" for source in visitors.iterate(query)):
+        # the rows of a batch are in the order of their ids, and find the table's by these
+        return _Locking(None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
+    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
+        return _Locking(None, by_key, None)
+    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
+    locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
+    names = [column.name for column in query.selected_columns]
+    place = names.index(key.name) if key.name in names else None
+    return _Locking(query.with_only_columns(key), locks, place)
+
+
+_LARGE = (jobs, finished_jobs, failed_jobs)
+
+
+class _Plan:
+    """How a `Change` is made: the rows are chosen and locked, then changed by their keys, then read again if
+    the change writes columns that it returns."""
+
+    def __init__(self, chosen: Select[Any], waits: bool) -> None:
+        self.chosen, self.waits = chosen, waits
+        self.given: Batch | None = None
+        self.changes: Any = None
+        self.takes: list[str] = []
+        """The parameters of the changing statement, which takes no others."""
+        self.returns: Any = None
+        self.returned_from = 0
+
+
+@lru_cache(maxsize=512)
+def _plan(dialect: MariaDB, change: Change) -> _Plan:
+    table, (key,) = change.table, change.table.primary_key
+    chosen: Select[Any] = (
+        change.chosen
+        if isinstance(change.chosen, Select)
+        else select(key).where(change.chosen).order_by(key)
+    )
+    if change.where is not None:
+        chosen = chosen.where(change.where(_Columns(chosen.selected_columns)))
+    plan = _Plan(chosen, change.waits or not isinstance(change.chosen, Select))
+    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
+    written: set[str] = set()
+    if change.values is None:
+        plan.changes = delete(table).where(key.in_(ids))
+    elif callable(change.values):
+        plan.given = Batch(**{column.name: type(column.type) for column in chosen.selected_columns})
+        rows = dialect.batch_table(plan.given)
+        values = change.values(rows)
+        written = set(values)
+        plan.changes = update(table).where(key == rows.c[key.name]).values(values)
+    else:
+        written = set(change.values)
+        plan.changes = update(table).where(key.in_(ids)).values(change.values)
+    plan.takes = [
+        bound.key
+        for bound in visitors.iterate(plan.changes)
+        if isinstance(bound, BindParameter) and bound.required
+    ]
+    read = {c.name for each in change.returning for c in visitors.iterate(each) if getattr(c, "table", None) is table}
+    if written & read:
+        plan.returns = select(*change.returning).where(key.in_(ids)).order_by(key)
+    else:
+        plan.returned_from = len(chosen.selected_columns)
+        plan.chosen = chosen.add_columns(*(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning)))
+    return plan
+
+
+class _Columns:
+    """The columns that a query selects, as those of a table."""
+
+    def __init__(self, c: Any) -> None:
+        self.c = c
+
+
+def _kept(row: ColumnElement[Any]) -> ColumnElement[Any]:
+    return literal_column(f"NOT (@sqlq_met <=> `{row.name}`)")
+
+
+_DELETE_JOBS = delete(jobs).where(jobs.c.id.in_(bindparam("sqlq_ids", expanding=True, type_=BigInteger)))
+
+
+@lru_cache(maxsize=64)
+def _copy(dialect: MariaDB, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
+    rows = dialect.batch_table(batch)
+    source = (
+        select(*(jobs.c[name] for name in CARRIED), *batch.carried(rows))
+        .join_from(rows, jobs, jobs.c.id == rows.c.id)
+        .prefix_with("STRAIGHT_JOIN")
+        .with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
+    )
+    copy = insert(target).from_select([*CARRIED, *batch.extra], source)
+    return copy, held(dialect, batch, jobs.c.lease_token)
+
+
+# -- claims --------------------------------------------------------------------------------------------------
+
+_PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
+_AFTER_CLAIM = {"lease_token": sql.NEXT_TOKEN, "attempts": sql.ONE_MORE}
+
+
+@lru_cache
+def _due(schema: str | None, *, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
+    """Return the statement that locks due jobs, with the columns of a claim as they are after it."""
+    dialect: Any = qualify.qualified(MariaDBDialect())
+    columns = [
+        _AFTER_CLAIM.get(column.name) or str(column.compile(dialect=dialect)).replace(f"`{TOKEN_SCHEMA}`.", "")
+        for column in CLAIMED
+    ]
+    said = ", ".join([*columns, "max_attempts"])
+    return sql.due(schema, said, given_level=given_level, beyond=beyond, newest_first=newest_first)
+
+
+def _due_in_one(
+    ask: Ask, schema: str | None, statements: tuple[str, str], name: str, most: int
+) -> list[Sequence[Any]]:
+    at_top, at_level = statements
+    due = ask(at_top, (name, name, most))
+    level = due[0][_PLACE["priority"]] if due else None
+    if level is None:
+        ((level,),) = ask(sql.next_level(schema), (name, _ABOVE_ALL))
+    while level is not None and len(due) < most:
+        ((level,),) = ask(sql.next_level(schema), (name, level))
+        if level is not None:
+            due = [*due, *ask(at_level, (name, level, most - len(due)))]
+    return due
+
+
+_ABOVE_ALL = 1_000
+
+
+def _reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant) -> list[Sequence[Any]]:
+    """Reserve locked jobs, and return them. Rows without values of their own get those of their tasks."""
+    if not due:
+        return []
+    ask(sql.reserve(schema, _list(row[0] for row in due)), (by.owner, by.lease_ms))
+    claimed = [list(row[:-1]) for row in due]
+    allowed: dict[str, int] = json.loads(by.max_attempts)
+    follow_ups: dict[str, dict[str, str]] = json.loads(by.follow_ups or "{}")
+    missing: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for row, own in zip(claimed, due, strict=True):
+        task = row[_PLACE["task"]]
+        values = {name: text for name, text in follow_ups.get(task, {}).items() if row[_PLACE[name]] is None}
+        if own[-1] is None and task in allowed:
+            values["max_attempts"] = allowed[task]
+        written = tuple((name, value) for name, value in values.items() if value is not None)
+        for name, value in written:
+            row[_PLACE[name]] = value
+        if written:
+            missing.setdefault(written, []).append(row[0])
+    for written, ids in missing.items():
+        sets = ", ".join(f"{name} = %s" for name, _ in written)
+        statement = f"UPDATE {sql.quoted(schema)}.jobs FORCE INDEX (PRIMARY) SET {sets} WHERE id IN ({_list(ids)})"
+        ask(statement, tuple(value for _, value in written))
+    return claimed
+
+
+def _list(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))
+
+
+def _time(us: int) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(microseconds=us)  # noqa: DTZ001 - as the columns have it
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+
+
+def _json_type(kind: type[Any]) -> str:
+    for known, said in ((BigInteger, "BIGINT"), (Integer, "INT"), (Moment, "DATETIME(6)"), (Double, "DOUBLE")):
+        if issubclass(kind, known):
+            return said
+    return _TEXT
+
+
+def _json_table(name: str, columns: str, **types: Any) -> FromClause:
+    """Return a table of the rows of a JSON array, a parameter of this name."""
+    rows = text(f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS given")
+    return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)
+
+
+def _in_json(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(naive(value))

@@ -1,0 +1,238 @@
+"""The statements for MariaDB that are written as text: claims, polls, and verdicts on blocked jobs.
+
+MariaDB finds a row by a stepping subquery only from the start of an index. So steps from one queue or priority
+to the next are loose index scans (GROUP BY), or statements of their own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
+
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
+from sqlq.schema.types import MARIADB_NOW
+
+NOW = MARIADB_NOW
+NEXT_TOKEN = f"CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END"
+ONE_MORE = f"LEAST(attempts + 1, {MOST_COUNTED})"
+_QUOTER = MariaDBDialect().identifier_preparer
+_CARRIED = ", ".join(_QUOTER.quote(name) for name in CARRIED)
+
+
+def quoted(schema: str | None) -> str:
+    """Return the name of the database as quoted in statements."""
+    return str(_QUOTER.quote_schema(str(schema)))
+
+
+@cache
+def due(schema: str | None, columns: str, *, given_level: bool, beyond: bool, newest_first: bool) -> str:
+    """Lock the first due jobs of one priority of a queue: the highest, or a given one.
+
+    The index has reserved rows apart from ready ones. So the statement reads, and locks, only the rows that
+    it returns. A filesort would lock every row of the queue.
+    """
+    prefix = quoted(schema)
+    order = "available_at DESC, id DESC" if newest_first else "available_at, id"
+    level = "%s" if given_level else top_level(schema)
+    # guard: claim-beyond-a-place-mariadb
+    after = " AND (available_at > %s OR available_at = %s AND id > %s)" if beyond else ""
+    # guard: claim-mariadb
+    return f"""
+SELECT {columns} FROM {prefix}.jobs FORCE INDEX (jobs_claim)
+ WHERE reserved_at IS NULL AND queue = %s AND priority = {level} AND available_at <= {NOW}{after}
+   AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues AS q WHERE q.queue = jobs.queue AND q.paused_at IS NOT NULL)
+ ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+
+
+def top_level(schema: str | None) -> str:
+    """The highest priority of the ready jobs of a queue, by one probe of the index."""
+    return f"(SELECT MAX(priority) FROM {quoted(schema)}.jobs WHERE reserved_at IS NULL AND queue = %s)"
+
+
+def reserve(schema: str | None, ids: str) -> str:
+    """Reserve locked jobs by their ids, in the transaction that has locked them."""
+    return f"""
+UPDATE {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
+   SET reserved_at = {NOW}, reserved_by = %s, lease_expires_at = {NOW} + INTERVAL %s * 1000 MICROSECOND,
+       lease_token = {NEXT_TOKEN}, attempts = {ONE_MORE}
+ WHERE id IN ({ids})
+"""
+
+
+@cache
+def next_level(schema: str | None) -> str:
+    return f"""
+SELECT MAX(priority) FROM {quoted(schema)}.jobs WHERE reserved_at IS NULL AND queue = %s AND priority < %s
+"""
+
+
+def due_in(schema: str | None, names: int | None) -> str:
+    """The milliseconds until the first job of each queue is due, of so many queues or of all. A loose scan
+    reads one row for each queue and priority."""
+    prefix = quoted(schema)
+    wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
+    return f"""
+SELECT queue, TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0
+  FROM (SELECT reserved_at, queue, priority, MIN(available_at) AS first_at
+          FROM {prefix}.jobs FORCE INDEX (jobs_claim)
+         WHERE reserved_at IS NULL{wanted} GROUP BY reserved_at, queue, priority) AS levels
+ WHERE queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL)
+ GROUP BY queue
+"""
+
+
+def look(schema: str | None, workers: int) -> str:
+    """What a poll asks beside the due jobs: schedules, hosts, maintenance, and requests to so many workers."""
+    prefix = quoted(schema)
+    theirs = ", ".join(["%s"] * workers) or "NULL"
+    # guard: the-look-sees-what-a-rescue-takes-mariadb
+    return f"""
+SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(next_at)) / 1000e0
+                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
+       0,
+       CASE WHEN %s IS NOT NULL THEN (
+            SELECT COUNT(DISTINCT host, COALESCE(supervisor_pid, pid)) FROM {prefix}.sqlq_workers
+             WHERE seen_at > {NOW} - INTERVAL %s * 1000 MICROSECOND) END,
+       CASE WHEN %s THEN EXISTS (
+            SELECT 1 FROM {prefix}.jobs WHERE reserved_at IS NOT NULL
+               AND COALESCE(lease_expires_at, reserved_at) <= {NOW}) END,
+       CASE WHEN %s THEN EXISTS (
+            SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= {NOW}) END,
+       CASE WHEN %s THEN
+            EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+       (SELECT JSON_ARRAYAGG(JSON_ARRAY(
+                 id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
+          FROM {prefix}.sqlq_workers
+         WHERE id IN ({theirs}) AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL)),
+       EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
+       (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(paused_until)) / 1000e0 FROM {prefix}.sqlq_queues)
+"""
+
+
+def _microseconds(column: str) -> str:
+    return f"TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {column})"
+
+
+def waiting_for(schema: str | None, ended: str) -> str:
+    """The blocked steps that wait for these jobs; not those that wait for the success of a failed one."""
+    prefix = quoted(schema)
+    return f"""
+SELECT DISTINCT job.id
+  FROM {prefix}.sqlq_edges AS edge FORCE INDEX (sqlq_edges_parent)
+ STRAIGHT_JOIN {prefix}.jobs AS job FORCE INDEX (PRIMARY) ON job.id = edge.job_id
+ WHERE edge.depends_on IN ({ended}) AND job.blocked_by = 'flow'
+   AND (edge.on_outcome <> 'success'
+        OR NOT EXISTS (SELECT 1 FROM {prefix}.failed_jobs AS failed WHERE failed.id = edge.depends_on))"""
+
+
+def waiting_for_recent(schema: str | None) -> str:
+    """The blocked steps that wait for recently ended jobs."""
+    prefix = quoted(schema)
+    return " UNION ".join(
+        f"""
+SELECT job.id
+  FROM {prefix}.{table} AS ended FORCE INDEX ({table}_unblock)
+ STRAIGHT_JOIN {prefix}.sqlq_edges AS edge FORCE INDEX (sqlq_edges_parent) ON edge.depends_on = ended.id
+ STRAIGHT_JOIN {prefix}.jobs AS job FORCE INDEX (PRIMARY) ON job.id = edge.job_id
+ WHERE ended.unblocks_at > {NOW} - INTERVAL %s * 1000 MICROSECOND AND job.blocked_by = 'flow'{those}"""
+        for table, those in (("finished_jobs", ""), ("failed_jobs", " AND edge.on_outcome <> 'success'"))
+    )
+
+
+def verdict(schema: str | None, steps: str) -> str:
+    """Judge steps by one snapshot, in which each job before them is in exactly one table. It returns those
+    that are free (0) and those that can never run (1)."""
+    prefix = quoted(schema)
+    return f"""
+SELECT job.id,
+       MAX(failed.id IS NULL AND edge.on_outcome <> 'ended'
+           AND (edge.on_outcome = 'failure' OR NOT (finished.outcome <=> 'completed'))) AS never
+  FROM {prefix}.jobs AS job FORCE INDEX (PRIMARY)
+ STRAIGHT_JOIN {prefix}.sqlq_edges AS edge FORCE INDEX (PRIMARY) ON edge.job_id = job.id
+  LEFT JOIN {prefix}.finished_jobs AS finished ON finished.id = edge.depends_on
+  LEFT JOIN {prefix}.failed_jobs AS failed ON failed.id = edge.depends_on
+ WHERE job.id IN ({steps}) AND job.blocked_by = 'flow' AND job.reserved_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_edges AS open
+                    STRAIGHT_JOIN {prefix}.jobs AS live FORCE INDEX (PRIMARY) ON live.id = open.depends_on
+                    WHERE open.job_id = job.id)
+ GROUP BY job.id
+HAVING never OR NOT MAX(failed.id IS NOT NULL AND edge.on_outcome = 'success')
+"""
+
+
+def lock_steps(schema: str | None, steps: str) -> str:
+    return f"""
+SELECT id FROM {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
+ WHERE id IN ({steps}) AND blocked_by = 'flow' AND reserved_at IS NULL
+ ORDER BY id FOR UPDATE SKIP LOCKED
+"""
+
+
+def wake(schema: str | None, steps: str) -> str:
+    prefix = quoted(schema)
+    return f"""
+INSERT INTO {prefix}.sqlq_wakes (limit_key)
+SELECT DISTINCT limit_key FROM {prefix}.jobs WHERE id IN ({steps}) AND limit_key IS NOT NULL
+"""
+
+
+def free(schema: str | None, steps: str) -> str:
+    due = f"GREATEST({NOW}, COALESCE(due_at, {NOW}))"
+    # MariaDB sets columns in their order, and a later one sees what an earlier one has become
+    return f"""
+UPDATE {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
+   SET available_at = IF(limit_key IS NULL, {due}, available_at),
+       due_at = IF(limit_key IS NULL, NULL, {due}),
+       blocked_by = IF(limit_key IS NULL, NULL, 'limit')
+ WHERE id IN ({steps})
+"""
+
+
+def cancel(schema: str | None, steps: str) -> tuple[str, str]:
+    prefix = quoted(schema)
+    copy = f"""
+INSERT INTO {prefix}.finished_jobs ({_CARRIED}, outcome, reason)
+SELECT {_CARRIED}, 'cancelled', %s FROM {prefix}.jobs FORCE INDEX (PRIMARY) WHERE id IN ({steps})
+"""
+    return copy, f"DELETE FROM jobs USING {prefix}.jobs FORCE INDEX (PRIMARY) WHERE id IN ({steps})"
+
+
+@cache
+def admitted(schema: str | None) -> str:
+    # guard: slots-are-counted-mariadb
+    return f"""
+SELECT COUNT(*) FROM (SELECT 1 FROM {quoted(schema)}.jobs FORCE INDEX (jobs_line_by_id)
+                       WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken
+"""
+
+
+def _is_open(prefix: str, served: int | None) -> str:
+    # guard: only-what-is-served-is-admitted-mariadb
+    among = "" if served is None else f" AND queue IN ({', '.join(['%s'] * served) or 'NULL'})"
+    return f"queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL){among}"
+
+
+def first_in_line(schema: str | None, served: int | None) -> str:
+    prefix = quoted(schema)
+    return f"""
+SELECT id FROM {prefix}.jobs FORCE INDEX (jobs_line)
+ WHERE blocked_by = 'limit' AND limit_key = %s AND due_at <= {NOW} AND {_is_open(prefix, served)}
+ ORDER BY priority DESC, due_at, id LIMIT %s
+"""
+
+
+def head_of_line(schema: str | None, served: int | None) -> str:
+    prefix = quoted(schema)
+    # guard: the-head-of-a-line-mariadb
+    return f"""
+SELECT head.id
+  FROM (SELECT id, limit_key, queue, due_at FROM {prefix}.jobs FORCE INDEX (jobs_line_by_id)
+         WHERE blocked_by = 'limit' AND limit_key = %s ORDER BY id LIMIT 1) AS head
+ WHERE head.due_at <= {NOW} AND {_is_open(prefix, served)}
+   AND NOT (%s AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs AS failed
+                            WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
+"""

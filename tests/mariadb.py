@@ -1,0 +1,151 @@
+"""The MariaDB that tests run on: a server of their own, of the programs that the system has, or any other by
+its URL.
+
+Debian's package mariadb-server-core has the programs. Its service need not run, and is not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pymysql
+from sqlalchemy import URL, make_url
+
+from tests.servers import _memory
+
+GUARD = Path(__file__).with_name("mariadb_guard.py")
+SETTINGS = (
+    "--innodb-flush-log-at-trx-commit=0",  # no power is lost during a test
+    "--innodb-buffer-pool-size=256M",
+    "--innodb-log-file-size=64M",
+    "--max-connections=200",
+    "--skip-log-bin",
+    "--skip-name-resolve",
+    "--table-open-cache=4000",
+)
+
+
+class MariaDB:
+    """A server that tests may make databases on. `url` is an administrator's URL."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url.set(drivername="mariadb+pymysql")
+
+    def url(self, database: str) -> str:
+        """Return the URL of one of the server's databases."""
+        return self._url.set(database=database).render_as_string(hide_password=False)
+
+    def create_database(self) -> str:
+        """Create a database with a name nobody else uses and return its URL."""
+        name = f"sqlq_test_{uuid4().hex}"
+        self.administer(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Drop a database, and end the connections that are still open to it."""
+        name = make_url(url).database
+        for (number,) in self.administer(
+            f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+        ):
+            with suppress(pymysql.Error):  # it has ended by itself
+                self.administer(f"KILL {number}")
+        self.administer(f"DROP DATABASE IF EXISTS {name}")
+
+    def administer(self, statement: str) -> Any:
+        """Run a statement as the administrator and return its rows."""
+        with self._connect() as conn, conn.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall()
+
+    def _connect(self) -> Any:
+        url = self._url
+        return pymysql.connect(
+            host=url.host, port=url.port or 3306, user=url.username, password=url.password or "", autocommit=True
+        )
+
+
+class OwnMariaDB(MariaDB):
+    """A server of the tests' own, on a free port of 127.0.0.1, in a directory that goes with it."""
+
+    def __init__(self, *settings: str) -> None:
+        program, install = found("mariadbd"), found("mariadb-install-db")
+        self.directory = Path(tempfile.mkdtemp(prefix="sqlq-mariadb-", dir=_memory()))
+        data = self.directory / "data"
+        account = ["--user=root"] if os.geteuid() == 0 else []
+        subprocess.run(
+            [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal",
+             "--skip-test-db", *account],
+            check=True, capture_output=True, start_new_session=True,
+        )  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+        self._command = [
+            program,
+            "--no-defaults",
+            *account,
+            f"--datadir={data}",
+            f"--socket={self.directory}/socket",
+            f"--pid-file={self.directory}/pid",
+            "--bind-address=127.0.0.1",
+            f"--port={self.port}",
+            *SETTINGS,
+            *settings,
+        ]
+        super().__init__(URL.create("mariadb", "root", host="127.0.0.1", port=self.port))
+        self._guard = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        guard = subprocess.Popen(
+            [sys.executable, GUARD, self.directory, *self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # out of the reach of Ctrl-C
+        )
+        until = time.monotonic() + 60
+        while True:
+            try:
+                self.administer("SELECT 1")
+            except pymysql.Error:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+            else:
+                return guard
+
+    def close(self) -> None:
+        """Stop the server for good and remove its directory."""
+        assert self._guard.stdin
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+def found(program: str) -> str:
+    """Return the path of one of MariaDB's programs."""
+    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if path is None:
+        raise RuntimeError(f"there is no {program}: install MariaDB's server, as by apt-get install mariadb-server")
+    return path
+
+
+@contextmanager
+def own_mariadb() -> Iterator[MariaDB]:
+    """Run a server of the tests' own, or use the one that SQLQ_TEST_MARIADB_URL names."""
+    if url := os.environ.get("SQLQ_TEST_MARIADB_URL"):
+        yield MariaDB(make_url(url))
+        return
+    server = OwnMariaDB()
+    try:
+        yield server
+    finally:
+        server.close()
