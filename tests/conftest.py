@@ -1,8 +1,8 @@
 """What every test can ask for: servers, databases and an App on each kind of database.
 
 `database_url`, and what rests on it (`engine`, `app`), gives every test twice, once for SQLite and once for
-PostgreSQL. With SQLQ_TEST_DATABASES=mariadb it gives each once, for MariaDB. A test for one of them alone says
-so:
+PostgreSQL. With SQLQ_TEST_DATABASES=mariadb it gives each once, for MariaDB. A test for one of them alone
+says so:
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

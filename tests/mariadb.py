@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ import pymysql
 from sqlalchemy import URL, make_url
 
 from tests.servers import _memory
+from tests.waiting import wait_until
 
 GUARD = Path(__file__).with_name("mariadb_guard.py")
 SETTINGS = (
@@ -71,7 +71,11 @@ class MariaDB:
     def _connect(self) -> Any:
         url = self._url
         return pymysql.connect(
-            host=url.host, port=url.port or 3306, user=url.username, password=url.password or "", autocommit=True
+            host=url.host,
+            port=url.port or 3306,
+            user=url.username,
+            password=url.password or "",
+            autocommit=True,
         )
 
 
@@ -112,16 +116,15 @@ class OwnMariaDB(MariaDB):
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # out of the reach of Ctrl-C
         )
-        until = time.monotonic() + 60
-        while True:
-            try:
-                self.administer("SELECT 1")
-            except pymysql.Error:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
-            else:
-                return guard
+        wait_until(self._answers, what="the tests' MariaDB")
+        return guard
+
+    def _answers(self) -> bool:
+        try:
+            self.administer("SELECT 1")
+        except pymysql.Error:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop the server for good and remove its directory."""
@@ -134,7 +137,9 @@ def found(program: str) -> str:
     """Return the path of one of MariaDB's programs."""
     path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if path is None:
-        raise RuntimeError(f"there is no {program}: install MariaDB's server, as by apt-get install mariadb-server")
+        raise RuntimeError(
+            f"there is no {program}: install MariaDB's server, as by apt-get install mariadb-server"
+        )
     return path
 
 

@@ -1,8 +1,8 @@
 """Run a MariaDB until the test run that started this process is over, however it ended; then remove its
 directory.
 
-Started by tests/mariadb.py as `mariadb_guard.py DIRECTORY PROGRAM ARGUMENTS…`. The sign is the end of standard
-input, which the kernel gives even when the test run was killed and could not clean up.
+Started by tests/mariadb.py as `mariadb_guard.py DIRECTORY PROGRAM ARGUMENTS…`. The sign is the end of
+standard input, which the kernel gives even when the test run was killed and could not clean up.
 """
 
 from __future__ import annotations

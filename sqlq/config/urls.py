@@ -107,7 +107,7 @@ def supported(url: URL) -> URL:
     backend = url.get_backend_name()
     if backend == "mysql":
         raise UnsupportedDatabaseError(
-            f"sqlq runs on MariaDB, not on MySQL, and {masked(url)} says mysql: for a server of MariaDB write "
+            f"sqlq runs on MariaDB, not on MySQL, and {masked(url)} says mysql: for MariaDB write "
             f"{masked(url.set(drivername=url.drivername.replace('mysql', 'mariadb', 1)))}"
         )
     if backend not in ("postgresql", "sqlite", "mariadb"):

@@ -222,12 +222,14 @@ def check(engine: Engine, schema: str | None) -> Check:
 
 
 def render_sql(dialect_name: str, schema: str | None) -> str:
-    """Return the SQL of the whole upgrade of an empty database, as psql, `mariadb` or `sqlite3 -bail` runs it.
+    """Return the SQL of the whole upgrade of an empty database, as its shell runs it.
 
     Raises `UnsupportedDatabaseError` for anything but "postgresql", "sqlite" and "mariadb".
     """
     if dialect_name not in _SHELLS:
-        raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {dialect_name!r}")
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {dialect_name!r}"
+        )
     shell, begin, commit = _SHELLS[dialect_name]
     script = io.StringIO()
     script.write(f"-- sqlq's tables at revision {version.HEAD}, for {shell} and an empty database\n\n{begin}")

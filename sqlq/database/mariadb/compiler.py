@@ -17,12 +17,11 @@ def compiler(kind: type[Any]) -> Any:
 
         def update_tables_clause(self, update: Any, table: Any, others: Any, **kw: Any) -> str:
             # guard: rows-are-changed-by-their-ids
-            said = f"{table._compiler_dispatch(self, asfrom=True, **kw)} FORCE INDEX (PRIMARY)"
-            rest = [other._compiler_dispatch(self, asfrom=True, **kw) for other in others]
-            return " STRAIGHT_JOIN ".join([*rest, said])
+            tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
+            return f"{' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
 
         def delete_table_clause(self, delete: Any, table: Any, others: Any, **kw: Any) -> str:
-            said: str = table._compiler_dispatch(self, asfrom=True, **kw)
+            said = self.process(table, asfrom=True, **kw)
             return f"{self.preparer.quote(table.name)} USING {said} FORCE INDEX (PRIMARY)"
 
     return Compiler

@@ -15,22 +15,18 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
-    URL,
     BigInteger,
     ColumnElement,
     Connection,
     Engine,
     Select,
     Table,
-    and_,
     bindparam,
-    column,
     delete,
     event,
     func,
     insert,
     literal_column,
-    null,
     or_,
     select,
     text,
@@ -81,7 +77,26 @@ _UNDID_ALL = {1213, 1020}
 """The server has undone the whole transaction, its savepoints too."""
 _READ_ONLY = {1290, 1792, 1836}
 _NO_ROOM = {1021, 1041, 1114}
-_LOST = {0, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2045, 2055, 4031}
+_LOST = {
+    0,
+    1053,
+    1077,
+    1079,
+    1080,
+    1152,
+    1158,
+    1159,
+    1160,
+    1161,
+    1184,
+    1927,
+    2006,
+    2013,
+    2014,
+    2045,
+    2055,
+    4031,
+}
 _AWAY = {*_LOST, 1040, 1047, 1129, 1135, 1203, 2001, 2002, 2003, 2004, 2005, 2012, *_READ_ONLY, *_NO_ROOM}
 
 
@@ -130,7 +145,7 @@ class MariaDB(Dialect):
             changed = {name: func.if_(where, value, table.c[name]) for name, value in changed.items()}
         if returning:
             name = next(iter(changed))
-            met = literal_column(f"(@sqlq_met := `{row.name}`)")
+            met: Any = literal_column(f"(@sqlq_met := `{row.name}`)")
             changed[name] = func.if_(met.is_(None), changed[name], changed[name])
         statement = statement.on_duplicate_key_update(changed)
         if not returning:
@@ -183,7 +198,9 @@ class MariaDB(Dialect):
         mine = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
         rights = {(row[0], row[-1]) for row in mine}
         if rights:
-            conn.execute(copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights]))
+            conn.execute(
+                copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights])
+            )
             conn.execute(_DELETE_JOBS, {"sqlq_ids": sorted(id for id, _ in rights)})
         return rights
 
@@ -228,7 +245,8 @@ class MariaDB(Dialect):
 
     def batch_table(self, batch: Batch) -> FromClause:
         columns = ", ".join(
-            f"`{name}` {_json_type(kind)} PATH '$[{i}]'" for i, (name, kind) in enumerate(batch.columns.items())
+            f"`{name}` {_json_type(kind)} PATH '$[{i}]'"
+            for i, (name, kind) in enumerate(batch.columns.items())
         )
         return _json_table("batch", columns, **batch.columns)
 
@@ -250,7 +268,8 @@ class MariaDB(Dialect):
         steps = list(ids)
         if not are_steps:
             steps = [id for (id,) in ask(f"{sql.waiting_for(schema, _list(ids))} LIMIT {most}", ())]
-        judged = dict(ask(sql.verdict(schema, _list(steps)), ())) if steps else {}
+        rows = ask(sql.verdict(schema, _list(steps)), ()) if steps else []
+        judged = {id: bool(never) for id, never in rows}
         locked = [id for (id,) in ask(sql.lock_steps(schema, _list(judged)), ())] if judged else []
         free = [id for id in locked if not judged[id]]
         cancelled = [id for id in locked if judged[id]]
@@ -417,7 +436,7 @@ def _locking(query: Select[Any], waits: bool) -> _Locking:
     table: Any = next(iter(query.selected_columns)).table
     (key,) = table.primary_key
     by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
-    if any(isinstance(source, Subquery) and source.name == "batch" for source in visitors.iterate(query)):
+    if any(isinstance(source, Subquery) and source.name == "batch" for source in _parts(query)):
         # the rows of a batch are in the order of their ids, and find the table's by these
         return _Locking(None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
     if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
@@ -427,6 +446,10 @@ def _locking(query: Select[Any], waits: bool) -> _Locking:
     names = [column.name for column in query.selected_columns]
     place = names.index(key.name) if key.name in names else None
     return _Locking(query.with_only_columns(key), locks, place)
+
+
+def _parts(element: Any) -> Iterable[Any]:
+    return visitors.iterate(element)
 
 
 _LARGE = (jobs, finished_jobs, failed_jobs)
@@ -450,9 +473,7 @@ class _Plan:
 def _plan(dialect: MariaDB, change: Change) -> _Plan:
     table, (key,) = change.table, change.table.primary_key
     chosen: Select[Any] = (
-        change.chosen
-        if isinstance(change.chosen, Select)
-        else select(key).where(change.chosen).order_by(key)
+        change.chosen if isinstance(change.chosen, Select) else select(key).where(change.chosen).order_by(key)
     )
     if change.where is not None:
         chosen = chosen.where(change.where(_Columns(chosen.selected_columns)))
@@ -475,7 +496,7 @@ def _plan(dialect: MariaDB, change: Change) -> _Plan:
         for bound in visitors.iterate(plan.changes)
         if isinstance(bound, BindParameter) and bound.required
     ]
-    read = {c.name for each in change.returning for c in visitors.iterate(each) if getattr(c, "table", None) is table}
+    read = {c.name for each in change.returning for c in _parts(each) if getattr(c, "table", None) is table}
     if written & read:
         plan.returns = select(*change.returning).where(key.in_(ids)).order_by(key)
     else:
@@ -518,11 +539,14 @@ _AFTER_CLAIM = {"lease_token": sql.NEXT_TOKEN, "attempts": sql.ONE_MORE}
 
 
 @lru_cache
-def _due(schema: str | None, *, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
+def _due(
+    schema: str | None, *, given_level: bool = False, beyond: bool = False, newest_first: bool = False
+) -> str:
     """Return the statement that locks due jobs, with the columns of a claim as they are after it."""
     dialect: Any = qualify.qualified(MariaDBDialect())
     columns = [
-        _AFTER_CLAIM.get(column.name) or str(column.compile(dialect=dialect)).replace(f"`{TOKEN_SCHEMA}`.", "")
+        _AFTER_CLAIM.get(column.name)
+        or str(column.compile(dialect=dialect)).replace(f"`{TOKEN_SCHEMA}`.", "")
         for column in CLAIMED
     ]
     said = ", ".join([*columns, "max_attempts"])
@@ -547,7 +571,9 @@ def _due_in_one(
 _ABOVE_ALL = 1_000
 
 
-def _reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant) -> list[Sequence[Any]]:
+def _reserved(
+    ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant
+) -> list[Sequence[Any]]:
     """Reserve locked jobs, and return them. Rows without values of their own get those of their tasks."""
     if not due:
         return []
@@ -558,7 +584,9 @@ def _reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Cl
     missing: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for row, own in zip(claimed, due, strict=True):
         task = row[_PLACE["task"]]
-        values = {name: text for name, text in follow_ups.get(task, {}).items() if row[_PLACE[name]] is None}
+        values: dict[str, Any] = {
+            name: text for name, text in follow_ups.get(task, {}).items() if row[_PLACE[name]] is None
+        }
         if own[-1] is None and task in allowed:
             values["max_attempts"] = allowed[task]
         written = tuple((name, value) for name, value in values.items() if value is not None)
@@ -566,11 +594,13 @@ def _reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Cl
             row[_PLACE[name]] = value
         if written:
             missing.setdefault(written, []).append(row[0])
-    for written, ids in missing.items():
-        sets = ", ".join(f"{name} = %s" for name, _ in written)
-        statement = f"UPDATE {sql.quoted(schema)}.jobs FORCE INDEX (PRIMARY) SET {sets} WHERE id IN ({_list(ids)})"
-        ask(statement, tuple(value for _, value in written))
-    return claimed
+    for given, ids in missing.items():
+        sets = ", ".join(f"{column} = %s" for column, _ in given)
+        statement = (
+            f"UPDATE {sql.quoted(schema)}.jobs FORCE INDEX (PRIMARY) SET {sets} WHERE id IN ({_list(ids)})"
+        )
+        ask(statement, tuple(value for _, value in given))
+    return [tuple(row) for row in claimed]
 
 
 def _list(ids: Iterable[int]) -> str:
@@ -587,7 +617,12 @@ _TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 
 
 def _json_type(kind: type[Any]) -> str:
-    for known, said in ((BigInteger, "BIGINT"), (Integer, "INT"), (Moment, "DATETIME(6)"), (Double, "DOUBLE")):
+    for known, said in (
+        (BigInteger, "BIGINT"),
+        (Integer, "INT"),
+        (Moment, "DATETIME(6)"),
+        (Double, "DOUBLE"),
+    ):
         if issubclass(kind, known):
             return said
     return _TEXT

@@ -1,7 +1,7 @@
 """The statements for MariaDB that are written as text: claims, polls, and verdicts on blocked jobs.
 
-MariaDB finds a row by a stepping subquery only from the start of an index. So steps from one queue or priority
-to the next are loose index scans (GROUP BY), or statements of their own.
+MariaDB runs a subquery that steps to the next value from the start of the index each time. So steps from one
+queue or priority to the next are loose index scans (GROUP BY), or statements of their own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def due(schema: str | None, columns: str, *, given_level: bool, beyond: bool, ne
     return f"""
 SELECT {columns} FROM {prefix}.jobs FORCE INDEX (jobs_claim)
  WHERE reserved_at IS NULL AND queue = %s AND priority = {level} AND available_at <= {NOW}{after}
-   AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues AS q WHERE q.queue = jobs.queue AND q.paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues AS q
+                    WHERE q.queue = jobs.queue AND q.paused_at IS NOT NULL)
  ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED
 """
 
@@ -85,7 +86,7 @@ SELECT queue, TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0
 
 
 def look(schema: str | None, workers: int) -> str:
-    """What a poll asks beside the due jobs: schedules, hosts, maintenance, and requests to so many workers."""
+    """Poll everything but due jobs: schedules, hosts, maintenance, and requests to so many workers."""
     prefix = quoted(schema)
     theirs = ", ".join(["%s"] * workers) or "NULL"
     # guard: the-look-sees-what-a-rescue-takes-mariadb

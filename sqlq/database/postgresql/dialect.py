@@ -172,7 +172,10 @@ class PostgreSQL(Dialect):
 
     def takes_single_statements(self, conn: Connection) -> bool:
         # guard: single-statements-are-read-committed
-        return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")
+        return conn.scalar(text("SHOW default_transaction_isolation")) in (
+            "read committed",
+            "read uncommitted",
+        )
 
     def limit_time(
         self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
