@@ -29,7 +29,7 @@ from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 import sqlq
 from sqlq.database.database import Database
 from sqlq.worker.worker import Worker
-from tests.mariadb import MariaDB, own_mariadb
+from tests.mariadb import MariaDB, OwnMariaDB, own_mariadb
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
 DATABASES = os.environ.get("SQLQ_TEST_DATABASES", "sqlite,postgresql").split(",")
@@ -241,6 +241,25 @@ def mariadb() -> Iterator[MariaDB]:
     """The MariaDB of this test run."""
     with own_mariadb() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def restartable_mariadb(mariadb: MariaDB) -> Iterator[OwnMariaDB]:
+    """A server that may be stopped and crashed: the session's, unless that is somebody else's."""
+    if isinstance(mariadb, OwnMariaDB):
+        yield mariadb
+    else:
+        server = OwnMariaDB()
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def restartable_server(request: pytest.FixtureRequest, database_url: str) -> OwnPostgreSQL | OwnMariaDB:
+    """The server of the test's database, which may be stopped and crashed."""
+    kind = make_url(database_url).get_backend_name()
+    server: OwnPostgreSQL | OwnMariaDB = request.getfixturevalue(f"restartable_{kind}")
+    return server
 
 
 @pytest.fixture(params=DATABASES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from uuid import uuid4
 import pymysql
 from sqlalchemy import URL, make_url
 
-from tests.servers import _memory
+from tests.servers import ShutdownMode, _memory
 from tests.waiting import wait_until
 
 GUARD = Path(__file__).with_name("mariadb_guard.py")
@@ -94,6 +95,13 @@ class OwnMariaDB(MariaDB):
         )  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
+        # stops the server and removes the directory as soon as its end of a pipe closes
+        self._guard = subprocess.Popen(
+            [sys.executable, GUARD, self.directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # out of the reach of Ctrl-C
+        )
         self._command = [
             program,
             "--no-defaults",
@@ -107,17 +115,26 @@ class OwnMariaDB(MariaDB):
             *settings,
         ]
         super().__init__(URL.create("mariadb", "root", host="127.0.0.1", port=self.port))
-        self._guard = self._start()
+        self.start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        guard = subprocess.Popen(
-            [sys.executable, GUARD, self.directory, *self._command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # out of the reach of Ctrl-C
-        )
+    def start(self) -> None:
+        """Start the server, also after a `stop()`, on the same port, and return when it answers."""
+        with (self.directory / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        (self.directory / "server").write_text(str(self._server.pid))
         wait_until(self._answers, what="the tests' MariaDB")
-        return guard
+
+    def stop(self, mode: ShutdownMode = "fast") -> None:
+        """Stop the server; "immediate" is a crash, and the next start recovers from the log."""
+        self._server.send_signal(signal.SIGKILL if mode == "immediate" else signal.SIGTERM)
+        self._server.wait(60)
+
+    def restart(self, mode: ShutdownMode = "fast") -> None:
+        """Stop and start: every connection is lost, the databases and the port stay."""
+        self.stop(mode)
+        self.start()
 
     def _answers(self) -> bool:
         try:
@@ -128,6 +145,7 @@ class OwnMariaDB(MariaDB):
 
     def close(self) -> None:
         """Stop the server for good and remove its directory."""
+        self.stop("immediate")
         assert self._guard.stdin
         self._guard.stdin.close()
         self._guard.wait()

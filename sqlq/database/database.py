@@ -360,9 +360,9 @@ class Database:
     @contextmanager
     def single_statements(self) -> Iterator[Connection]:
         """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL
-        instead of three. Several statements are one transaction each there; on SQLite they share one, since
-        they cost no round trips."""
-        if self.dialect.in_a_file or not self.takes_single_statements:
+        instead of three. Several statements are one transaction each there. On SQLite and MariaDB they share
+        one, since a change takes several."""
+        if not (self.dialect.single_changes and self.takes_single_statements):
             with self.begin() as conn:
                 yield conn
         else:
@@ -544,6 +544,11 @@ one of these options libpq ignores it."""
 def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
     """Return the arguments for timeouts of connecting and of silence, without those that the URL or the
     environment sets."""
+    if url.get_backend_name() == "mariadb":
+        # PyMySQL's connections are bound afterwards; those of mysqlclient keep these timeouts
+        silent = connect_seconds if "pymysql" in url.drivername else round(LOOP_LONGEST_ANSWER_SECONDS)
+        timeouts = {"connect_timeout": connect_seconds, "read_timeout": silent, "write_timeout": silent}
+        return {name: seconds for name, seconds in timeouts.items() if name not in url.query}
     if (
         url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2")
         or "service" in url.query

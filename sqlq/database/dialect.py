@@ -318,6 +318,8 @@ class Dialect:
     these run again."""
     shortest_us = 1
     """The resolution of its timestamps in microseconds."""
+    single_changes = True
+    """Whether `change` and `move` are one statement each, and so may be transactions by themselves."""
     notifies = False
     """Whether a notification of idle workers takes a statement, since they do not see commits by
     themselves."""
@@ -545,6 +547,10 @@ class Dialect:
         """Whether the other end has closed a driver's idle connection, as far as the socket shows without a
         query."""
         return False
+
+    def is_sound(self, engine: Engine, driver: Any) -> bool:
+        """Whether a driver's connection answers, and its session is as it was made."""
+        return bool(engine.dialect.do_ping(driver))
 
     def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
         """Do `work` as one transaction; on some databases it is one statement."""

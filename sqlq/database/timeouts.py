@@ -1,19 +1,20 @@
-"""A timeout for every wait: no thread waits for an answer of PostgreSQL longer than its timeout.
+"""A timeout for every wait: no thread waits for an answer of a server longer than its timeout.
 
 TCP alone cannot promise that. Keepalives and `tcp_user_timeout` find a host that is gone. But a proxy or
 firewall may go on acknowledging packets and pass none on; then a connection looks healthy for ever. A
 `statement_timeout` does not help either: the server may never have received the statement, or have answered
 it long ago.
 
-So the wait itself has a timeout. psycopg waits in steps of a tenth of a second. Between two steps, in the
-waiting thread, the bound checks the clock, and closes the connection when the time is over. It interrupts
-nothing, and no other thread touches the connection. The outcome of the statement is as open as after any
-broken connection. The server rolls back an uncommitted transaction, and a COMMIT without its reply is in
-doubt.
+So the wait itself has a timeout, in steps of a tenth of a second. Between two steps, in the waiting thread,
+the bound checks the clock, and closes the connection when the time is over. It interrupts nothing, and no
+other thread touches the connection. The outcome of the statement is as open as after any broken connection.
+The server rolls back an uncommitted transaction, and a COMMIT without its reply is in doubt.
 """
 
 from __future__ import annotations
 
+import io
+import select
 import sqlite3
 import threading
 import time
@@ -104,7 +105,11 @@ class Turns:
 
 
 def bound(driver: Any, patience: Patience) -> None:
-    """Bound all waits of a psycopg connection. Another driver's connection keeps only TCP's own timeouts."""
+    """Bound all waits of a connection of psycopg or PyMySQL. Another driver's connection keeps only TCP's own
+    timeouts."""
+    if hasattr(driver, "_rfile"):
+        driver._rfile = io.BufferedReader(_Bounded(driver._sock, patience))  # noqa: SLF001 - no other way in
+        driver._read_timeout = driver._write_timeout = patience.longest  # noqa: SLF001
     if not callable(getattr(driver, "wait", None)):
         return
     wait = driver.wait
@@ -114,6 +119,29 @@ def bound(driver: Any, patience: Patience) -> None:
         return answer
 
     driver.wait = wait_at_most
+
+
+class _Bounded(io.RawIOBase):
+    """Reads the socket of a PyMySQL connection, which asks for no step between two turns of a wait."""
+
+    def __init__(self, sock: Any, patience: Patience) -> None:
+        self._sock, self._patience = sock, patience
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        seconds = self._patience.seconds()
+        until = time.monotonic() + seconds
+        looker = select.poll()
+        looker.register(self._sock.fileno(), select.POLLIN)
+        has_some = getattr(self._sock, "pending", None)  # with TLS
+        # guard: every-wait-has-an-end-pymysql
+        while not (has_some and has_some()) and not looker.poll(TURN_SECONDS * 1000):
+            if time.monotonic() >= until or is_over():
+                self._patience.gave_up()
+                raise TimeoutError(f"no answer within {seconds:g} s")
+        return int(self._sock.recv_into(buffer))
 
 
 def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> Generator[Any, Any, T]:

@@ -12,10 +12,9 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.database import raw
+from sqlq.database import idle, raw
 from sqlq.database.database import Database
 from sqlq.database.dialect import Ask
-from sqlq.database.postgresql import dialect
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -32,7 +31,7 @@ class Clock(SimpleNamespace):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (raw, dialect):
+    for module in (raw, idle):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -78,8 +77,8 @@ def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(
     pid = backend(app.database)
     for seconds, pings in (
         (0.01, 0),
-        (dialect.IDLE_SECONDS / 2, 0),
-        (2 * dialect.IDLE_SECONDS, 1),
+        (idle.IDLE_SECONDS / 2, 0),
+        (2 * idle.IDLE_SECONDS, 1),
         (0.01, 1),
     ):
         clock.now += seconds

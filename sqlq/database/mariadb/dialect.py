@@ -59,8 +59,9 @@ from sqlq.database.dialect import (
     held,
     schema_of,
 )
+from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, sql  # noqa: F401 - which compiles its statements
-from sqlq.database.timeouts import Patience
+from sqlq.database.timeouts import Patience, bound
 from sqlq.schema import qualify
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, naive
@@ -76,7 +77,7 @@ lock."""
 _UNDID_ALL = {1213, 1020}
 """The server has undone the whole transaction, its savepoints too."""
 _READ_ONLY = {1290, 1792, 1836}
-_NO_ROOM = {1021, 1041, 1114}
+_NO_ROOM = {3, 1021, 1026, 1030, 1041, 1114}
 _LOST = {
     0,
     1053,
@@ -98,6 +99,8 @@ _LOST = {
     4031,
 }
 _AWAY = {*_LOST, 1040, 1047, 1129, 1135, 1203, 2001, 2002, 2003, 2004, 2005, 2012, *_READ_ONLY, *_NO_ROOM}
+_USELESS = {*_LOST, *_READ_ONLY, 1047}
+"""The server may lead to another one by now: the next connection finds it."""
 
 
 class MariaDB(Dialect):
@@ -105,6 +108,7 @@ class MariaDB(Dialect):
     oldest = (10, 11)
     has_schemas = True
     own_paramstyle = "format"
+    single_changes = False
     # a row that the insert met has left its id in the variable
     is_new = literal_column("NOT (@sqlq_met <=> id)")
 
@@ -357,24 +361,33 @@ class MariaDB(Dialect):
         said = getattr(error, "orig", None) or error
         is_drivers = type(said).__module__.partition(".")[0] in ("pymysql", "MySQLdb", "asyncmy")
         code = said.args[0] if is_drivers and said.args and isinstance(said.args[0], int) else None
-        lost = getattr(error, "connection_invalidated", False) or code in _LOST
+        # an error without a code is the driver's own: it cannot read the answer
+        lost = (
+            getattr(error, "connection_invalidated", False)
+            or code in _LOST
+            or (is_drivers and code is None and type(said).__name__ in ("InternalError", "InterfaceError"))
+        )
         return Trouble(
             is_away=code in _AWAY or lost,
             rolled_back=code in _ROLLED_BACK,
             refused=code is not None and not (code in _AWAY or lost or code in _ROLLED_BACK),
             takes_no_writes=code in _READ_ONLY or code in _NO_ROOM,
-            is_useless=lost or code in _READ_ONLY,
+            is_useless=lost or code in _USELESS,
             undid_all=code in _UNDID_ALL,
         )
 
+    def is_sound(self, engine: Engine, driver: Any) -> bool:
+        with driver.cursor() as cursor:
+            cursor.execute(_IS_SOUND)
+            return bool(cursor.fetchone()[0])
+
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
-        @event.listens_for(engine, "connect")
+        # before SQLAlchemy queries the version on a first connection
+        @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
+            bound(dbapi_connection, patience)
             with dbapi_connection.cursor() as cursor:
                 cursor.execute(_SESSION)
-            for name in ("_read_timeout", "_write_timeout"):  # PyMySQL's
-                if getattr(dbapi_connection, name, 0) is None:
-                    setattr(dbapi_connection, name, patience.longest)
 
         @event.listens_for(engine, "begin")
         def _began(conn: Connection) -> None:
@@ -390,18 +403,27 @@ class MariaDB(Dialect):
 
         @event.listens_for(engine, "handle_error")
         def _failed(context: ExceptionContext) -> None:
-            if self.trouble(context.original_exception).is_useless:
+            if context.connection is None:
+                patience.start_over()
+            elif self.trouble(context.original_exception).is_useless:
                 context.is_disconnect = True
+
+        if looks_at_idle:
+            look_at_idle(self, engine)
 
 
 _LIMITED = "sqlq_limited"
 # guard: workers-read-committed-mariadb
 _SESSION = (
     "SET SESSION autocommit = 1, tx_isolation = 'READ-COMMITTED', "
+    "wait_timeout = GREATEST(@@wait_timeout, 600), "
     f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, max_statement_time = 0, sql_mode = "
     "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"
 )
 """The settings of sqlq's own sessions. An UPDATE sets all its columns at once, as in standard SQL."""
+# guard: a-session-stays-as-it-was-made
+_IS_SOUND = "SELECT @@tx_isolation = 'READ-COMMITTED' AND @@autocommit AND NOT @@in_transaction"
+"""A proxy between here and the server may have given the connection another session."""
 
 
 def commits_at_once(driver: Any) -> bool:

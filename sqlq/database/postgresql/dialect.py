@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select as select_module
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -29,8 +28,6 @@ from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
@@ -51,8 +48,8 @@ from sqlq.database.dialect import (
     rights,
     schema_of,
 )
+from sqlq.database.idle import look_at_idle
 from sqlq.database.postgresql import sql
-from sqlq.database.raw import RESTS_SINCE
 from sqlq.database.timeouts import Patience, bound
 from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import CARRIED, jobs
@@ -275,7 +272,7 @@ class PostgreSQL(Dialect):
                 context.is_disconnect = True
 
         if looks_at_idle:
-            _look_at_idle_connections(self, engine)
+            look_at_idle(self, engine)
         if plans_once:
 
             @event.listens_for(engine, "connect")
@@ -284,29 +281,6 @@ class PostgreSQL(Dialect):
                     _at_once(dbapi_connection, _PLAN_ONCE)
 
 
-def _look_at_idle_connections(dialect: PostgreSQL, engine: Engine) -> None:
-    @event.listens_for(engine, "checkin")
-    def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
-
-    @event.listens_for(engine, "checkout")
-    def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-        since = record.info.pop(RESTS_SINCE, None)
-        if since is None:
-            return
-        try:
-            fresh = time.monotonic() - since < IDLE_SECONDS
-            sound = not dialect.is_cut_off(dbapi_connection) and (
-                fresh or engine.dialect.do_ping(dbapi_connection)
-            )
-        except Exception as error:  # the driver's, whose class depends on it
-            raise DisconnectionError from error
-        if not sound:
-            raise DisconnectionError
-
-
-IDLE_SECONDS = 10.0
-"""After this long a ping checks an idle connection before its use."""
 ONLY_ON_REQUEST = sys.maxsize
 """The number of runs after which psycopg prepares a statement by itself: never. See `Dialect.prepare`."""
 

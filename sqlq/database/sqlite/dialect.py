@@ -56,6 +56,7 @@ class SQLite(Dialect):
     name, title = "sqlite", "SQLite"
     oldest = (3, 35)
     in_a_file = True
+    single_changes = False
     own_paramstyle = "qmark"
     one_writer = True
     sees_commits = True
