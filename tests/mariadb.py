@@ -86,11 +86,12 @@ class OwnMariaDB(MariaDB):
     def __init__(self, *settings: str) -> None:
         program, install = found("mariadbd"), found("mariadb-install-db")
         self.directory = Path(tempfile.mkdtemp(prefix="sqlq-mariadb-", dir=_memory()))
-        data = self.directory / "data"
+        data, temporary = self.directory / "data", self.directory / "temporary"
+        temporary.mkdir()  # each server that starts removes others' tables from a directory they share
         account = ["--user=root"] if os.geteuid() == 0 else []
         subprocess.run(
-            [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal",
-             "--skip-test-db", *account],
+            [install, "--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}", "--skip-test-db",
+             "--auth-root-authentication-method=normal", *account],
             check=True, capture_output=True, start_new_session=True,
         )  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -107,6 +108,7 @@ class OwnMariaDB(MariaDB):
             "--no-defaults",
             *account,
             f"--datadir={data}",
+            f"--tmpdir={temporary}",
             f"--socket={self.directory}/socket",
             f"--pid-file={self.directory}/pid",
             "--bind-address=127.0.0.1",
