@@ -8,6 +8,7 @@ ascending order. The statements name the index, since for a small table the plan
 from __future__ import annotations
 
 import json
+import re
 import select as select_module
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -568,7 +569,7 @@ def _due(
     dialect: Any = qualify.qualified(MariaDBDialect())
     columns = [
         _AFTER_CLAIM.get(column.name)
-        or str(column.compile(dialect=dialect)).replace(f"`{TOKEN_SCHEMA}`.", "")
+        or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
         for column in CLAIMED
     ]
     said = ", ".join([*columns, "max_attempts"])
