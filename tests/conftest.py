@@ -33,6 +33,8 @@ from tests.mariadb import MariaDB, OwnMariaDB, own_mariadb
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
 DATABASES = os.environ.get("SQLQ_TEST_DATABASES", "sqlite,postgresql").split(",")
+SERVERS = [kind for kind in DATABASES if kind != "sqlite"]
+"""Those of them that are reached over a network."""
 
 
 def pytest_configure() -> None:

@@ -19,6 +19,8 @@ WRITES = (b"INSERT INTO ", b"UPDATE ", b"DELETE FROM ")
 PREPARES = re.compile(rb"(_pg3_\d+)\0([^\0]+)\0")
 RUNS_PREPARED = re.compile(rb"\0(_pg3_\d+)\0")
 READY = b"Z\0\0\0\5I"
+QUERY = b"\0\3"
+"""How a packet of MariaDB's begins that has a statement, after its length."""
 LINGER_ZERO = struct.pack("ii", 1, 0)
 """Makes `close` a reset, as a firewall does that has forgotten a connection."""
 
@@ -59,10 +61,11 @@ class Pipe:
 
     def _to_server(self, data: bytes) -> bool:
         self.asked = (self.asked + data)[-65536:]
+        self.made = self.made or data[3:5] == QUERY
         self.listens = self.listens or b'LISTEN "' in data
         if b"BEGIN" in data:
             self._in_transaction = True
-        commits = b"COMMIT\0" in data  # not READ COMMITTED
+        commits = b"COMMIT\0" in data or data.endswith(QUERY + b"COMMIT")  # not READ COMMITTED
         if commits or (not self._in_transaction and self._writes(data)):
             loss = self._proxy.loses(self)
             self.asked = b""

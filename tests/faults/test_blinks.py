@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,19 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import LISTEN_ANSWER_SECONDS
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS
+from tests.conftest import SERVERS
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.proxy import Pipe, Proxy, made
 from tests.faults.scorecard import record
 from tests.faults.standby import standby_of
+from tests.mariadb import OwnMariaDB
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)]
+pytestmark = pytest.mark.integration
+on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 RESUME_SECONDS = 15.0
 """What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard
@@ -84,12 +88,15 @@ def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float],
 # -- restarts and killed backends ----------------------------------------------------------------------------
 
 
+@on_servers
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_server_crashes_under_load(load: Load, restartable_postgresql: OwnPostgreSQL, times: int) -> None:
+def test_the_server_crashes_under_load(
+    load: Load, restartable_server: OwnPostgreSQL | OwnMariaDB, times: int
+) -> None:
     resumed = []
     with working(load, load.url) as worker:
         for _ in range(times):
-            restartable_postgresql.restart(mode="immediate")
+            restartable_server.restart(mode="immediate")
             resumed.append(load.seconds_to_next_finish(time.monotonic()))
             enough = len(load.acknowledged) + 100
             more = partial(lambda wanted: len(load.acknowledged) >= wanted, enough)
@@ -97,6 +104,19 @@ def test_the_server_crashes_under_load(load: Load, restartable_postgresql: OwnPo
         end(load, worker, "the server crashes under load", resumed, faults=times)
 
 
+BACKENDS = {
+    "postgresql": (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        "SELECT pg_terminate_backend(:pid)",
+    ),
+    "mariadb": (
+        "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()",
+        "KILL CONNECTION :pid",
+    ),
+}
+
+
+@on_servers
 @pytest.mark.parametrize("seconds", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> None:
     chance = random.Random(20_261_121)
@@ -106,12 +126,11 @@ def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> Non
         working(load, load.url) as worker,
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
     ):
-        backends = text(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        backends, kill = BACKENDS[engine.dialect.name]
         for _ in range(seconds * 10):
-            if pids := list(conn.scalars(backends)):
-                conn.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": chance.choice(pids)})
+            if pids := list(conn.scalars(text(backends))):
+                with suppress(DBAPIError):  # it has ended by itself
+                    conn.execute(text(kill), {"pid": chance.choice(pids)})
                 killed += 1
             passes(0.1)
         resumed = [load.seconds_to_next_finish(time.monotonic())]
@@ -122,6 +141,7 @@ def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> Non
 # -- the network ---------------------------------------------------------------------------------------------
 
 
+@on_servers
 def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
     resumed = []
     with working(load, proxy.url(load.url)) as worker:
@@ -135,6 +155,7 @@ def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
         assert worker.log.read_text().count("does not answer") < len(resumed)
 
 
+@on_servers
 @pytest.mark.parametrize(
     "directions",
     [
@@ -158,6 +179,7 @@ def test_the_network_swallows_packets(load: Load, proxy: Proxy, directions: tupl
         )
 
 
+@on_servers
 @pytest.mark.slow
 def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Proxy) -> None:
     resumed = []
@@ -170,6 +192,7 @@ def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Prox
         end(load, worker, "the network swallows packets for long and again", resumed, faults=3)
 
 
+@on_postgresql
 def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
     with (
         Load(tmp_path / "work", database_url) as load,
@@ -204,6 +227,7 @@ def settles(link: Pipe) -> bool:
     return b"finished_jobs" in link.asked
 
 
+@on_servers
 def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
     """The lease is long: a settle that was lost would show as a job that is still running, or as one that ran
     again."""
@@ -223,6 +247,7 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, 
         assert worker.stop() == 0
 
 
+@on_servers
 @pytest.mark.slow
 def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
     """What was claimed without the worker's knowledge comes back when the lease runs out."""
@@ -239,6 +264,7 @@ def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, p
         assert load.ran_again() == 0
 
 
+@on_servers
 def test_an_enqueue_meets_a_pooled_connection_that_died(
     tmp_path: Path, database_url: str, proxy: Proxy
 ) -> None:
@@ -249,6 +275,7 @@ def test_an_enqueue_meets_a_pooled_connection_that_died(
         assert (load.refused, len(load.acknowledged), load.count("jobs")) == (0, 5, 5)
 
 
+@on_servers
 def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
     tmp_path: Path, database_url: str, proxy: Proxy
 ) -> None:
@@ -263,6 +290,7 @@ def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
 # -- a standby -----------------------------------------------------------------------------------------------
 
 
+@on_postgresql
 def test_a_standby_is_waited_out_and_its_promotion_noticed(
     tmp_path: Path, proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
 ) -> None:
@@ -312,6 +340,7 @@ def test_a_standby_is_waited_out_and_its_promotion_noticed(
         )
 
 
+@on_postgresql
 def test_a_worker_that_starts_at_a_standby_waits(
     proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
 ) -> None:
@@ -331,6 +360,7 @@ def test_a_worker_that_starts_at_a_standby_waits(
 # -- waits that end ------------------------------------------------------------------------------------------
 
 
+@on_servers
 def test_no_wait_is_without_end(
     tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

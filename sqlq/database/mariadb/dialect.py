@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
-from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine import ExceptionContext, result_tuple
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import FromClause, Subquery
@@ -188,7 +188,7 @@ class MariaDB(Dialect):
         conn.execute(plan.changes, {name: given[name] for name in plan.takes})
         if plan.returns is not None:
             return conn.execute(plan.returns, ids).all()
-        return [row[plan.returned_from :] for row in rows]
+        return [plan.row(row[plan.returned_from :]) for row in rows]
 
     def move(
         self,
@@ -490,6 +490,7 @@ class _Plan:
         """The parameters of the changing statement, which takes no others."""
         self.returns: Any = None
         self.returned_from = 0
+        self.row: Callable[[Any], Any] = tuple
 
 
 @lru_cache(maxsize=512)
@@ -511,13 +512,14 @@ def _plan(dialect: MariaDB, change: Change) -> _Plan:
         values = change.values(rows)
         written = set(values)
         plan.changes = update(table).where(key == rows.c[key.name]).values(values)
+        plan.takes = ["batch"]
     else:
         written = set(change.values)
         plan.changes = update(table).where(key.in_(ids)).values(change.values)
-    plan.takes = [
+    plan.takes += [
         bound.key
-        for bound in visitors.iterate(plan.changes)
-        if isinstance(bound, BindParameter) and bound.required
+        for bound in _parts(plan.changes)
+        if isinstance(bound, BindParameter) and bound.required and bound.key != "batch"
     ]
     read = {c.name for each in change.returning for c in _parts(each) if getattr(c, "table", None) is table}
     if written & read:
@@ -525,6 +527,7 @@ def _plan(dialect: MariaDB, change: Change) -> _Plan:
     else:
         plan.returned_from = len(chosen.selected_columns)
         plan.chosen = chosen.add_columns(*(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning)))
+        plan.row = result_tuple([str(c.key) for c in change.returning])
     return plan
 
 
