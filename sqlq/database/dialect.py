@@ -83,8 +83,6 @@ class Trouble(NamedTuple):
     """The database undid the whole transaction for want of room, perhaps for notifications."""
     is_useless: bool = False
     """The connection is useless after this error, which SQLAlchemy does not know."""
-    undid_all: bool = False
-    """The database undid the whole transaction, savepoints too, and the connection is outside any."""
     advice: str | None = None
     """The reason and the remedy of a refused write; None where the database's own message suffices."""
 
@@ -307,6 +305,10 @@ class Dialect:
     """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"
     """The style of parameters of most of its drivers."""
+    where_it_leads = ""
+    """The query for the name of the database that a connection leads to."""
+    which_server = ""
+    """The query for that name, and for what is different on each server."""
     one_writer = False
     """Whether one transaction at a time may write, and keeps all others waiting."""
     sees_commits = False
@@ -506,6 +508,11 @@ class Dialect:
         """Return the transaction's isolation level where another's write since its snapshot would make its
         own fail."""
         return None
+
+    def has_lost_transaction(self, conn: Connection) -> bool:
+        """Whether a caller's connection is outside any transaction, after an error that undid one. A database
+        that refuses all statements until the rollback does not need it."""
+        return False
 
     def commits_at_once(self, pooled: Any) -> bool:
         """Whether each write on this pooled connection commits at once: its driver has no open transaction,

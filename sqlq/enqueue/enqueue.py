@@ -20,7 +20,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
@@ -35,6 +35,7 @@ from sqlq.database.caller.session import (
     database_error,
     kind_of,
     note_write,
+    on_callers,
 )
 from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
@@ -47,7 +48,6 @@ from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
 from sqlq.schema import version
-from sqlq.schema.qualify import in_catalog
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.workers import notify
@@ -125,7 +125,7 @@ class Enqueuer:
         """Do `work` on a caller's connection."""
         schema = self._schema_of(conn)
         try:
-            with in_schema(conn, schema):
+            with on_callers(conn, schema):
                 return work(conn)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
@@ -313,11 +313,14 @@ class Enqueuer:
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
         if (own.host, own.port, own.database) == (theirs.host, theirs.port, theirs.database):
             return True
+        dialect = self._database.dialect
         if not self._is_in_a_test:
-            return not own.database or own.database in (theirs.database, conn.scalar(_DATABASE))
+            name = conn.exec_driver_sql(dialect.where_it_leads).scalar()
+            return not own.database or own.database in (theirs.database, name)
         try:
             with self._database.read() as mine:
-                return tuple(mine.execute(_SERVER).one()) == tuple(conn.execute(_SERVER).one())
+                one, other = (each.exec_driver_sql(dialect.which_server).one() for each in (mine, conn))
+                return tuple(one) == tuple(other)
         except (DBAPIError, SqlqError):
             return True
 
@@ -329,10 +332,6 @@ def _callers_level() -> int:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sqlq."):
         level, frame = level + 1, frame.f_back
     return level
-
-
-_DATABASE = text(in_catalog("SELECT current_database()"))
-_SERVER = text(in_catalog("SELECT current_database(), pg_postmaster_start_time()"))
 
 
 def _jobs_in(done: Any) -> list[Job]:

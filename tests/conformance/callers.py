@@ -4,6 +4,7 @@ of them."""
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,13 +22,21 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
 from sqlq import Job, NewJob
+from tests.conftest import DATABASES
 
+without_mysqlclient = (
+    pytest.mark.skipif(
+        importlib.util.find_spec("MySQLdb") is None,
+        reason="NOT TESTED: mysqlclient is not installed, which takes a compiler and libmariadb-dev",
+    ),
+)
 DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
     "postgresql": {
         "psycopg": (Session, scoped_session, Connection),
         "psycopg2": (Session, scoped_session, Connection),
     },
     "sqlite": {"pysqlite": (Session, scoped_session, Connection)},
+    "mariadb": {"pymysql": (Session, scoped_session, Connection), "mysqldb": (Session, Connection)},
 }
 ASYNC_DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
     "postgresql": {
@@ -35,10 +44,12 @@ ASYNC_DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
         "psycopg_async": (AsyncSession, AsyncConnection),
     },
     "sqlite": {"aiosqlite": (AsyncSession, async_scoped_session, AsyncConnection)},
+    "mariadb": {"asyncmy": (AsyncSession, async_scoped_session, AsyncConnection)},
 }
 COMMON = (
     *("psycopg-Session", "psycopg2-Connection", "pysqlite-scoped_session"),
     *("asyncpg-AsyncSession", "psycopg_async-AsyncConnection", "aiosqlite-async_scoped_session"),
+    *("pymysql-Session", "asyncmy-AsyncSession"),
 )
 """Ways with each driver and each kind of session in one of them."""
 
@@ -52,13 +63,21 @@ def ways(*, in_all: bool = False) -> pytest.MarkDecorator:
         f"{driver}-{kind.__name__}": (database, (driver, kind))
         for databases in (DRIVERS, ASYNC_DRIVERS)
         for database, drivers in databases.items()
+        if database in DATABASES
         for driver, kinds in drivers.items()
         for kind in kinds
     }
     return pytest.mark.parametrize(
         ("database_url", "way"),
         [
-            pytest.param(*values, id=name, marks=() if in_all or name in COMMON else pytest.mark.variants)
+            pytest.param(
+                *values,
+                id=name,
+                marks=(
+                    *(() if in_all or name in COMMON else (pytest.mark.variants,)),
+                    *(without_mysqlclient if "mysqldb" in name else ()),
+                ),
+            )
             for name, values in every.items()
         ],
         indirect=["database_url"],

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import aiosqlite
+import asyncmy.cursors
 import asyncpg
 import psycopg
 import psycopg2
 import psycopg2.extras
+import pymysql.cursors
 import pytest
 from psycopg import rows
 from sqlalchemy import make_url
 
 import sqlq
 from sqlq import Job, NewJob
+from tests.conformance.callers import without_mysqlclient
+from tests.conftest import DATABASES
 
 
 class Mode(NamedTuple):
@@ -35,6 +40,22 @@ def _dsn(url: str) -> str:
 
 def _file(url: str) -> str:
     return make_url(url).database or ""
+
+
+def _address(url: str) -> dict[str, Any]:
+    where = make_url(url)
+    return {
+        "host": where.host,
+        "port": where.port,
+        "user": where.username,
+        "password": where.password or "",
+        "database": where.database,
+    }
+
+
+def _mysqlclient(url: str, cursor: str = "Cursor", **options: Any) -> Any:
+    mysqlclient: Any = importlib.import_module("MySQLdb")
+    return mysqlclient.connect(**_address(url), cursorclass=getattr(mysqlclient.cursors, cursor), **options)
 
 
 def _with_rows(connection: Any, factory: Any, text: Any = str) -> Any:
@@ -91,6 +112,24 @@ MODES: dict[str, dict[str, Mode]] = {
         "aiosqlite-none": Mode(lambda url: _aiosqlite(url, isolation_level=None), "BEGIN", is_async=True),
     },
 }
+MODES["mariadb"] = {
+    "pymysql": Mode(lambda url: pymysql.connect(**_address(url))),
+    "pymysql-dicts": Mode(
+        lambda url: pymysql.connect(**_address(url), cursorclass=pymysql.cursors.SSDictCursor)
+    ),
+    "pymysql-bytes": Mode(lambda url: pymysql.connect(**_address(url), use_unicode=False)),
+    "pymysql-autocommit": Mode(lambda url: pymysql.connect(**_address(url), autocommit=True), "BEGIN"),
+    "mysqlclient": Mode(_mysqlclient),
+    "mysqlclient-dicts": Mode(lambda url: _mysqlclient(url, "SSDictCursor")),
+    "mysqlclient-autocommit": Mode(lambda url: _mysqlclient(url, autocommit=True), "BEGIN"),
+    "asyncmy": Mode(lambda url: asyncmy.connect(**_address(url)), is_async=True),
+    "asyncmy-dicts": Mode(
+        lambda url: asyncmy.connect(**_address(url), cursor_cls=asyncmy.cursors.DictCursor), is_async=True
+    ),
+    "asyncmy-autocommit": Mode(
+        lambda url: asyncmy.connect(**_address(url), autocommit=True), "BEGIN", is_async=True
+    ),
+}
 if sys.version_info >= (3, 12):
     MODES["sqlite"] |= {
         "sqlite3-autocommit": Mode(lambda url: sqlite3.connect(_file(url), autocommit=True), "BEGIN"),
@@ -100,7 +139,7 @@ if sys.version_info >= (3, 12):
     }
 
 
-COMMON = ("psycopg", "asyncpg", "sqlite3", "aiosqlite")
+COMMON = ("psycopg", "asyncpg", "sqlite3", "aiosqlite", "pymysql", "asyncmy")
 
 
 def modes(
@@ -115,9 +154,16 @@ def modes(
         ("database_url", "mode"),
         [
             pytest.param(
-                database, mode, id=name, marks=() if in_all or name in COMMON else pytest.mark.variants
+                database,
+                mode,
+                id=name,
+                marks=(
+                    *(() if in_all or name in COMMON else (pytest.mark.variants,)),
+                    *(without_mysqlclient if "mysqlclient" in name else ()),
+                ),
             )
             for database, known in MODES.items()
+            if database in DATABASES
             for name, mode in known.items()
             if wanted(name, mode)
         ],
@@ -166,7 +212,7 @@ class Caller:
         if hasattr(self.connection, "execute"):
             return self.do(self.connection.execute(statement))
         cursor = self.connection.cursor()
-        cursor.execute(statement)
+        self.do(cursor.execute(statement))
         return cursor
 
     def order(self, id: int) -> None:

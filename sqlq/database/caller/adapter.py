@@ -56,6 +56,8 @@ class Adapter:
     def __init__(self, driver: DriverConnection) -> None:
         self.driver = driver
         self._savepoints = 0
+        self._is_own = False
+        """Whether the transaction is one that this began."""
         self._execution_options: immutabledict[str, Any] = immutabledict()
 
     @cached_property
@@ -73,6 +75,7 @@ class Adapter:
         if not self.driver.commits_at_once():
             return work(), False
         self.driver.say("BEGIN IMMEDIATE" if self.driver.database == "sqlite" else "BEGIN")
+        self._is_own = True
         try:
             done = work()
             self.driver.say("COMMIT")
@@ -81,6 +84,11 @@ class Adapter:
                 self.driver.say("ROLLBACK")
             raise
         return done, True
+
+    def invalidate(self) -> None:
+        """Have the connection refuse to go on, if its transaction was the caller's."""
+        if not self._is_own:
+            self.driver.cut_off()
 
     # -- as a Connection -------------------------------------------------------------------------------------
 

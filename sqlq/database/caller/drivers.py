@@ -1,5 +1,5 @@
-"""Connections that a caller made without SQLAlchemy: of psycopg, psycopg2, asyncpg, sqlite3, aiosqlite or
-Django.
+"""Connections that a caller made without SQLAlchemy: of psycopg, psycopg2, asyncpg, PyMySQL, mysqlclient,
+asyncmy, sqlite3, aiosqlite or Django.
 
 The connection stays the caller's. This module runs statements on it, and reads the rows in spite of the
 caller's settings for rows. It does not change these. The caller has imported the driver, so this module finds
@@ -11,12 +11,15 @@ SQLAlchemy's asynchronous sessions.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL
 from sqlalchemy.util import await_only
@@ -113,6 +116,11 @@ class DriverConnection:
 
     def refuse_broken(self) -> None:
         """Raise the library's own error if its transaction can only be rolled back."""
+
+    def cut_off(self) -> None:
+        """Have every further statement on the connection fail, its commit too, where the database has undone
+        the transaction and would begin another."""
+        raise NotImplementedError
 
 
 def _wait(awaitable: Awaitable[T]) -> T:
@@ -281,6 +289,118 @@ def _values(record: Any) -> Any:
     return record.values()
 
 
+# -- MariaDB -------------------------------------------------------------------------------------------------
+
+
+_PLACE = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
+
+
+class PyMySQL(DriverConnection):
+    """A connection of PyMySQL."""
+
+    database = "mariadb"
+    driver = module = "pymysql"
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        with self.connection.cursor(self._plain()) as cursor:
+            cursor.execute(statement, parameters or None)
+            return _texts(cursor.description, cursor.fetchall())
+
+    def _plain(self) -> Any:
+        """Return the class of plain cursors: those of the caller's may return rows as dicts."""
+        return sys.modules[f"{self.module}.cursors"].Cursor
+
+    def identity(self) -> Hashable | None:
+        return self.look()
+
+    def look(self) -> Server:
+        if self.connection not in _SEEN:
+            _SEEN[self.connection] = self._look()
+        return _SEEN[self.connection]
+
+    def _look(self) -> Server:
+        ((version, name, user, host, port),) = self.run(_PLACE, ()).rows
+        if "MariaDB" not in version:
+            raise UnsupportedDatabaseError(
+                f"sqlq runs on MariaDB, not on MySQL, and this connection leads to MySQL {version}"
+            )
+        url = URL.create(
+            f"mariadb+{self.driver}",
+            user.rpartition("@")[0],
+            host=getattr(self.connection, "host", host),
+            port=getattr(self.connection, "port", port),
+            database=name,
+        )
+        return Server(url, tuple(map(int, version.partition("-")[0].split("."))), name)
+
+    def in_transaction(self) -> bool:
+        # drivers keep the status of an earlier answer
+        return bool(self.run("SELECT @@in_transaction", ()).rows[0][0])
+
+    def commits_at_once(self) -> bool:
+        return bool(self.connection.get_autocommit()) and not self.in_transaction()
+
+    def transaction(self) -> Any:
+        return self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self.connection.begin()
+        try:
+            yield
+            self.connection.commit()
+        except BaseException:
+            with suppress(self.errors):  # it may be cut off
+                self.connection.rollback()
+            raise
+
+    def cut_off(self) -> None:
+        self.connection._force_close()  # noqa: SLF001 - after close() a `with` block of the caller's raises
+
+
+class MySQLClient(PyMySQL):
+    """A connection of mysqlclient."""
+
+    driver, module = "mysqldb", "MySQLdb"
+
+    def cut_off(self) -> None:
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as its:  # as above
+            its.shutdown(socket.SHUT_RDWR)
+
+
+class Asyncmy(PyMySQL):
+    """A connection of asyncmy."""
+
+    driver = module = "asyncmy"
+    is_async = True
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        return _wait(self._run(statement, parameters))
+
+    async def _run(self, statement: str, parameters: Any) -> Answer:
+        async with self.connection.cursor(self._plain()) as cursor:
+            await cursor.execute(statement, parameters or None)
+            return _texts(cursor.description, await cursor.fetchall())
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:  # type: ignore[override]  # as its connection
+        await self.connection.begin()
+        try:
+            yield
+            await self.connection.commit()
+        except BaseException:
+            with suppress(self.errors):  # as above
+                await self.connection.rollback()
+            raise
+
+    def cut_off(self) -> None:
+        self.connection.close()
+
+
+_SEEN: WeakKeyDictionary[Any, Server] = WeakKeyDictionary()
+"""The place of each connection, as it was at first: a later USE sends no job elsewhere."""
+
+
 # -- SQLite --------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +499,7 @@ def _answer(description: Any, rows: Sequence[Sequence[Any]]) -> Answer:
 
 
 def _texts(description: Any, rows: Any) -> Answer:
-    """Return SQLite's rows with texts as str, even if the caller's `text_factory` is bytes."""
+    """Return rows with texts as str, even if the caller's driver has been told to return bytes."""
     if description is None:
         return _NOTHING
     return _answer(
@@ -415,8 +535,8 @@ class Django(DriverConnection):
         inner = recognised(wrapper.connection)
         if inner is None or inner.is_async:
             raise UnsupportedDatabaseError(
-                f"sqlq runs on PostgreSQL and SQLite; Django's connection {wrapper.alias!r} leads to "
-                f"{wrapper.display_name}"
+                f"sqlq runs on PostgreSQL, MariaDB and SQLite; Django's connection {wrapper.alias!r} "
+                f"leads to {wrapper.display_name}"
             )
         self._inner = inner
         self.database, self.driver = inner.database, inner.driver
@@ -472,6 +592,12 @@ class Django(DriverConnection):
     def refuse_broken(self) -> None:
         self.wrapper.validate_no_broken_transaction()
 
+    def cut_off(self) -> None:
+        if self.wrapper.in_atomic_block:
+            self.wrapper.needs_rollback = True
+        else:
+            self._inner.cut_off()
+
 
 # -- which one it is -----------------------------------------------------------------------------------------
 
@@ -481,6 +607,9 @@ _KINDS: dict[tuple[str, str], type[DriverConnection]] = {
     ("psycopg2", "connection"): Psycopg2,
     ("asyncpg", "Connection"): Asyncpg,
     ("asyncpg", "PoolConnectionProxy"): Asyncpg,
+    ("pymysql", "Connection"): PyMySQL,
+    ("MySQLdb", "Connection"): MySQLClient,
+    ("asyncmy", "Connection"): Asyncmy,
     ("sqlite3", "Connection"): Sqlite3,
     ("aiosqlite", "Connection"): Aiosqlite,
     ("django", "BaseDatabaseWrapper"): Django,

@@ -17,8 +17,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.util import greenlet_spawn
 
+from sqlq.config.urls import supported
 from sqlq.database.caller.adapter import Adapter
 from sqlq.database.caller.drivers import DriverConnection, kind_of_connection, recognised
+from sqlq.database.dialect import in_schema
 from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
@@ -32,7 +34,7 @@ T = TypeVar("T")
 
 
 class AnyDriverConnection(Protocol):
-    """A connection of psycopg, psycopg2 or sqlite3, or one of Django's."""
+    """A connection of psycopg, psycopg2, PyMySQL, mysqlclient or sqlite3, or one of Django's."""
 
     def cursor(self) -> Any: ...
     def commit(self) -> None: ...
@@ -105,8 +107,9 @@ def connection_to_write(session: Any) -> Connection:
     if isinstance(conn, Adapter):
         return conn
     if conn.dialect.name not in DIALECTS:
+        supported(conn.engine.url)  # which has a sentence for each
         raise UnsupportedDatabaseError(
-            f"sqlq runs on PostgreSQL and SQLite; this session is connected to {conn.dialect.name}"
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite; this session is connected to {conn.dialect.name}"
         )
     if not conn.in_transaction():
         conn.begin()  # as the write would
@@ -232,6 +235,31 @@ def database_error(conn: Connection | Adapter, error: BaseException) -> BaseExce
         if isinstance(found, kind):
             return found
     return None
+
+
+@contextmanager
+def on_callers(conn: Connection | Adapter, schema: str | None) -> Iterator[None]:
+    """Write on a caller's connection, in this schema.
+
+    A database may undo the whole transaction for an error, and end it. What the caller writes next would
+    begin another, and its commit would keep only that part. So the connection then refuses to go on.
+    """
+    try:
+        with in_schema(conn, schema):
+            yield
+    except Exception as error:
+        said, dialect = database_error(conn, error), dialect_of(cast("Connection", conn))
+        if (
+            said is not None
+            and dialect.trouble(said).rolled_back
+            and dialect.has_lost_transaction(cast("Connection", conn))
+        ):
+            conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
+            raise EnqueueError(
+                f"{dialect.title} has undone the whole transaction, also what came before its savepoints: "
+                f"roll it back, and run it again from its start ({getattr(said, 'orig', None) or said})"
+            ) from error
+        raise
 
 
 class Asynchronous(Protocol):

@@ -72,11 +72,9 @@ T = TypeVar("T")
 BEGINS = "sqlq_begins"
 """The execution option of connections whose statements are transactions of several."""
 LOCK_WAIT_SECONDS = 5
-_ROLLED_BACK = {1213, 1020, 1205}
+_ROLLED_BACK = {1213, 1020, 1205, 1305}
 """Deadlock; a row that changed since the snapshot (innodb_snapshot_isolation); timeout of a wait for a
-lock."""
-_UNDID_ALL = {1213, 1020}
-"""The server has undone the whole transaction, its savepoints too."""
+lock; a savepoint that went with its transaction."""
 _READ_ONLY = {1290, 1792, 1836}
 _NO_ROOM = {3, 1021, 1026, 1030, 1041, 1114}
 _LOST = {
@@ -110,6 +108,8 @@ class MariaDB(Dialect):
     has_schemas = True
     own_paramstyle = "format"
     single_changes = False
+    where_it_leads = "SELECT DATABASE()"
+    which_server = "SELECT DATABASE(), @@server_uid"
     # a row that the insert met has left its id in the variable
     is_new = literal_column("NOT (@sqlq_met <=> id)")
 
@@ -331,7 +331,11 @@ class MariaDB(Dialect):
         return None if level in ("READ-COMMITTED", "READ-UNCOMMITTED") else level.replace("-", " ")
 
     def commits_at_once(self, pooled: Any) -> bool:
-        return commits_at_once(pooled.driver_connection)
+        driver = pooled.dbapi_connection
+        return bool(driver.get_autocommit()) and not self.run(driver, _IN_TRANSACTION, ())[0][0]
+
+    def has_lost_transaction(self, conn: Connection) -> bool:
+        return not conn.exec_driver_sql(_IN_TRANSACTION).scalar()
 
     def transactional(self, conn: Connection) -> Connection:
         return conn.execution_options(**{BEGINS: True})
@@ -374,7 +378,6 @@ class MariaDB(Dialect):
             refused=code is not None and not (code in _AWAY or lost or code in _ROLLED_BACK),
             takes_no_writes=code in _READ_ONLY or code in _NO_ROOM,
             is_useless=lost or code in _USELESS,
-            undid_all=code in _UNDID_ALL,
         )
 
     def is_sound(self, engine: Engine, driver: Any) -> bool:
@@ -413,6 +416,8 @@ class MariaDB(Dialect):
             look_at_idle(self, engine)
 
 
+_IN_TRANSACTION = "SELECT @@in_transaction"
+"""The drivers' own status may be that of an earlier answer."""
 _LIMITED = "sqlq_limited"
 # guard: workers-read-committed-mariadb
 _SESSION = (
@@ -425,22 +430,6 @@ _SESSION = (
 # guard: a-session-stays-as-it-was-made
 _IS_SOUND = "SELECT @@tx_isolation = 'READ-COMMITTED' AND @@autocommit AND NOT @@in_transaction"
 """A proxy between here and the server may have given the connection another session."""
-
-
-def commits_at_once(driver: Any) -> bool:
-    """Whether a write on a connection commits at once: its session is in autocommit, and no transaction is
-    open."""
-    return bool(driver.get_autocommit()) and not is_in_transaction(driver)
-
-
-def is_in_transaction(driver: Any) -> bool:
-    """Whether a transaction is open, by the server's last answer."""
-    status = getattr(driver, "server_status", None)
-    if status is not None:
-        return bool(status & 1)
-    with driver.cursor() as cursor:  # mysqlclient does not say it
-        cursor.execute("SELECT @@in_transaction")
-        return bool(cursor.fetchone()[0])
 
 
 # -- locking by primary key ----------------------------------------------------------------------------------

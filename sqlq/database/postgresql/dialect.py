@@ -87,6 +87,8 @@ class PostgreSQL(Dialect):
     has_schemas = True
     vacuums = True
     notifies = True
+    where_it_leads = in_catalog("SELECT current_database()")
+    which_server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
     _insert = staticmethod(postgresql.insert)
     # a row that the statement updated has its transaction there
     is_new = literal_column(in_catalog("xmax = 0"))

@@ -30,9 +30,9 @@ from sqlq.database.caller.session import (
     awaited,
     connection_to_complete,
     note_write,
+    on_callers,
     transaction_in,
 )
-from sqlq.database.dialect import in_schema
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
@@ -126,7 +126,7 @@ class OwnRow:
             attempt.completed = True
             note_write(session)
             return
-        with in_schema(conn, target.schema):
+        with on_callers(conn, target.schema):
             self._refuse_stricter(conn, "complete()")
             attempt.completed = True
             if attempt.said is not None or attempt.keeps_ms is not None:
@@ -155,7 +155,7 @@ class OwnRow:
             )
         conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
         if attempt.has_row:
-            with in_schema(conn, attempt.target.schema):
+            with on_callers(conn, attempt.target.schema):
                 self._refuse_stricter(conn, "checkpoint()")
                 # guard: checkpoint-by-the-owner
                 saved = checkpoints.save(conn, attempt.right, self.cursor, text)
