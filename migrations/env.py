@@ -13,7 +13,7 @@ from sqlq.schema import version
 url = urls.database_url()
 
 if context.is_offline_mode():
-    schema = urls.schema_name() if url.get_backend_name() == "postgresql" else None
+    schema = None if url.get_backend_name() == "sqlite" else urls.schema_name()
     context.configure(url=url, **migrate.options(schema))
     with context.begin_transaction():
         migrate.run_in(context.get_context())

@@ -109,8 +109,5 @@ def _run(
         )
     else:
         assert host.connection is not None
-        migrate.prepare(host.connection, schema)
-        try:
+        with migrate.prepared(host.connection, schema):
             migrate.run(host.connection, schema, direction, end)
-        finally:
-            migrate.release(host.connection)

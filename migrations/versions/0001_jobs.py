@@ -43,15 +43,22 @@ def upgrade(op: Operations, schema: str | None) -> None:
 def downgrade(op: Operations, schema: str | None) -> None:
     """Take everything away, jobs included."""
     prefix = _prefix(op, schema)
+    if op.get_context().dialect.name == "mariadb":
+        # the tables first, which may be locked, and no view can be dropped meanwhile
+        op.execute(f"DROP TABLE IF EXISTS {', '.join(prefix + table for table in TABLES)}")
+        op.execute("UNLOCK TABLES")
+        for view in VIEWS:
+            op.execute(f"DROP VIEW IF EXISTS {prefix}{view}")
+        op.execute(f"ALTER TABLE {prefix}sqlq_version DROP COLUMN IF EXISTS oldest_code")
+        return
     for view in VIEWS:
         op.execute(f"DROP VIEW IF EXISTS {prefix}{view}")
-    again = "IF EXISTS " if op.get_context().dialect.name == "mariadb" else ""
     for table in TABLES:
-        op.execute(f"DROP TABLE {again}{prefix}{table}")
+        op.execute(f"DROP TABLE {prefix}{table}")
     if op.get_context().dialect.name == "postgresql":
         for name in DOMAINS:
             op.execute(f"DROP DOMAIN {prefix}sqlq_{name}")
-    op.execute(f"ALTER TABLE {prefix}sqlq_version DROP COLUMN {again}oldest_code")
+    op.execute(f"ALTER TABLE {prefix}sqlq_version DROP COLUMN oldest_code")
 
 
 def _mariadb(prefix: str) -> list[str]:

@@ -325,6 +325,13 @@ class Dialect:
     notifies = False
     """Whether a notification of idle workers takes a statement, since they do not see commits by
     themselves."""
+    changes_tables_in_transactions = True
+    """Whether a transaction can create and change tables. Otherwise each such statement commits. Then all are
+    written so that they can be repeated, and a migration that was broken off goes on."""
+    builds_indexes_apart = False
+    """Whether an index is built beside the traffic by a statement outside transactions."""
+    open_transactions = "other programs"
+    """Where an operator finds the open transactions, and by which column the oldest."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
 
@@ -547,6 +554,28 @@ class Dialect:
         locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
         `served` where that is known."""
         raise NotImplementedError
+
+    # -- migrations ------------------------------------------------------------------------------------------
+
+    def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
+        """Try to keep other migrators out of a schema until the transaction ends, or until
+        `unlock_for_migration`.
+
+        The caller retries instead of waiting for it. A waiting statement holds a snapshot on PostgreSQL, and
+        CREATE INDEX CONCURRENTLY of the lock's holder would wait for that.
+        """
+        raise NotImplementedError
+
+    def unlock_for_migration(self, conn: Connection, schema: str | None) -> None:
+        """Let other migrators in, where the lock does not end with the transaction."""
+
+    def migrate_beside_traffic(self, conn: Connection, lock_ms: int) -> None:
+        """Let no statement of a migration wait longer than this for a table, since all others would wait
+        behind it."""
+        self.limit_time(conn, lock_ms=lock_ms)
+
+    def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
+        """Let no other session write to tables until the transaction ends, or they are dropped."""
 
     # -- past SQLAlchemy -------------------------------------------------------------------------------------
 

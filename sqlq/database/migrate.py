@@ -6,12 +6,16 @@ writes the version number. It happens as a whole or not at all, and leaves nothi
 killed. An empty database is upgraded in one transaction. One with tables is upgraded revision by revision. So
 no lock is held for longer than one revision needs, and workers can run at each revision.
 
+On MariaDB each statement that changes a table commits. So each statement of a revision can be repeated there,
+and says ALGORITHM and LOCK: it would rather fail than keep the traffic waiting. The version number is written
+last, and after a kill the next migration repeats the revision.
+
 A revision that changes a view names it in `views = ("queue_stats",)`. It drops no other, since users' views
 may depend on that.
 
 A revision that builds an index declares `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
-and does nothing else. Where possible it builds the index beside the traffic, outside transactions; the number
-moves when the index is complete.
+and does nothing else. On PostgreSQL it is built beside the traffic, outside transactions; the number moves
+when the index is complete.
 """
 
 from __future__ import annotations
@@ -19,17 +23,19 @@ from __future__ import annotations
 import enum
 import io
 import logging
+import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, make_url, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from sqlq.config import urls
+from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import tables, version, views
@@ -60,8 +66,9 @@ with _quiet():
     from alembic.util import CommandError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-OWN_NAMES = frozenset({table.name for table in tables.metadata.tables.values()} | set(views.NAMES))
+OWN_NAMES = frozenset(table.name for table in tables.metadata.tables.values()) | set(views.NAMES)
 """The tables and views of sqlq, without the version table: one of them without a version table is not
 sqlq's."""
 
@@ -96,7 +103,7 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     """Bring the tables of a database to the newest revision, and return the one they had before (None: there
     were none).
 
-    Creates the SQLite file and the PostgreSQL schema where they are missing. If several processes call it,
+    Creates the SQLite file and the schema where they are missing. If several processes call it,
     one migrates; the others wait and find nothing to do. It may run while jobs are enqueued and worked on: it
     waits for no lock longer than `online.LOCK_TIMEOUT_MS`, and tries again. It leaves newer tables that this
     sqlq works with as they are. After a kill or an error at any point, another call continues.
@@ -105,9 +112,9 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     `ConfigurationError` when a foreign table has one of sqlq's names, another migration does not end, or the
     tables are never free. Then it does not make that step.
     """
-    before = found = online.patiently(engine, partial(_step_up, engine, schema))
+    before = found = _patiently(engine, partial(_step_up, engine, schema))
     while found is not None and found < version.HEAD:
-        found = online.patiently(engine, partial(_step_up, engine, schema))
+        found = _patiently(engine, partial(_step_up, engine, schema))
     with engine.connect() as connection:
         version.require(connection, schema)
     return before
@@ -117,8 +124,9 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
     """Raise the tables by one revision, or an empty database to the newest; return the revision they had
     before."""
     with transaction(engine, schema) as connection:
-        found = version.read(connection, schema)
+        dialect, found = dialect_of(connection), version.read(connection, schema)
         if found is None:
+            dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
             run(connection, schema, "up", "head")
         elif found < version.HEAD:
             following = _following(found)
@@ -128,12 +136,40 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
                     f"which no release has: correct the number in {version.TABLE}, or drop the tables, where "
                     "no job in them is wanted, and migrate anew"
                 )
-            if hasattr(following.module, "concurrently") and connection.dialect.name == "postgresql":
+            if hasattr(following.module, "concurrently") and dialect.builds_indexes_apart:
                 _build_index(engine, connection, schema, following)
             else:
-                online.wait_briefly(connection)
+                dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
                 run(connection, schema, "up", following.revision)
         return found
+
+
+def _patiently(engine: Engine, step: Callable[[], T]) -> T:
+    """Run `step`, a whole transaction, and repeat it while it does not get its locks.
+
+    Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
+    Raises `ConfigurationError` after `online.PATIENCE_S`.
+    """
+    dialect = dialect_of(engine)
+    deadline = time.monotonic() + online.PATIENCE_S
+    said = False
+    while True:
+        try:
+            return step()
+        except DBAPIError as error:
+            if not dialect.trouble(error).rolled_back:  # guard: migration-patience
+                raise
+        where = urls.masked(engine.url)
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(
+                f"the tables in {where} were in use whenever the migration tried, for "
+                f"{online.PATIENCE_S:.0f} s; this step of it was not made: "
+                f"end the oldest transactions in {dialect.open_transactions}, then try again"
+            )
+        if not said:
+            log.info("waiting for a moment in which no session uses the tables in %s", where)
+            said = True
+        time.sleep(random.uniform(1.0, 2.0) * online.LOCK_TIMEOUT_MS / 1000)
 
 
 def _following(revision: str) -> Script | None:
@@ -187,8 +223,8 @@ def downgrade(
                 _refuse_jobs(connection, schema)
             run(connection, schema, "down", revision)
             return standing.found, version.read(connection, schema)
-    except OperationalError as error:
-        if online.sqlstate(error) != online.LOCK_NOT_AVAILABLE:
+    except DBAPIError as error:
+        if not dialect_of(engine).trouble(error).rolled_back:
             raise
         where = urls.masked(engine.url)
         raise ConfigurationError(
@@ -262,40 +298,53 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
         raise ConfigurationError(
             f"{urls.masked(engine.url)} cannot be created: there is no directory {file.parent.absolute()}"
         )
-    level = {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
+    dialect = dialect_of(engine)
+    level = {} if dialect.in_a_file else {"isolation_level": "READ COMMITTED"}
     with engine.connect().execution_options(**level) as connection:
-        _wait(partial(_begin_locked, connection), connection)
+        _wait(partial(_begin_locked, connection, schema), connection)
         try:
             with online.looking_nowhere_else(connection):
-                prepare(connection, schema)
+                _prepare(connection, schema)
                 yield connection
             connection.commit()
         finally:
-            release(connection)
+            dialect.unlock_for_migration(connection, schema)
 
 
-def _begin_locked(connection: Connection) -> bool:
+def _begin_locked(connection: Connection, schema: str | None) -> bool:
     """Begin a transaction that has the lock, or none: CREATE INDEX CONCURRENTLY of the lock's holder may wait
     for any open one."""
     connection.begin()
-    if connection.dialect.name == "sqlite" and _in_transaction(connection):
+    dialect = dialect_of(connection)
+    if dialect.in_a_file and _in_transaction(connection):
         # A hook begins this engine's transactions, perhaps without the write lock; this one has read nothing
         # yet.
         connection.exec_driver_sql("ROLLBACK")
-    if _lock(connection):
+    if dialect.lock_for_migration(connection, schema):
         return True
     connection.rollback()
     return False
 
 
-def prepare(connection: Connection, schema: str | None) -> None:
-    """Lock other migrators out until the transaction ends, refuse tables that cannot be migrated, and create
-    the schema.
+@contextmanager
+def prepared(connection: Connection, schema: str | None) -> Iterator[None]:
+    """Prepare a host's connection for a migration in its transaction, and keep other migrators out during the
+    block, or until the transaction ends.
 
     Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for tables that are
     not sqlq's.
     """
-    _wait(partial(_lock, connection), connection)
+    dialect = dialect_of(connection)
+    _wait(partial(dialect.lock_for_migration, connection, schema), connection)
+    try:
+        _prepare(connection, schema)
+        yield
+    finally:
+        dialect.unlock_for_migration(connection, schema)
+
+
+def _prepare(connection: Connection, schema: str | None) -> None:
+    """Refuse tables that cannot be migrated, and create the schema."""
     found = version.find(connection, schema)
     if found is not None and found.revision > version.HEAD and not found.usable:
         raise SchemaVersionError(version.complaint(connection, schema, found.revision))
@@ -415,44 +464,6 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
 # ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _lock(connection: Connection) -> bool:
-    """Try to keep other migrators out until the transaction ends.
-
-    The lock belongs to the transaction, so that a pooler can share the session and a killed process leaves
-    none. The caller retries instead of waiting for it. A waiting statement holds a snapshot, and CREATE INDEX
-    CONCURRENTLY of the lock's holder would wait for that.
-    """
-    if connection.dialect.name == "mariadb":
-        return bool(connection.execute(_GET_LOCK).scalar())
-    if connection.dialect.name == "postgresql":
-        return bool(
-            connection.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({_LOCK_KEY})").scalar()
-        )
-    # a host's transaction is locked as the host sees fit
-    return _in_transaction(connection) or _begin_immediate(connection)
-
-
-def release(connection: Connection) -> None:
-    """Let other migrators in, where the lock belongs to the session."""
-    if connection.dialect.name == "mariadb":
-        with suppress(DBAPIError):  # a lost session holds no lock
-            connection.exec_driver_sql("SELECT RELEASE_ALL_LOCKS()")
-
-
-_LOCK_KEY = int.from_bytes(b"sqlq")
-_GET_LOCK = text("SELECT GET_LOCK(CONCAT('sqlq ', COALESCE(DATABASE(), '')), 0)")
-
-
-def _begin_immediate(connection: Connection) -> bool:
-    try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    except OperationalError as error:
-        if "locked" not in str(error.orig):
-            raise
-        return False
-    return True
-
-
 def _wait(attempt: Callable[[], bool], connection: Connection) -> None:
     deadline = time.monotonic() + online.PATIENCE_S
     waited = False
@@ -476,12 +487,17 @@ def _in_transaction(connection: Connection) -> bool:
 
 
 def _taken(connection: Connection, schema: str | None) -> list[str]:
-    """Return the names of sqlq's relations that the database already has."""
+    """Return the names of sqlq's relations that the database already has, but not by a migration of ours that
+    was broken off."""
+    names = _relations(connection, schema)
+    if version.TABLE in names and not dialect_of(connection).changes_tables_in_transactions:
+        return []
+    return sorted(OWN_NAMES & names)
+
+
+def _relations(connection: Connection, schema: str | None) -> set[str]:
     values = {"schema": version.effective_schema(connection, schema)}
-    names = set(connection.execute(text(_RELATIONS[connection.dialect.name]), values).scalars())
-    if connection.dialect.name == "mariadb" and version.TABLE in names:
-        return []  # a migration that was broken off, since DDL commits at once: its steps can be repeated
-    return sorted(OWN_NAMES.intersection(names))
+    return set(connection.execute(text(_RELATIONS[connection.dialect.name]), values).scalars())
 
 
 _RELATIONS = {
@@ -495,10 +511,9 @@ _RELATIONS = {
 
 
 def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> str:
-    sqlite = connection.dialect.name == "sqlite"
     way_out = (
         "name another file with -d or SQLQ_DATABASE_URL"
-        if sqlite
+        if dialect_of(connection).in_a_file
         else "give sqlq a schema of its own, as in SQLQ_SCHEMA=sqlq"
     )
     where = version.database(connection, version.effective_schema(connection, schema))
@@ -507,17 +522,17 @@ def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> st
 
 def _lock_tables(connection: Connection, schema: str | None) -> None:
     """Let no session add a job between the count and the drop."""
-    if connection.dialect.name == "postgresql":  # on SQLite BEGIN IMMEDIATE has done so
-        online.wait_briefly(connection)
-        connection.exec_driver_sql(
-            f"LOCK TABLE {', '.join(_job_tables(connection, schema))} IN ACCESS EXCLUSIVE MODE"
-        )
+    dialect = dialect_of(connection)
+    dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
+    # on MariaDB a session that has locked some tables may use no others
+    names = _JOB_TABLES if dialect.changes_tables_in_transactions else (*_TABLES, version.TABLE)
+    dialect.lock_tables(connection, _present(connection, schema, names))
 
 
 def _refuse_jobs(connection: Connection, schema: str | None) -> None:
     counts = {
         table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
-        for table in _job_tables(connection, schema)
+        for table in _present(connection, schema, _JOB_TABLES)
     }
     held = [f"{count} in {table}" for table, count in counts.items() if count]
     if held:
@@ -528,11 +543,14 @@ def _refuse_jobs(connection: Connection, schema: str | None) -> None:
         )
 
 
-def _job_tables(connection: Connection, schema: str | None) -> list[str]:
-    schema = version.effective_schema(connection, schema)
-    return [
-        version.qualified(connection, schema, table) for table in ("jobs", "finished_jobs", "failed_jobs")
-    ]
+def _present(connection: Connection, schema: str | None, names: Iterable[str]) -> list[str]:
+    """Return the qualified names of those tables that the database has."""
+    schema, found = version.effective_schema(connection, schema), _relations(connection, schema)
+    return [version.qualified(connection, schema, name) for name in names if name in found]
+
+
+_JOB_TABLES = ("jobs", "finished_jobs", "failed_jobs")
+_TABLES = [table.name for table in tables.metadata.tables.values()]
 
 
 def _sqlite_file(engine: Engine) -> Path | None:

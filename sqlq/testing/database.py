@@ -97,8 +97,8 @@ def create_tables(connection: SyncSession, *, schema: str | None = None) -> None
     found = version.find(conn, schema)
     if found is not None and found.usable:
         return  # without waiting for another test, which may have the migrators' lock until it ends
-    migrate.prepare(conn, schema)
-    migrate.run(conn, schema, "up", "head")
+    with migrate.prepared(conn, schema):
+        migrate.run(conn, schema, "up", "head")
     note_write(connection)
 
 

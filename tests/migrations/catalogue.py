@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import subprocess
 from typing import Any
 
 import psycopg
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 
 from sqlq.database import migrate
-from sqlq.schema import rules, tables, types, views
+from sqlq.schema import rules, tables, types
+from tests.mariadb import found as program
 
 Catalogue = dict[str, list[tuple[object, ...]]]
 
@@ -40,6 +43,8 @@ _POSTGRESQL = {
 def catalogue(engine: Engine, schema: str | None = None) -> Catalogue:
     """Return everything a database holds but the version table, in an order of its own."""
     with engine.connect() as connection:
+        if engine.dialect.name == "mariadb":
+            return _mariadb(connection, schema or str(engine.url.database))
         return (
             _sqlite(connection)
             if engine.dialect.name == "sqlite"
@@ -74,6 +79,36 @@ def _sqlite(connection: Connection) -> Catalogue:
     return {"objects": sorted((kind, name, table, _one_line(sql)) for kind, name, table, sql in rows)}
 
 
+def _mariadb(connection: Connection, schema: str) -> Catalogue:
+    rows = connection.execute(
+        text("SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = :schema"),
+        {"schema": schema},
+    ).all()
+    found: Catalogue = {"columns": _mariadb_columns(connection, schema), "objects": []}
+    for name, kind in sorted(tuple(row) for row in rows if row[0] != "sqlq_version"):
+        statement = connection.exec_driver_sql(f"SHOW CREATE TABLE `{schema}`.`{name}`").all()[0][1]
+        said = re.sub(r" AUTO_INCREMENT=\d+", "", statement).replace(f"`{schema}`.", "")
+        found["objects"].append((kind, name, name, said))
+    return found
+
+
+def _mariadb_columns(connection: Connection, schema: str) -> list[tuple[object, ...]]:
+    """The columns that `tables.py` describes, without those that stand for partial indexes."""
+    rows = connection.execute(
+        text(
+            "SELECT table_name, column_name, REPLACE(column_type, 'longtext', 'text'), is_nullable, "
+            "column_default, extra, generation_expression FROM information_schema.columns "
+            "WHERE table_schema = :schema ORDER BY table_name, ordinal_position"
+        ),
+        {"schema": schema},
+    )
+    known = {(table.name, column.name) for table in _TABLES for column in table.columns}
+    return [tuple(map(str, row)) for row in rows if tuple(row[:2]) in known]
+
+
+_TABLES = tables.metadata.sorted_tables
+
+
 def _one_line(sql: str | None) -> str:
     """Return a statement as SQLite keeps it, without what spaces, line breaks and doubled brackets add."""
     line = re.sub(r"\s*([(),])\s*", r"\1", re.sub(r"\s+", " ", sql or "").strip())
@@ -106,11 +141,12 @@ def _create_domains(target: MetaData, connection: Connection, **kw: Any) -> None
 
 
 def build_from_models(engine: Engine, schema: str | None = None) -> None:
-    """Make what tables.py and views.py describe, without any migration."""
+    """Make what tables.py describes, without any migration, and the views of the newest one."""
     placed = engine.execution_options(schema_translate_map={tables.TOKEN_SCHEMA: schema})
+    first: Any = ScriptDirectory(str(migrate.location())).get_revision("0001").module
     with placed.begin() as connection:
         tables.metadata.create_all(connection)
-        for statement in views.create_views(engine.dialect.name, f"{schema}." if schema else ""):
+        for statement in first._views(engine.dialect.name, f"{schema}." if schema else ""):
             connection.exec_driver_sql(statement)
 
 
@@ -131,6 +167,10 @@ def run_script(engine: Engine, script: str) -> None:
         file = sqlite3.connect(make_url(engine.url).database or "")
         file.executescript(script)
         file.close()
+    elif engine.dialect.name == "mariadb":
+        at = engine.url
+        client = [program("mariadb"), "--no-defaults", f"-h{at.host}", f"-P{at.port}", f"-u{at.username}"]
+        subprocess.run([*client, str(at.database)], input=script.encode(), check=True)
     else:
         url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(url, autocommit=True) as connection:

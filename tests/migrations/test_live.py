@@ -22,7 +22,7 @@ from sqlq.errors import ConfigurationError
 from tests.kit import execute
 from tests.migrations import later_release
 from tests.migrations.catalogue import catalogue, run_script
-from tests.migrations.later_release import Migrator
+from tests.migrations.later_release import Migrator, on_servers
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
@@ -168,7 +168,7 @@ task = app.task(name="t")(lambda n: n)
 
 
 @pytest.mark.integration
-@on_postgresql
+@on_servers
 def test_of_three_migrators_one_migrates_and_workers_of_both_releases_go_on(
     migrated: Engine, start: Callable[..., Migrator], history: Path, empty_database_url: str
 ) -> None:
@@ -198,7 +198,7 @@ def test_an_app_migrates_to_the_later_release(later: Engine, empty_database_url:
 # ── Locks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@on_postgresql
+@on_servers
 def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
     migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
 ) -> None:
@@ -221,7 +221,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
         with migrated.connect() as long_transaction:
             long_transaction.execute(text("SELECT count(*) FROM jobs"))
             migrator = start()
-            assert migrator.says("waiting for a moment in which no session uses the tables in postgresql")
+            assert migrator.says("waiting for a moment in which no session uses the tables in")
             # All this while the migrator tries; behind a lock that it waited for without end nothing would
             # get through.
             so_far, done = len(enqueued), finished(migrated)
@@ -249,7 +249,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
     assert live_index(migrated) is True
 
 
-@on_postgresql
+@on_servers
 def test_patience_ends_in_a_sentence_and_changes_nothing(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +268,7 @@ def test_patience_ends_in_a_sentence_and_changes_nothing(
 
 
 @pytest.mark.integration
-@on_postgresql
+@on_servers
 def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
@@ -447,26 +447,34 @@ def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
 def another_database(like: Engine, file: Path) -> Iterator[Engine]:
     """An empty database beside another one."""
     name = f"{like.url.database}_{file.stem}"
-    if like.dialect.name == "postgresql":
-        with like.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").execute(
-                text(f'CREATE DATABASE "{name}"')
-            )
-        engine = create_engine(like.url.set(database=name))
-    else:
-        engine = create_engine(f"sqlite:///{file}")
+    in_a_file = like.dialect.name == "sqlite"
+    if not in_a_file:
+        outside_transactions(like, f"CREATE DATABASE {name}")
+    engine = create_engine(f"sqlite:///{file}" if in_a_file else like.url.set(database=name))
     yield engine
     engine.dispose()
-    if like.dialect.name == "postgresql":
-        with like.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").execute(
-                text(f'DROP DATABASE "{name}"')
-            )
+    if not in_a_file:
+        outside_transactions(like, f"DROP DATABASE {name}")
+
+
+def outside_transactions(engine: Engine, statement: str) -> None:
+    with engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(statement))
 
 
 def table_file(engine: Engine) -> int | None:
     """The number of the file that holds jobs; a rewrite makes another."""
-    return None if engine.dialect.name == "sqlite" else execute(engine, "SELECT pg_relation_filenode('jobs')")
+    if engine.dialect.name == "sqlite":
+        return None
+    if engine.dialect.name == "mariadb":
+        return int(
+            execute(
+                engine,
+                "SELECT table_id FROM information_schema.innodb_sys_tables "
+                "WHERE name = CONCAT(DATABASE(), '/jobs')",
+            )
+        )
+    return int(execute(engine, "SELECT pg_relation_filenode('jobs')"))
 
 
 def finished(engine: Engine) -> int:
@@ -474,6 +482,8 @@ def finished(engine: Engine) -> int:
 
 
 def live_index(engine: Engine, name: str = "jobs_by_task") -> bool | None:
+    if engine.dialect.name == "mariadb":
+        return bool(execute(engine, f"SHOW INDEX FROM jobs WHERE key_name = '{name}'"))
     with engine.connect() as connection:
         return online.is_valid(connection, "public", name)
 
@@ -484,6 +494,14 @@ def index_oid(engine: Engine) -> int:
 
 def waiting(engine: Engine, statement: str) -> bool:
     """Whether a statement that begins so waits for a lock."""
+    if engine.dialect.name == "mariadb":
+        return bool(
+            execute(
+                engine,
+                "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE() "
+                f"AND state LIKE 'Waiting for table metadata lock%' AND info LIKE '{statement}%'",
+            )
+        )
     query = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
         "'Lock' AND query LIKE"

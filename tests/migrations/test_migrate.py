@@ -19,6 +19,7 @@ from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatab
 from sqlq.schema import version
 from tests.kit import execute
 from tests.migrations.catalogue import catalogue, own_names
+from tests.migrations.later_release import on_servers
 
 CHECKOUT = Path(version.__file__).parents[2]
 
@@ -51,16 +52,20 @@ def test_alembic_says_nothing_in_the_log(empty: Engine, caplog: pytest.LogCaptur
     assert [record.message for record in caplog.records if record.name.startswith("alembic")] == []
 
 
-def test_a_failing_revision_leaves_nothing(empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(
+    empty: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def break_near_the_end(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if "CREATE VIEW" in statement and "queue_stats" in statement:
+        if "VIEW" in statement and "queue_stats" in statement:
             raise RuntimeError("the power went")
 
     event.listen(empty, "before_cursor_execute", break_near_the_end)
     with pytest.raises(RuntimeError, match="the power went"):
         migrate.upgrade(empty, None)
     event.remove(empty, "before_cursor_execute", break_near_the_end)
-    assert own_names(empty) == set()
+    left = migrate.OWN_NAMES - {"queue_stats"} if empty.dialect.name == "mariadb" else set()
+    assert own_names(empty) == left
+    assert migrate.check(empty, None).standing == "missing"
     assert migrate.upgrade(empty, None) is None
 
 
@@ -248,7 +253,7 @@ def test_down_to_an_unknown_revision_says_so(migrated: Engine) -> None:
     assert own_names(migrated) == migrate.OWN_NAMES
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@on_servers
 def test_down_does_not_queue_behind_a_long_transaction(
     migrated: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,8 +315,8 @@ def test_of_several_processes_one_migrates(migrators: list[subprocess.Popen[str]
 def test_a_second_process_waits_for_the_first(migrators: list[subprocess.Popen[str]], empty: Engine) -> None:
     with migrate.transaction(empty, None) as connection:
         start(migrators[0])
-        if empty.dialect.name == "postgresql":  # SQLite waits in silence first, for its driver's timeout
-            assert line(migrators[0]).startswith("waiting for another migration of postgresql")
+        if empty.dialect.name != "sqlite":  # which waits in silence first, for its driver's timeout
+            assert line(migrators[0]).startswith(f"waiting for another migration of {empty.dialect.name}")
         migrate.run(connection, None, "up", "head")
     assert line(migrators[0]) == f"before: {version.HEAD}"
 
@@ -341,6 +346,9 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def version_tables(engine: Engine) -> str:
+    if engine.dialect.name == "mariadb":
+        return """SELECT count(*) FROM information_schema.tables
+                   WHERE table_schema = DATABASE() AND table_name = 'sqlq_version'"""
     if engine.dialect.name == "sqlite":
         return "SELECT count(*) FROM sqlite_master WHERE name = 'sqlq_version'"
     return "SELECT count(*) FROM pg_class WHERE relname = 'sqlq_version'"

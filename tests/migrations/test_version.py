@@ -16,6 +16,7 @@ from sqlq.admin.doctor.finding import Verdict
 from sqlq.database import migrate
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import version, views
+from tests.conftest import DATABASES
 
 
 def test_read_tells_none_from_a_revision(empty: Engine) -> None:
@@ -120,15 +121,20 @@ def refused_and_still_usable(connection: Connection) -> None:
 LEVELS = {
     "postgresql": [None, "AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"],
     "sqlite": [None, "AUTOCOMMIT", "SERIALIZABLE"],
+    "mariadb": [None, "AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"],
 }
-DRIVERS = {"postgresql": ["psycopg", "psycopg2", "asyncpg"], "sqlite": ["pysqlite", "aiosqlite"]}
+DRIVERS = {
+    "postgresql": ["psycopg", "psycopg2", "asyncpg"],
+    "sqlite": ["pysqlite", "aiosqlite"],
+    "mariadb": ["pymysql", "asyncmy"],
+}
 
 
 @pytest.mark.parametrize(
     ("empty_database_url", "driver", "level"),
     [
         pytest.param(database, driver, level, marks=pytest.mark.variants if level else ())
-        for database in DRIVERS
+        for database in DATABASES
         for driver in DRIVERS[database]
         for level in LEVELS[database]
     ],
@@ -139,7 +145,7 @@ def test_a_callers_transaction_survives_on_every_driver(
 ) -> None:
     url = empty.url.set(drivername=f"{empty.dialect.name}+{driver}")
     options = {"isolation_level": level} if level else {}
-    if driver in ("asyncpg", "aiosqlite"):
+    if driver in ("asyncpg", "aiosqlite", "asyncmy"):
         asyncio.run(_asynchronously(url, options, empty))
     else:
         engine = create_engine(url, **options)
@@ -206,8 +212,8 @@ def test_tables_without_what_this_sqlq_works_with_are_told_by_their_columns(
     statement, words = CHANGES[change]
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
-        for view in views.drop_views():
-            connection.execute(text(view))
+        for view in views.NAMES:
+            connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text(statement))
     found = migrate.check(empty, None)
     assert found.standing is migrate.Standing.DIFFERENT
@@ -230,8 +236,8 @@ def test_older_tables_are_to_be_migrated_whatever_columns_they_lack(empty: Engin
     """The next revision may add a column, and who has not migrated yet has no other sqlq to go on with."""
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
-        for view in views.drop_views():
-            connection.execute(text(view))
+        for view in views.NAMES:
+            connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN label"))
         connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))
     with closing(sqlq.App(empty.url)) as app:

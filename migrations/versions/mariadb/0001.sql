@@ -244,18 +244,18 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_wakes (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW {prefix}job_states AS
-SELECT id, queue, task, CASE WHEN reserved_at IS NOT NULL THEN 'running'
+SELECT id, queue, task, CASE WHEN reserved_at IS NOT NULL THEN _utf8mb4'running' COLLATE utf8mb4_nopad_bin
             WHEN blocked_by IS NOT NULL THEN 'blocked'
             WHEN available_at <= UTC_TIMESTAMP(6) THEN 'available'
             ELSE 'scheduled' END AS state,
        priority, attempts, max_attempts,
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
-       CAST(NULL AS DATETIME(6)) AS ended_at, CASE WHEN reserved_at IS NOT NULL THEN TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 WHEN available_at <= UTC_TIMESTAMP(6) THEN TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) / 1000000e0 END AS wait_seconds, CAST(NULL AS CHAR) AS error,
+       CAST(NULL AS DATETIME(6)) AS ended_at, CASE WHEN reserved_at IS NOT NULL THEN TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 WHEN available_at <= UTC_TIMESTAMP(6) THEN TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) / 1000000e0 END AS wait_seconds, CAST(NULL AS CHAR CHARACTER SET utf8mb4) AS error,
        label, headers, progress, progress_of, progress_note,
        schedule, scheduled_for, start_by, flow_id, limit_key, blocked_by AS blocked_by, replay_of
   FROM {prefix}jobs
 UNION ALL
-SELECT id, queue, task, CASE outcome WHEN 'completed' THEN 'finished' ELSE 'cancelled' END AS state,
+SELECT id, queue, task, CASE outcome WHEN 'completed' THEN _utf8mb4'finished' COLLATE utf8mb4_nopad_bin ELSE 'cancelled' END AS state,
        priority, attempts, max_attempts,
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
        finished_at AS ended_at, TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 AS wait_seconds, reason AS error,
@@ -263,7 +263,7 @@ SELECT id, queue, task, CASE outcome WHEN 'completed' THEN 'finished' ELSE 'canc
        schedule, scheduled_for, start_by, flow_id, limit_key, NULL AS blocked_by, replay_of
   FROM {prefix}finished_jobs
 UNION ALL
-SELECT id, queue, task, 'failed' AS state,
+SELECT id, queue, task, _utf8mb4'failed' COLLATE utf8mb4_nopad_bin AS state,
        priority, attempts, max_attempts,
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
        failed_at AS ended_at, TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 AS wait_seconds, CASE WHEN exception IS NULL THEN reason ELSE CONCAT(exception, ': ', COALESCE(message, '')) END AS error,

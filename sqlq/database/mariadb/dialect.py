@@ -11,6 +11,7 @@ import json
 import re
 import select as select_module
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlalchemy.engine import ExceptionContext, result_tuple
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import FromClause, Subquery
@@ -63,7 +65,7 @@ from sqlq.database.dialect import (
 from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, sql  # noqa: F401 - which compiles its statements
 from sqlq.database.timeouts import Patience, bound
-from sqlq.schema import qualify
+from sqlq.schema import qualify, version
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, naive
 
@@ -110,6 +112,8 @@ class MariaDB(Dialect):
     single_changes = False
     where_it_leads = "SELECT DATABASE()"
     which_server = "SELECT DATABASE(), @@server_uid"
+    changes_tables_in_transactions = False
+    open_transactions = "information_schema.innodb_trx (by trx_started)"
     # a row that the insert met has left its id in the variable
     is_new = literal_column("NOT (@sqlq_met <=> id)")
 
@@ -316,11 +320,26 @@ class MariaDB(Dialect):
     ) -> None:
         limits = []
         if lock_ms is not None:
-            limits.append(f"innodb_lock_wait_timeout = {max(1, round(lock_ms / 1000))}")
+            seconds = max(1, round(lock_ms / 1000))
+            limits += [f"innodb_lock_wait_timeout = {seconds}", f"lock_wait_timeout = {seconds}"]
         if statement_ms is not None:
             limits.append(f"max_statement_time = {statement_ms / 1000}")
         conn.connection.info[_LIMITED] = True
         conn.exec_driver_sql(f"SET SESSION {', '.join(limits)}")
+
+    def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
+        return bool(conn.scalar(_LOCK, {"name": _lock_of(conn, schema)}))
+
+    def unlock_for_migration(self, conn: Connection, schema: str | None) -> None:
+        with suppress(DBAPIError):  # a lost session holds no lock
+            conn.scalar(_UNLOCK, {"name": _lock_of(conn, schema)})
+
+    def migrate_beside_traffic(self, conn: Connection, lock_ms: int) -> None:
+        conn.detach()  # no pool gets a session with these settings
+        self.limit_time(conn, lock_ms=lock_ms)
+
+    def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
+        conn.exec_driver_sql(f"LOCK TABLES {', '.join(f'{table} WRITE' for table in tables)}")
 
     def refuse_standby(self, conn: Connection) -> None:
         if conn.exec_driver_sql("SELECT @@global.read_only").scalar():
@@ -418,12 +437,22 @@ class MariaDB(Dialect):
 
 _IN_TRANSACTION = "SELECT @@in_transaction"
 """The drivers' own status may be that of an earlier answer."""
+_LOCK, _UNLOCK = text("SELECT GET_LOCK(:name, 0)"), text("SELECT RELEASE_LOCK(:name)")
+
+
+def _lock_of(conn: Connection, schema: str | None) -> str:
+    """Return the name of the migrators' lock: one for each database, since the server has one for each
+    name."""
+    return f"sqlq migrates {version.effective_schema(conn, schema)}"
+
+
 _LIMITED = "sqlq_limited"
 # guard: workers-read-committed-mariadb
 _SESSION = (
     "SET SESSION autocommit = 1, tx_isolation = 'READ-COMMITTED', "
     "wait_timeout = GREATEST(@@wait_timeout, 600), "
-    f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, max_statement_time = 0, sql_mode = "
+    f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
+    "max_statement_time = 0, sql_mode = "
     "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"
 )
 """The settings of sqlq's own sessions. An UPDATE sets all its columns at once, as in standard SQL."""

@@ -86,6 +86,8 @@ class PostgreSQL(Dialect):
     oldest = (15,)
     has_schemas = True
     vacuums = True
+    builds_indexes_apart = True
+    open_transactions = "pg_stat_activity (by xact_start)"
     notifies = True
     where_it_leads = in_catalog("SELECT current_database()")
     which_server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
@@ -249,6 +251,15 @@ class PostgreSQL(Dialect):
                 }
                 yield from conn.exec_driver_sql(sql.pick(schema, in_order), given)
 
+    def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
+        # of the transaction, so that a pooler can share the session and a killed process leaves none
+        return bool(
+            conn.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({_MIGRATIONS})").scalar()
+        )
+
+    def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
+        conn.exec_driver_sql(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
+
     def is_cut_off(self, driver: Any) -> bool:
         looker = select_module.poll()
         looker.register(driver.fileno(), select_module.POLLIN)
@@ -334,6 +345,7 @@ def is_read_only(error: BaseException) -> bool:
     return _state_of(getattr(error, "orig", error)) == _READ_ONLY
 
 
+_MIGRATIONS = int.from_bytes(b"sqlq")
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
 _TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
 

@@ -9,7 +9,6 @@ builds an index and blocks no other session, but cannot be part of a transaction
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,12 +44,6 @@ def sqlstate(error: DBAPIError) -> str | None:
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
-def wait_briefly(connection: Connection) -> None:
-    """Let no statement of this transaction wait long for a lock."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-
-
 @contextmanager
 def looking_nowhere_else(connection: Connection) -> Iterator[None]:
     """Resolve functions, operators and types of the block in pg_catalog alone, until it or the transaction
@@ -68,33 +61,6 @@ def looking_nowhere_else(connection: Connection) -> Iterator[None]:
 
 
 _SET_PATH = text("SELECT pg_catalog.set_config('search_path', :path, true)")
-
-
-def patiently(engine: Engine, step: Callable[[], T]) -> T:
-    """Run `step`, a whole transaction, and repeat it while it does not get its locks.
-
-    Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
-    Raises `ConfigurationError` after `PATIENCE_S`.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    said = False
-    while True:
-        try:
-            return step()
-        except DBAPIError as error:
-            if sqlstate(error) not in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):  # guard: migration-patience
-                raise
-        where = urls.masked(engine.url)
-        if time.monotonic() >= deadline:
-            raise ConfigurationError(
-                f"the tables in {where} were in use whenever the migration tried, for {PATIENCE_S:.0f} s; "
-                "this step of it was not made: "
-                "end the oldest transactions in pg_stat_activity (by xact_start), then try again"
-            )
-        if not said:
-            log.info("waiting for a moment in which no session uses the tables in %s", where)
-            said = True
-        time.sleep(random.uniform(1.0, 2.0) * LOCK_TIMEOUT_MS / 1000)
 
 
 def build_index(

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, bindparam, cast, column, event, func, select
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 from sqlalchemy.util import await_only
@@ -179,6 +180,18 @@ class SQLite(Dialect):
             if kind == sqlite3.SQLITE_BUSY
             else None,
         )
+
+    def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
+        driver: Any = conn.connection.driver_connection
+        if driver.in_transaction:
+            return True  # a host's transaction is locked as the host sees fit
+        try:
+            conn.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError as error:
+            if "locked" not in str(error.orig):
+                raise
+            return False
+        return True
 
     def may_only_be_read(self, url: URL) -> bool:
         return may_only_be_read(url)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from alembic.operations import Operations
+import runpy
+from pathlib import Path
 
-from sqlq.schema.views import create_views, drop_views
+from alembic.operations import Operations
 
 revision = "0002"
 down_revision = "0001"
@@ -14,18 +15,24 @@ views = ("queue_stats",)
 
 
 def upgrade(op: Operations, schema: str | None) -> None:
-    _change(op, schema, "ADD COLUMN note TEXT")
+    _change(op, schema, "ADD COLUMN", "note TEXT")
 
 
 def downgrade(op: Operations, schema: str | None) -> None:
-    _change(op, schema, "DROP COLUMN note")
+    _change(op, schema, "DROP COLUMN", "note")
 
 
-def _change(op: Operations, schema: str | None, change: str) -> None:
-    prefix = f"{op.get_context().dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
-    for statement in (
-        *drop_views(prefix, views),
-        f"ALTER TABLE {prefix}jobs {change}",
-        *create_views(op.get_context().dialect.name, prefix, views),
-    ):
-        op.execute(statement)
+def _change(op: Operations, schema: str | None, change: str, column: str) -> None:
+    dialect = op.get_context().dialect
+    prefix = f"{dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
+    first = runpy.run_path(str(Path(__file__).with_name("0001_jobs.py")))
+    if dialect.name == "mariadb":
+        again = "IF NOT EXISTS" if change == "ADD COLUMN" else "IF EXISTS"
+        op.execute("UNLOCK TABLES")  # by which a downgrade begins, and with which no view can be made
+        op.execute(f"ALTER TABLE {prefix}jobs {change} {again} {column}, ALGORITHM = INSTANT, LOCK = NONE")
+        statements = first["_mariadb"](prefix)
+    else:
+        op.execute(f"DROP VIEW IF EXISTS {prefix}queue_stats")
+        op.execute(f"ALTER TABLE {prefix}jobs {change} {column}")
+        statements = first["_views"](dialect.name, prefix)
+    op.execute(next(each for each in statements if f"VIEW {prefix}queue_stats AS" in each))

@@ -12,6 +12,13 @@ concurrently = ("jobs", "jobs_by_task")
 
 
 def upgrade(op: Operations, schema: str | None) -> None:
+    if op.get_context().dialect.name == "mariadb":
+        before = f"{op.get_context().dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
+        op.execute(
+            f"CREATE INDEX IF NOT EXISTS jobs_by_task ON {before}jobs (task, id) "
+            "ALGORITHM = INPLACE LOCK = NONE"
+        )
+        return
     live = op.get_context().opts["live"]
     op.create_index(
         "jobs_by_task",
