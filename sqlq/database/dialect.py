@@ -395,6 +395,11 @@ class Dialect:
         """Return the rows that an `insert_or_skip` or `insert_or_change` wrote, from those it returned."""
         return rows
 
+    def met(self, conn: Connection, rows: Sequence[Any], query: Select[Any]) -> Sequence[Any]:
+        """Return the rows of a query that an `insert_or_skip` or `insert_or_change` met and left as they are,
+        where it returns these."""
+        return ()
+
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
@@ -407,6 +412,13 @@ class Dialect:
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
         """Change rows, and return them as they are now, or as they were deleted."""
         return conn.execute(change.statement, parameters).all()
+
+    def delete(
+        self, conn: Connection, column: Any, values: Sequence[Any], *where: ColumnElement[bool]
+    ) -> None:
+        """Delete the rows that have one of these values in a column, the first one of the primary key, and
+        that fulfil `where`."""
+        conn.execute(delete(column.table).where(column.in_(values), *where))
 
     def for_parameters(self, style: Any) -> Any:
         """Return a dialect of SQLAlchemy's that writes statements with parameters in this style, for any

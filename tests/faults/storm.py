@@ -34,9 +34,11 @@ def work(url: str, folder: Path, number: int, chance: random.Random, over: threa
     ran = Note(folder / f"ran-{number}")
     app = sqlq.App(url, retention="1s")
     errors: Counter[str] = Counter()
+    is_at_work = threading.Event()
 
     @app.task(name="storm", max_attempts=50, backoff="0s")
     def storm(n: int) -> None:
+        is_at_work.set()
         if chance.random() * FAILS_ONCE_IN < 1:
             raise ValueError(n)
         ran(n)
@@ -46,6 +48,7 @@ def work(url: str, folder: Path, number: int, chance: random.Random, over: threa
 
     def often(what: Callable[[], object], seconds: float) -> threading.Thread:
         def go_on() -> None:
+            is_at_work.wait(30)
             while not over.wait(seconds):
                 try:
                     what()

@@ -15,6 +15,19 @@ def compiler(kind: type[Any]) -> Any:
         def visit_if__func(self, function: Any, **kw: Any) -> str:
             return f"IF{self.function_argspec(function, **kw)}"
 
+        def visit_update(self, update: Any, *args: Any, **kw: Any) -> str:
+            return self._without_waits(super().visit_update(update, *args, **kw))
+
+        def visit_delete(self, delete: Any, *args: Any, **kw: Any) -> str:
+            return self._without_waits(super().visit_delete(delete, *args, **kw))
+
+        def _without_waits(self, said: str) -> str:
+            """Write a change of rows that are locked already so that it waits for nothing. Producers lock a
+            unique key before its job, workers the job before its key. Of both only one may wait."""
+            # guard: workers-wait-for-no-key
+            is_locked = not self.binds.keys().isdisjoint(("sqlq_ids", "batch"))
+            return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {said}" if is_locked else said
+
         def update_tables_clause(self, update: Any, table: Any, others: Any, **kw: Any) -> str:
             # guard: rows-are-changed-by-their-ids
             tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
@@ -22,7 +35,14 @@ def compiler(kind: type[Any]) -> Any:
 
         def delete_table_clause(self, delete: Any, table: Any, others: Any, **kw: Any) -> str:
             said = self.process(table, asfrom=True, **kw)
-            return f"{self.preparer.quote(table.name)} USING {said} FORCE INDEX (PRIMARY)"
+            return str(self.preparer.quote(table.name)) if others else said
+
+        def delete_extra_from_clause(
+            self, delete: Any, table: Any, others: Any, hints: Any, **kw: Any
+        ) -> str:
+            # guard: rows-are-deleted-by-their-ids
+            tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
+            return f"USING {' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
 
     return Compiler
 

@@ -104,6 +104,12 @@ _USELESS = {*_LOST, *_READ_ONLY, 1047}
 """The server may lead to another one by now: the next connection finds it."""
 
 
+def _met(key: str) -> str:
+    """Return the key of the row that an insert met. Without an assignment in front of it, MariaDB would read
+    the variable before it inserts, or take an unknown one for NULL."""
+    return f"IF(`{key}` IS NULL, @sqlq_met := 0, @sqlq_met)"
+
+
 class MariaDB(Dialect):
     name, title = "mariadb", "MariaDB"
     oldest = (10, 11)
@@ -114,8 +120,8 @@ class MariaDB(Dialect):
     which_server = "SELECT DATABASE(), @@server_uid"
     changes_tables_in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
-    # a row that the insert met has left its id in the variable
-    is_new = literal_column("NOT (@sqlq_met <=> id)")
+    # A row that the insert met has left its id in the variable.
+    is_new = literal_column(f"NOT ({_met('id')} <=> id)")
 
     def for_parameters(self, style: Any) -> Any:
         return qualify.qualified(MariaDBDialect(paramstyle=style))
@@ -164,6 +170,14 @@ class MariaDB(Dialect):
     def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
         return [row[:-1] for row in rows if row[-1]]
 
+    def met(self, conn: Connection, rows: Sequence[Any], query: Select[Any]) -> Sequence[Any]:
+        ids = [row.id for row in rows if not row[-1]]
+        if not ids:
+            return ()
+        # the insert has locked them, and they may be newer than the caller's snapshot
+        by_id = query.where(jobs.c.id.in_(ids)).with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
+        return conn.execute(by_id.with_for_update()).all()
+
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
@@ -189,10 +203,22 @@ class MariaDB(Dialect):
         if plan.given is not None:
             some = [row[: len(plan.given.columns)] for row in sorted(rows, key=lambda row: row[0])]
             given |= self.batch_parameters(plan.given, some)
-        conn.execute(plan.changes, {name: given[name] for name in plan.takes})
+        if plan.changes is None:
+            self.delete(conn, next(iter(change.table.primary_key)), ids["sqlq_ids"])
+        else:
+            conn.execute(plan.changes, {name: given[name] for name in plan.takes})
         if plan.returns is not None:
             return conn.execute(plan.returns, ids).all()
         return [plan.row(row[plan.returned_from :]) for row in rows]
+
+    def delete(
+        self, conn: Connection, column: Any, values: Sequence[Any], *where: ColumnElement[bool]
+    ) -> None:
+        if where:  # whose subqueries would lock the rows that they read
+            values = conn.scalars(select(column).where(column.in_(values), *where)).all()
+        if values:
+            batch, statement = _deletion(self, column)
+            conn.execute(statement, self.batch_parameters(batch, [(value,) for value in sorted(values)]))
 
     def move(
         self,
@@ -210,7 +236,7 @@ class MariaDB(Dialect):
             conn.execute(
                 copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights])
             )
-            conn.execute(_DELETE_JOBS, {"sqlq_ids": sorted(id for id, _ in rights)})
+            self.delete(conn, jobs.c.id, [id for id, _ in rights])
         return rights
 
     # -- claim -----------------------------------------------------------------------------------------------
@@ -522,21 +548,19 @@ def _plan(dialect: MariaDB, change: Change) -> _Plan:
     plan = _Plan(chosen, change.waits or not isinstance(change.chosen, Select))
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     written: set[str] = set()
-    if change.values is None:
-        plan.changes = delete(table).where(key.in_(ids))
-    elif callable(change.values):
+    if callable(change.values):
         plan.given = Batch(**{column.name: type(column.type) for column in chosen.selected_columns})
         rows = dialect.batch_table(plan.given)
         values = change.values(rows)
         written = set(values)
         plan.changes = update(table).where(key == rows.c[key.name]).values(values)
         plan.takes = ["batch"]
-    else:
+    elif change.values is not None:
         written = set(change.values)
         plan.changes = update(table).where(key.in_(ids)).values(change.values)
     plan.takes += [
         bound.key
-        for bound in _parts(plan.changes)
+        for bound in ([] if plan.changes is None else _parts(plan.changes))
         if isinstance(bound, BindParameter) and bound.required and bound.key != "batch"
     ]
     read = {c.name for each in change.returning for c in _parts(each) if getattr(c, "table", None) is table}
@@ -557,10 +581,14 @@ class _Columns:
 
 
 def _kept(row: ColumnElement[Any]) -> ColumnElement[Any]:
-    return literal_column(f"NOT (@sqlq_met <=> `{row.name}`)")
+    return literal_column(f"NOT ({_met(row.name)} <=> `{row.name}`)")
 
 
-_DELETE_JOBS = delete(jobs).where(jobs.c.id.in_(bindparam("sqlq_ids", expanding=True, type_=BigInteger)))
+@lru_cache(maxsize=64)
+def _deletion(dialect: MariaDB, column: Any) -> tuple[Batch, Any]:
+    batch = Batch(**{column.name: type(column.type)})
+    rows = dialect.batch_table(batch)
+    return batch, delete(column.table).where(column == rows.c[column.name])
 
 
 @lru_cache(maxsize=64)

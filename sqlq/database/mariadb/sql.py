@@ -56,7 +56,7 @@ def top_level(schema: str | None) -> str:
 def reserve(schema: str | None, ids: str) -> str:
     """Reserve locked jobs by their ids, in the transaction that has locked them."""
     return f"""
-UPDATE {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
    SET reserved_at = {NOW}, reserved_by = %s, lease_expires_at = {NOW} + INTERVAL %s * 1000 MICROSECOND,
        lease_token = {NEXT_TOKEN}, attempts = {ONE_MORE}
  WHERE id IN ({ids})
@@ -199,7 +199,14 @@ def cancel(schema: str | None, steps: str) -> tuple[str, str]:
 INSERT INTO {prefix}.finished_jobs ({_CARRIED}, outcome, reason)
 SELECT {_CARRIED}, 'cancelled', %s FROM {prefix}.jobs FORCE INDEX (PRIMARY) WHERE id IN ({steps})
 """
-    return copy, f"DELETE FROM jobs USING {prefix}.jobs FORCE INDEX (PRIMARY) WHERE id IN ({steps})"
+    # for a list of ids MariaDB would read, and lock, the whole of a small table
+    ids = f"JSON_TABLE('[{steps}]', '$[*]' COLUMNS (id BIGINT PATH '$')) AS step"
+    return (
+        copy,
+        f"""
+DELETE FROM jobs USING {ids} STRAIGHT_JOIN {prefix}.jobs FORCE INDEX (PRIMARY) WHERE jobs.id = step.id
+""",
+    )
 
 
 @cache

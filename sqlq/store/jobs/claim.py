@@ -35,7 +35,8 @@ def claim(
     """
 
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
-        return list(conn.exec_driver_sql(statement, parameters))
+        rows = conn.exec_driver_sql(statement, parameters)
+        return list(rows) if rows.returns_rows else []
 
     by = Claimant(owner, lease_ms, max_attempts, follow_ups)
     rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, by, order)

@@ -13,7 +13,6 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
-    delete,
     exists,
     or_,
     select,
@@ -69,9 +68,10 @@ def _clear_up_after(conn: Connection, gone: Gone) -> None:
     one keeps its edge, and the edge leads to no row."""
     if not gone.steps:
         return
-    conn.execute(delete(edges).where(edges.c.job_id.in_(gone.steps)))
+    dialect = dialect_of(conn)
+    dialect.delete(conn, edges.c.job_id, gone.steps)
     empty = (~exists().where(source.c.flow_id == flows.c.id) for source, _ in TABLES)
-    conn.execute(delete(flows).where(flows.c.id.in_(gone.flows), *empty))
+    dialect.delete(conn, flows.c.id, gone.flows, *empty)
 
 
 def erase(conn: Connection, queues: Collection[str]) -> None:

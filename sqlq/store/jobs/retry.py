@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Row, bindparam, delete, select
+from sqlalchemy import Connection, Integer, Row, bindparam, select
 
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.database.dialects import dialect_of
@@ -47,7 +47,7 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
     moved = sorted(id for (id,) in dialect.kept(conn.execute(statement, given).all()))
     write(conn, {Wake(keys[id]) for id in moved if id in keys})
-    conn.execute(delete(failed_jobs).where(failed_jobs.c.id.in_(moved)))
+    dialect.delete(conn, failed_jobs.c.id, moved)
     return moved, [row.id for row in rows if row.id not in set(moved)]
 
 

@@ -29,7 +29,6 @@ from sqlalchemy import (
     Text,
     bindparam,
     case,
-    delete,
     func,
     literal,
     null,
@@ -527,7 +526,7 @@ def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, re
     )
     columns = [*CARRIED, "outcome", "reason"]
     conn.execute(insert_into(finished_jobs).from_select(columns, source.order_by(table.c.id)))
-    conn.execute(delete(table).where(table.c.id.in_(ids)))
+    dialect_of(conn).delete(conn, table.c.id, ids)
 
 
 def skip(conn: Connection, step: int, reason: str) -> bool:

@@ -35,7 +35,7 @@ from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, jobs
 from sqlq.schema.types import moment_after
-from sqlq.store.jobs.rows import OVER, TABLES, computed, row_of, said_by_any, slices, state_of
+from sqlq.store.jobs.rows import LIVE_STATE, OVER, TABLES, computed, row_of, said_by_any, slices, state_of
 
 
 def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) -> dict[int, Job]:
@@ -99,11 +99,13 @@ def _insert_in_order(
         chosen = [new[counts[key]] for key in run]
         said = said_by_any(chosen)
         rows = [row_of(job, said) for job in chosen]
-        statement = _statement(dialect, said, conflict)
-        for queue, key, id, state, *told in dialect.kept(conn.execute(statement, rows).all()):
+        returned = conn.execute(_statement(dialect, said, conflict), rows).all()
+        for queue, key, id, state, *told in dialect.kept(returned):
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
             found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
+        for queue, key, id, task, state in dialect.met(conn, returned, _MET):
+            found((queue, key), Job(id, queue, task, State(state), created=False))
     for key, job in held(conn, list(waiting), live=True).items():
         found(key, job)
     return done, list(waiting)
@@ -233,6 +235,9 @@ def holder(conn: Connection, queue: str, key: str) -> int | None:
 
 
 _KEYS = Batch(in_queue=Text, held_key=Text)
+
+
+_MET = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, cast(LIVE_STATE, Text))
 
 
 @cache
