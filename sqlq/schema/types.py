@@ -46,8 +46,10 @@ class Moment(TypeDecorator[datetime]):
             return None
         if dialect.name == "sqlite":
             return moment_of(value)
-        if value.tzinfo is None:
-            return value.replace(tzinfo=UTC)  # type: ignore[no-any-return]  # MariaDB's, which has no zone
+        if dialect.name == "mariadb":
+            # a sum with a parameter is text; guard: read-moments-are-in-utc
+            moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+            return moment.replace(tzinfo=UTC)
         # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc
         return value.astimezone(UTC)  # type: ignore[no-any-return]  # the driver's value
 

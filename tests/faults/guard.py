@@ -11,6 +11,7 @@ has none, by the order in which its statements come: copied first, deleted then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlq.admin.flows import SKIPPED
 from sqlq.config.constants import ERROR_BYTES, MAX_ATTEMPTS
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 
 ILLEGAL = "illegal transition:"
 
@@ -382,21 +383,42 @@ def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_d
     may be taken from an owner whose lease still runs, as a supervisor does for a child that died, or an
     operator by force.
     """
-    postgresql = engine.dialect.name == "postgresql"
-    words = {
-        "now": POSTGRESQL_NOW if postgresql else f"({SQLITE_NOW})",
-        "is": "IS NOT DISTINCT FROM" if postgresql else "IS",
-        "is not": "IS DISTINCT FROM" if postgresql else "IS NOT",
-        "before": "guard_gone" if postgresql else "jobs",
-    }
+    kind = engine.dialect.name
+    words = _WORDS[kind]
     rules = [
-        rule._replace(when=rule.when.format(**words))
+        rule._replace(when=_SAME.sub(words["same"], rule.when).format(**words))
         for rule in _rules(keep_finished, owners_may_be_known_dead)
     ]
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
-        for statement in _postgresql(rules) if postgresql else _sqlite(rules):
-            conn.exec_driver_sql(statement)
+        for statement in {"postgresql": _postgresql, "sqlite": _sqlite, "mariadb": _mariadb}[kind](rules):
+            conn.execution_options(no_parameters=True).exec_driver_sql(statement)
+
+
+_SAME = re.compile(r"([\w.]+) \{(is|is not)\} ([\w.]+)")
+_WORDS = {
+    "postgresql": {
+        "now": POSTGRESQL_NOW,
+        "same": r"\1 {\2} \3",
+        "is": "IS NOT DISTINCT FROM",
+        "is not": "IS DISTINCT FROM",
+        "before": "guard_gone",
+    },
+    "sqlite": {
+        "now": f"({SQLITE_NOW})",
+        "same": r"\1 {\2} \3",
+        "is": "IS",
+        "is not": "IS NOT",
+        "before": "jobs",
+    },
+    "mariadb": {
+        "now": MARIADB_NOW,
+        "same": r"({\2} (\1 <=> \3))",
+        "is": "",
+        "is not": "NOT",
+        "before": "jobs",
+    },
+}
 
 
 def _sqlite(rules: list[Rule]) -> Iterator[str]:
@@ -412,6 +434,24 @@ def _sqlite(rules: list[Rule]) -> Iterator[str]:
             yield (
                 f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} "
                 f"WHEN NOT EXISTS (SELECT 1 FROM guard_off)\nBEGIN\n{body}\nEND"
+            )
+
+
+def _mariadb(rules: list[Rule]) -> Iterator[str]:
+    for table, event in _EVENTS:
+        these = [
+            r
+            for r in rules
+            if (r.table, r.event) == (table, event) and not (r.at_commit and event == "UPDATE")
+        ]
+        if these:
+            body = "\n".join(
+                f"IF {r.when} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{ILLEGAL} {r.says}'; END IF;"
+                for r in these
+            )
+            yield (
+                f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} FOR EACH ROW BEGIN\n"
+                f"IF NOT EXISTS (SELECT 1 FROM guard_off) THEN\n{body}\nEND IF;\nEND"
             )
 
 
@@ -457,7 +497,11 @@ MOMENTS = ("available_at", "lease_expires_at", "start_by", "due_at", "created_at
 
 def advance(engine: Engine, ms: int, where: str = "1 = 1", moments: tuple[str, ...] = MOMENTS) -> None:
     """Let time pass for waiting and reserved jobs: what is due or expires in `ms` is due or expires now."""
-    earlier = f"- {ms}" if engine.dialect.name == "sqlite" else f"- interval '{ms} milliseconds'"
+    earlier = {
+        "sqlite": f"- {ms}",
+        "postgresql": f"- interval '{ms} milliseconds'",
+        "mariadb": f"- INTERVAL {ms} * 1000 MICROSECOND",
+    }[engine.dialect.name]
     changes = ", ".join(
         # a blocked job is due at no time
         f"{moment} = CASE WHEN blocked_by IS NULL THEN {moment} {earlier} ELSE {moment} END"
