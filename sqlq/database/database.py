@@ -308,6 +308,8 @@ class Database:
         if conn.dialect.name == "sqlite":
             return None
         known: str | None = self.__dict__.get("schema") or _only_schema(self.engine.url)
+        if self.dialect.schemas_are_databases:  # a caller's connection to another one is meant for that
+            known = conn.dialect.default_schema_name or known
         return version.effective_schema(conn, self._schema or known)  # guard: own-schema-first
 
     def require_version(self) -> None:

@@ -301,6 +301,7 @@ class Dialect:
     in_a_file = False
     """Whether a database is a file, without a server, schemas and roles. Such a database gives ids again."""
     has_schemas = False
+    schemas_are_databases = False
     vacuums = False
     """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"
@@ -524,9 +525,14 @@ class Dialect:
         """Raise on a standby that may lag behind, since its rows may be out of date."""
 
     def stricter_isolation(self, conn: Connection) -> str | None:
-        """Return the transaction's isolation level where another's write since its snapshot would make its
-        own fail."""
+        """Return the transaction's isolation level if it is stricter than READ COMMITTED: one snapshot then
+        serves all its statements. None where that does not matter."""
         return None
+
+    def refuses_newer_rows(self, conn: Connection) -> str | None:
+        """Return the transaction's isolation level if it cannot change a row that another transaction has
+        changed since its snapshot."""
+        return self.stricter_isolation(conn)
 
     def has_lost_transaction(self, conn: Connection) -> bool:
         """Whether a caller's connection is outside any transaction, after an error that undid one. A database

@@ -30,9 +30,3 @@ def dialect_of(conn: Connection | Engine) -> Dialect:
 def dialect_at(url: URL) -> Dialect:
     """Return the dialect of the database that a URL names."""
     return DIALECTS[url.get_backend_name()]
-
-
-def stricter_isolation(conn: Connection) -> str | None:
-    """Return the transaction's isolation level if it is stricter than READ COMMITTED: one snapshot then
-    serves all its statements. None where that does not matter."""
-    return dialect_of(conn).stricter_isolation(conn)

@@ -121,16 +121,16 @@ def is_testing() -> bool:
 def url_of(alias: str) -> URL:
     """Return the URL of the database that Django connects to under an alias.
 
-    Raises `UnsupportedDatabaseError` where that is neither PostgreSQL nor SQLite, and `ConfigurationError`
-    where Django's own settings are not complete.
+    Raises `UnsupportedDatabaseError` where that is none of sqlq's, and `ConfigurationError` where Django's
+    own settings are not complete.
     """
     given = connections.settings[alias]
     engine = given["ENGINE"]
     vendor = load_backend(engine).DatabaseWrapper.vendor
-    if vendor not in ("postgresql", "sqlite"):
+    if vendor not in ("postgresql", "mysql", "sqlite"):
         raise UnsupportedDatabaseError(
-            f"sqlq runs on PostgreSQL and SQLite, but DATABASES[{alias!r}] has the ENGINE {engine!r}: name "
-            'another alias in SQLQ["database"]'
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite, but DATABASES[{alias!r}] has the ENGINE "
+            f'{engine!r}: name another alias in SQLQ["database"]'
         )
     try:
         parameters = connections.create_connection(alias).get_connection_params()
@@ -138,6 +138,8 @@ def url_of(alias: str) -> URL:
         raise ConfigurationError(f"DATABASES[{alias!r}] cannot be used: {error}") from error
     if vendor == "sqlite":
         return _sqlite(str(parameters["database"]))
+    if vendor == "mysql":
+        return _mariadb(parameters)
     return _postgresql(parameters, given.get("OPTIONS", {}).get("assume_role"))
 
 
@@ -146,6 +148,26 @@ def _sqlite(name: str) -> URL:
     if not name.startswith("file:"):
         return URL.create("sqlite", database=name)
     return URL.create("sqlite", database=file, query={**dict(parse_qsl(query)), "uri": "true"})
+
+
+def _mariadb(parameters: Mapping[str, Any]) -> URL:
+    """Return the URL of what mysqlclient is given, or PyMySQL in its place."""
+    stands_in = sys.modules["MySQLdb"].__name__ == "pymysql"
+    query = {name: str(parameters[name]) for name in _MARIADBS if parameters.get(name)}
+    query |= {f"ssl_{name}": str(value) for name, value in (parameters.get("ssl") or {}).items()}
+    return URL.create(
+        f"mariadb+{'pymysql' if stands_in else 'mysqldb'}",
+        username=parameters.get("user"),
+        password=parameters.get("password"),
+        host=parameters.get("host"),
+        port=parameters.get("port"),
+        database=parameters.get("database"),
+        query=query,
+    )
+
+
+_MARIADBS = ("charset", "unix_socket", "read_default_file", "read_default_group", "connect_timeout")
+"""Django's options that say how to connect. sqlq sets all else on its own connections."""
 
 
 def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:

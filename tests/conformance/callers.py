@@ -54,16 +54,17 @@ COMMON = (
 """Ways with each driver and each kind of session in one of them."""
 
 
-def ways(*, in_all: bool = False) -> pytest.MarkDecorator:
-    """Give a test each way to have a session as `way`, with the database that goes with it.
+def ways(*databases: str, in_all: bool = False) -> pytest.MarkDecorator:
+    """Give a test each way to have a session as `way`, with the database that goes with it: one of these, or
+    of all that are tested.
 
     A feature runs on the common ways and on one other, the tests of the caller's transaction itself `in_all`.
     """
     every = {
         f"{driver}-{kind.__name__}": (database, (driver, kind))
-        for databases in (DRIVERS, ASYNC_DRIVERS)
-        for database, drivers in databases.items()
-        if database in DATABASES
+        for drivers_of in (DRIVERS, ASYNC_DRIVERS)
+        for database, drivers in drivers_of.items()
+        if database in (databases or DATABASES)
         for driver, kinds in drivers.items()
         for kind in kinds
     }

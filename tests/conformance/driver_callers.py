@@ -55,7 +55,8 @@ def _address(url: str) -> dict[str, Any]:
 
 def _mysqlclient(url: str, cursor: str = "Cursor", **options: Any) -> Any:
     mysqlclient: Any = importlib.import_module("MySQLdb")
-    return mysqlclient.connect(**_address(url), cursorclass=getattr(mysqlclient.cursors, cursor), **options)
+    kind = getattr(importlib.import_module("MySQLdb.cursors"), cursor)
+    return mysqlclient.connect(**_address(url), cursorclass=kind, **options)
 
 
 def _with_rows(connection: Any, factory: Any, text: Any = str) -> Any:
@@ -143,7 +144,10 @@ COMMON = ("psycopg", "asyncpg", "sqlite3", "aiosqlite", "pymysql", "asyncmy")
 
 
 def modes(
-    wanted: Callable[[str, Mode], bool] = lambda name, mode: True, *, in_all: bool = False
+    wanted: Callable[[str, Mode], bool] = lambda name, mode: True,
+    *,
+    in_all: bool = False,
+    databases: Sequence[str] = DATABASES,
 ) -> pytest.MarkDecorator:
     """Give a test each of these modes as `mode`, with the database that goes with it.
 
@@ -163,7 +167,7 @@ def modes(
                 ),
             )
             for database, known in MODES.items()
-            if database in DATABASES
+            if database in databases
             for name, mode in known.items()
             if wanted(name, mode)
         ],
@@ -209,11 +213,12 @@ class Caller:
         return app.enqueue_many(jobs, session=self.connection)
 
     def execute(self, statement: str) -> Any:
-        if hasattr(self.connection, "execute"):
-            return self.do(self.connection.execute(statement))
-        cursor = self.connection.cursor()
-        self.do(cursor.execute(statement))
-        return cursor
+        return self.do(self.executing(statement))
+
+    def executing(self, statement: str) -> Any:
+        """Execute a statement; on an asynchronous connection return what is to be awaited."""
+        on = self.connection if hasattr(self.connection, "execute") else self.connection.cursor()
+        return on.execute(statement)
 
     def order(self, id: int) -> None:
         """Write as the caller does, in a transaction that the job is to share."""

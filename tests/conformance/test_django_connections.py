@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import django
 import django.conf
 import django.db
+import pymysql
 import pytest
 from django.db import transaction
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
@@ -26,7 +28,9 @@ def connection(database_url: str) -> Iterator[Any]:
         django.conf.settings.configure(USE_TZ=True)
         django.setup()
     url = make_url(database_url)
-    engine = "sqlite3" if url.get_backend_name() == "sqlite" else "postgresql"
+    engine = {"sqlite": "sqlite3", "mariadb": "mysql"}.get(url.get_backend_name(), "postgresql")
+    if importlib.util.find_spec("MySQLdb") is None:
+        pymysql.install_as_MySQLdb()
     settings = {
         "ENGINE": f"django.db.backends.{engine}",
         "NAME": url.database,

@@ -113,7 +113,7 @@ def _met(key: str) -> str:
 class MariaDB(Dialect):
     name, title = "mariadb", "MariaDB"
     oldest = (10, 11)
-    has_schemas = True
+    has_schemas = schemas_are_databases = True
     own_paramstyle = "format"
     single_changes = False
     where_it_leads = "SELECT DATABASE()"
@@ -374,6 +374,14 @@ class MariaDB(Dialect):
     def stricter_isolation(self, conn: Connection) -> str | None:
         level = str(conn.exec_driver_sql("SELECT @@tx_isolation").scalar())
         return None if level in ("READ-COMMITTED", "READ-UNCOMMITTED") else level.replace("-", " ")
+
+    def refuses_newer_rows(self, conn: Connection) -> str | None:
+        level = self.stricter_isolation(conn)
+        if level == "REPEATABLE READ":
+            # a write, and a read that locks, are of the newest rows; guard: a-snapshot-that-is-kept-to
+            kept = conn.exec_driver_sql("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'").first()
+            return level if kept is not None and kept[1] == "ON" else None
+        return level
 
     def commits_at_once(self, pooled: Any) -> bool:
         driver = pooled.dbapi_connection

@@ -20,7 +20,6 @@ from contextlib import (
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq.config.constants import CURSOR_BYTES, RESULT_BYTES
-from sqlq.database import dialects
 from sqlq.database.caller.session import (
     AnyAsyncDriverConnection,
     AnyAsyncSession,
@@ -33,6 +32,7 @@ from sqlq.database.caller.session import (
     on_callers,
     transaction_in,
 )
+from sqlq.database.dialects import dialect_of
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
@@ -198,7 +198,7 @@ class OwnRow:
         )
 
     def _refuse_stricter(self, conn: Connection, call: str) -> None:
-        level = dialects.stricter_isolation(conn)
+        level = dialect_of(conn).refuses_newer_rows(conn)
         if level is not None:  # guard: complete-read-committed
             raise ConfigurationError(
                 f"{call} was called in a transaction at {level}, where the heartbeats of this job make the "

@@ -28,8 +28,9 @@ def settings_of(url: str, **more: Any) -> dict[str, Any]:
     if where.get_backend_name() == "sqlite":
         options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": where.database, "OPTIONS": options, **more}
+    kind = "mysql" if where.get_backend_name() == "mariadb" else "postgresql"
     return {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": f"django.db.backends.{kind}",
         "NAME": where.database,
         "USER": where.username,
         "HOST": where.host,

@@ -1,11 +1,17 @@
 """The settings of the project. The tests say in the environment which database it has, and what else is to
 differ."""
 
+import importlib.util
 import json
 import os
 from typing import Any
 
 import django
+
+if importlib.util.find_spec("MySQLdb") is None:
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
 
 SECRET_KEY = "of a test"
 USE_TZ = True

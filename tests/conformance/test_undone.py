@@ -1,0 +1,213 @@
+"""MariaDB undoes a whole transaction after a deadlock, savepoints too, and the connection is outside any.
+
+What a caller writes next would be committed alone, so each connection refuses it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError, PendingRollbackError
+from sqlalchemy.orm import Session
+
+import sqlq
+from tests.conformance import callers, driver_callers
+from tests.conformance.test_django_connections import connection, order
+from tests.kit import run_one
+from tests.waiting import wait_until
+
+__all__ = ["connection"]  # a fixture
+
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+UNDONE = "MariaDB has undone the whole transaction, .* run it again from its start"
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send")
+    def send(order_id: int = 0) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+def watch(database_url: str) -> Iterator[Engine]:
+    """Somebody else's look at the shop, who sees what is committed."""
+    engine = create_engine(database_url, poolclass=NullPool)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    yield engine
+    engine.dispose()
+
+
+def committed(engine: Engine) -> list[int]:
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT id FROM orders ORDER BY id")))
+
+
+@contextmanager
+def deadlock(app: sqlq.App, watch: Engine, take: Callable[[Session], object]) -> Iterator[None]:
+    """Let a rival `take` what the block waits for, and wait for the order 1 that the block's transaction has
+    written. The rival has written more, so that the server undoes the block's transaction."""
+    with Session(watch) as rival:
+        for number in range(101, 111):
+            rival.execute(text(f"INSERT INTO orders VALUES ({number})"))
+        take(rival)
+
+        def wait() -> None:
+            with suppress(OperationalError):
+                rival.execute(text("SELECT id FROM orders WHERE id = 1 FOR UPDATE"))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with watch.connect() as look:
+            waiting = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+            wait_until(lambda: look.scalar(waiting), what="the rival waiting for the order")
+        yield
+        thread.join(20)
+        rival.rollback()
+
+
+def keyed(send: sqlq.Task[..., None]) -> sqlq.NewJob:
+    return send.new(1).set(unique_key="k")
+
+
+def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+    with (
+        deadlock(app, watch, lambda rival: app.enqueue(keyed(send), session=rival)),
+        pytest.raises(sqlq.EnqueueError, match=UNDONE),
+    ):
+        caller.enqueue_many(app, [keyed(send), send.new(2).set(unique_key="l")])
+
+
+@callers.ways("mariadb", in_all=True)
+def test_a_session_refuses_to_go_on_until_its_rollback(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: callers.Way
+) -> None:
+    with callers.Caller(database_url, way) as caller:
+        for in_savepoint in (False, True):
+            caller.execute("INSERT INTO orders VALUES (1)")
+            if in_savepoint:
+                with caller.savepoint() as savepoint:
+                    enqueue_undone(caller, app, send, watch)
+                    savepoint.rollback()
+            else:
+                enqueue_undone(caller, app, send, watch)
+            with pytest.raises(PendingRollbackError):
+                caller.execute("INSERT INTO orders VALUES (2)")
+            with pytest.raises(PendingRollbackError):
+                caller.commit()
+            caller.rollback()
+            assert committed(watch) == []
+        caller.execute("INSERT INTO orders VALUES (3)")
+        caller.enqueue(app, keyed(send))
+        caller.commit()
+    assert committed(watch) == [3]
+
+
+@driver_callers.modes(databases=("mariadb",), in_all=True)
+def test_a_drivers_connection_refuses_to_go_on(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: driver_callers.Mode
+) -> None:
+    with driver_callers.Caller(database_url, mode) as caller:
+        caller.begin()
+        caller.order(1)
+        enqueue_undone(caller, app, send, watch)
+        for go_on in (lambda: caller.order(2), caller.commit, lambda: caller.execute("BEGIN")):
+            with pytest.raises(Exception, match=r"(?i)gone away|not connected|\(0, ''\)"):
+                go_on()
+    assert committed(watch) == []
+
+
+@on_mariadb
+def test_a_block_of_djangos_is_rolled_back(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+) -> None:
+    from django.db import transaction
+
+    def enqueue() -> None:
+        with (
+            deadlock(app, watch, lambda rival: app.enqueue(keyed(send), session=rival)),
+            pytest.raises(sqlq.EnqueueError, match=UNDONE),
+        ):
+            app.enqueue(keyed(send), session=connection)
+
+    with transaction.atomic(using=connection.alias):
+        order(connection, 1)
+        enqueue()
+        with pytest.raises(transaction.TransactionManagementError):
+            order(connection, 2)
+    with transaction.atomic(using=connection.alias):
+        order(connection, 1)
+        with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
+            enqueue()
+            raise ZeroDivisionError
+        with pytest.raises(transaction.TransactionManagementError):
+            order(connection, 2)
+    transaction.set_autocommit(False, using=connection.alias)
+    order(connection, 1)
+    enqueue()
+    with pytest.raises(Exception, match=r"gone away|\(0, ''\)"):
+        order(connection, 2)
+    connection.close()
+    assert committed(watch) == []
+
+
+@on_mariadb
+def test_a_handler_whose_transaction_was_undone_completes_nothing(app: sqlq.App, watch: Engine) -> None:
+    def pay() -> None:
+        running = sqlq.current_job()
+        take = text(f"SELECT id FROM jobs WHERE id = {running.id} FOR UPDATE")
+        with Session(watch) as session:
+            session.execute(text("INSERT INTO orders VALUES (1)"))
+            if running.attempts > 1:
+                running.complete(session)
+                session.commit()
+                return
+            with (
+                deadlock(app, watch, lambda rival: rival.execute(take)),
+                pytest.raises(sqlq.EnqueueError, match=UNDONE),
+            ):
+                running.complete(session)
+            with pytest.raises(PendingRollbackError):
+                session.commit()
+
+    done = run_one(app, pay)
+    assert (done.state, done.attempts) == ("finished", 2)
+    assert committed(watch) == [1]
+
+
+@on_mariadb
+def test_a_row_that_changed_since_the_snapshot_undoes_all(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+) -> None:
+    with Session(watch) as session:
+        session.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
+        session.execute(text("SELECT COUNT(*) FROM jobs"))
+        session.execute(text("INSERT INTO orders VALUES (1)"))
+        app.enqueue(keyed(send))
+        with pytest.raises(sqlq.EnqueueError, match=UNDONE):
+            app.enqueue(keyed(send), session=session)
+        with pytest.raises(PendingRollbackError):
+            session.commit()
+    assert committed(watch) == []
+
+
+@on_mariadb
+def test_a_wait_that_took_too_long_undoes_one_statement_only(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+) -> None:
+    with Session(watch) as rival, Session(watch) as session:
+        app.enqueue(keyed(send), session=rival)
+        session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
+        session.execute(text("INSERT INTO orders VALUES (1)"))
+        with pytest.raises(OperationalError, match="1205"):
+            app.enqueue(keyed(send), session=session)
+        session.execute(text("INSERT INTO orders VALUES (2)"))
+        session.commit()
+    assert committed(watch) == [1, 2]
