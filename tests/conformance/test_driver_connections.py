@@ -318,9 +318,8 @@ def test_nothing_of_the_callers_is_changed(
     def settings(connection: Any) -> dict[str, Any]:
         found = {name: getattr(connection, name, None) for name in SETTINGS}
         return found | {
-            "in transaction": getattr(connection, "in_transaction", None)
-            if not hasattr(connection, "info")
-            else connection.info.transaction_status
+            "in transaction": getattr(connection, "in_transaction", None),
+            "status": getattr(getattr(connection, "info", None), "transaction_status", None),
         }
 
     with Caller(database_url, mode) as caller:

@@ -334,6 +334,8 @@ GUARDS = [
     Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
     Guard("complete-without-retention", "if keep_finished else None", "", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
     Guard("complete-waits", ", waits=True", "", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
+    Guard("a-snapshot-that-is-kept-to", None, "return None", COMPLETE + "test_a_transaction_that_keeps_to_its_snapshot_is_refused[mariadb]"),
+    Guard("no-half-of-a-transaction-is-kept", None, "pass", "tests/conformance/test_undone.py::test_a_session_refuses_to_go_on_until_its_rollback[pymysql-Session]"),
     Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
     Guard("no-loose-savepoint", None, "if False:", SUPERVISING + "test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused[sqlite]"),
     Guard("complete-must-commit", None, "return Completed(None)", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_and_says_why[sqlite]"),

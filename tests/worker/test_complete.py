@@ -15,6 +15,7 @@ import sqlq
 from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim, lease, settle
+from sqlq.worker.attempt.context import attempt_of
 from tests.kit import run_one
 from tests.servers import async_database_url
 from tests.waiting import wait_until
@@ -236,6 +237,47 @@ def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop
     assert done.exception == "sqlq.errors.ConfigurationError"
     assert f"at {level}" in done.message
     assert "READ COMMITTED" in done.message
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("retention", ["1h", "0s"])
+def test_complete_at_mariadbs_own_level_is_of_the_newest_row(
+    database_url: str, shop: Engine, retention: str
+) -> None:
+    app = sqlq.App(database_url, retention=retention)
+
+    def pay() -> None:
+        running = sqlq.current_job()
+        with shop.connect() as conn, conn.begin():
+            assert conn.scalar(text("SELECT @@tx_isolation")) == "REPEATABLE-READ"
+            before = conn.scalar(text("SELECT lease_expires_at FROM jobs"))
+            with app.database.begin() as heartbeat:
+                right = attempt_of(running).right
+                assert list(lease.extend(heartbeat, [right], lease_ms=90_000)) == [right]
+                heartbeat.execute(text("UPDATE jobs SET label = 'newest'"))
+            assert conn.scalar(text("SELECT lease_expires_at FROM jobs")) == before
+            conn.execute(insert(payments).values(n=running.attempts))
+            running.progress(1, of=2)
+            running.checkpoint(conn, 1)
+            running.complete(conn)
+
+    app.enqueue(app.task(name="t")(pay).new())
+    tally = app.worker(drain=True).run()
+    assert (tally.completed, tally.retried, paid(shop)) == (1, 0, [1])
+    assert [job.label for job in app.jobs.list()] == (["newest"] if retention == "1h" else [])
+    app.close()
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_transaction_that_keeps_to_its_snapshot_is_refused(app: sqlq.App, shop: Engine) -> None:
+    def pay() -> None:
+        with shop.connect() as conn, conn.begin():
+            conn.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
+            sqlq.current_job().complete(conn)
+
+    done = run_one(app, pay, max_attempts=1)
+    assert done.exception == "sqlq.errors.ConfigurationError"
+    assert "at REPEATABLE READ" in done.message
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -377,11 +377,11 @@ class MariaDB(Dialect):
 
     def refuses_newer_rows(self, conn: Connection) -> str | None:
         level = self.stricter_isolation(conn)
-        if level == "REPEATABLE READ":
-            # a write, and a read that locks, are of the newest rows; guard: a-snapshot-that-is-kept-to
-            kept = conn.exec_driver_sql("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'").first()
-            return level if kept is not None and kept[1] == "ON" else None
-        return level
+        if level != "REPEATABLE READ":
+            return level
+        # a write, and a read that locks, are of the newest rows, but for this setting of later versions
+        kept = conn.exec_driver_sql("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'").first()
+        return level if kept is not None and kept[1] == "ON" else None  # guard: a-snapshot-that-is-kept-to
 
     def commits_at_once(self, pooled: Any) -> bool:
         driver = pooled.dbapi_connection
