@@ -67,7 +67,7 @@ _MENDS = (
 
 
 def _of_database(error: DBAPIError, context: Context) -> str:
-    from sqlq.database.postgresql.health import missing_grant
+    from sqlq.database.dialects import missing_grant
 
     said = str(error.orig or error)
     reason = _reason(said)

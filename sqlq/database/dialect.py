@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -25,6 +26,7 @@ from sqlalchemy import (
     TextClause,
     Update,
     delete,
+    func,
     insert,
     literal,
     null,
@@ -38,7 +40,7 @@ from sqlalchemy.types import TypeEngine
 from sqlq.database.timeouts import Patience
 from sqlq.payload.encryption import Encryption
 from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs, metadata
 from sqlq.schema.types import epoch_ms, since_ms
 
 QueuePosition: TypeAlias = tuple[str, int, int, int]
@@ -123,6 +125,23 @@ class Backlog(NamedTuple):
     most: int
     in_order: bool
     holds: bool
+
+
+class Rows(NamedTuple):
+    """The rows of the table jobs by the database's own estimate, and when they were vacuumed last."""
+
+    live: int
+    dead: int
+    vacuumed_at: datetime | None
+
+
+class Burden(NamedTuple):
+    """The causes of a slow database. None for what it does not have, or the role may not see."""
+
+    rows: Rows | None = None
+    oldest_transaction_seconds: float | None = None
+    wal_bytes: int | None = None
+    unpurged_transactions: int | None = None
 
 
 def schema_of(conn: Connection) -> str | None:
@@ -323,6 +342,10 @@ class Dialect:
     """The resolution of its timestamps in microseconds."""
     single_changes = True
     """Whether `change` and `move` are one statement each, and so may be transactions by themselves."""
+    own_indexes = frozenset(str(index.name) for table in metadata.tables.values() for index in table.indexes)
+    """The names of the indexes of our tables."""
+    correlates_in_from = True
+    """Whether a subquery in FROM may refer to rows outside it."""
     notifies = False
     """Whether a notification of idle workers takes a statement, since they do not see commits by
     themselves."""
@@ -333,6 +356,10 @@ class Dialect:
     """Whether an index is built beside the traffic by a statement outside transactions."""
     open_transactions = "other programs"
     """Where an operator finds the open transactions, and by which column the oldest."""
+    burden: Callable[[Connection], Burden]
+    """Return the causes of a slow database."""
+    indexes: Callable[[Connection], dict[str, bool]]
+    """Return the indexes of our tables, and whether queries can use each."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
 
@@ -420,6 +447,25 @@ class Dialect:
         """Delete the rows that have one of these values in a column, the first one of the primary key, and
         that fulfil `where`."""
         conn.execute(delete(column.table).where(column.in_(values), *where))
+
+    def distinct(
+        self,
+        among: ColumnElement[bool],
+        *columns: ColumnElement[Any],
+        after: ColumnElement[Any] | None = None,
+        where: Sequence[ColumnElement[bool]] = (),
+    ) -> Select[Any]:
+        """Return a query of the distinct values of an index's columns, by one probe of the index for each.
+
+        `among` names the one value of the column with which the index begins. Of one column only the values
+        after `after` count.
+        """
+        found = _stepped((among, *where), columns, after)
+        return select(*found.c).where(found.c[str(columns[-1].key)].is_not(None))
+
+    def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
+        """Return the advice for the role in a URL where an error says that it lacks a right of its kind."""
+        return None
 
     def for_parameters(self, style: Any) -> Any:
         """Return a dialect of SQLAlchemy's that writes statements with parameters in this style, for any
@@ -636,6 +682,30 @@ class Dialect:
         rows in it, until it is analysed. So the plan may only use indexes, whose order makes sorting
         needless.
         """
+
+
+def _stepped(
+    where: Sequence[ColumnElement[bool]],
+    columns: Sequence[ColumnElement[Any]],
+    after: ColumnElement[Any] | None = None,
+) -> CTE:
+    """Step from each value of the last column to the next, for each of the columns before it. After the last
+    value comes a NULL."""
+    *outer, column = columns
+    name = str(column.key)
+    least = select(func.min(column).label(name)).where(*where)
+    if outer:
+        over = _stepped(where, outer)
+        least = least.where(*(each == over.c[str(each.key)] for each in outer)).correlate(over)
+        first = select(*over.c, least.scalar_subquery().label(name))
+        first = first.where(over.c[str(outer[-1].key)].is_not(None))
+    else:
+        first = least if after is None else least.where(column > after)
+    steps = first.cte(f"each_{name}", recursive=True)
+    known = [steps.c[str(each.key)] for each in outer]
+    of_known = [each == value for each, value in zip(outer, known, strict=True)]
+    following = select(func.min(column)).where(*where, *of_known, column > steps.c[name]).correlate(steps)
+    return steps.union_all(select(*known, following.scalar_subquery()).where(steps.c[name].is_not(None)))
 
 
 def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.dialect import Dialect
 from sqlq.database.mariadb.dialect import MariaDB
@@ -15,6 +16,22 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL
 def takes_no_writes(error: BaseException) -> bool:
     """Whether a database of any kind answers but takes no writes for now."""
     return any(dialect.trouble(error).takes_no_writes for dialect in DIALECTS.values())
+
+
+def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
+    """Return the advice for a role, that in a URL, which lacks the rights of its kind; None for any other
+    error."""
+    advices = (dialect.missing_grant(error, url, kind) for dialect in DIALECTS.values())
+    return next((advice for advice in advices if advice is not None), None)
+
+
+def refusal(error: BaseException) -> str:
+    """Return the first line of the error of a failed query."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    said = str(cause).strip()
+    if cause is not None and [type(value) for value in cause.args] == [int, str]:  # a code comes first
+        said = cause.args[1]
+    return (said or type(error).__name__).splitlines()[0]
 
 
 def is_refused(error: BaseException) -> bool:

@@ -40,7 +40,6 @@ from sqlq.database.caller.session import (
 from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect, in_schema
-from sqlq.database.postgresql import health
 from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SqlqError
 from sqlq.events import Events
@@ -386,7 +385,7 @@ def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
     why = dialect.trouble(error).advice  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error
-    if (mend := health.missing_grant(error, url, "producer")) is not None:
+    if (mend := dialect.missing_grant(error, url, "producer")) is not None:
         error.add_note(mend)
 
 

@@ -104,6 +104,8 @@ class DatabaseCollector(Collector):
             found.append(numbers(names.TABLE_ROWS, [((kind,), n) for kind, n in kinds.items()]))
         if vitals.oldest_transaction_seconds is not None:
             found.append(number(names.OLDEST_TRANSACTION, vitals.oldest_transaction_seconds))
+        if vitals.unpurged_transactions is not None:
+            found.append(number(names.UNPURGED, vitals.unpurged_transactions))
         if vitals.wal_bytes is not None:
             found.append(number(names.WAL_BYTES, vitals.wal_bytes))
         return found

@@ -89,12 +89,17 @@ TABLE_ROWS: Final = Described(
 OLDEST_TRANSACTION: Final = Described(
     "sqlq_oldest_transaction_seconds",
     "gauge",
-    "The age of the oldest open transaction that keeps dead rows from being vacuumed (PostgreSQL)",
+    "The age of the oldest open transaction that keeps dead rows from being removed (not on SQLite)",
+)
+UNPURGED: Final = Described(
+    "sqlq_unpurged_transactions",
+    "gauge",
+    "Transactions whose old rows the server has not purged yet, its history list length (MariaDB)",
 )
 WAL_BYTES: Final = Described("sqlq_wal_bytes", "gauge", "The size of the write-ahead log (SQLite)")
 
 OF_THE_DATABASE: Final = (
     *(UP, JOBS, CAPPED, OLDEST_WAIT, PAUSED, SERVED, WORKERS, WORKER_SLOTS, FAILED_JOBS),
-    *(TABLE_ROWS, OLDEST_TRANSACTION, WAL_BYTES, VERSION),
+    *(TABLE_ROWS, OLDEST_TRANSACTION, UNPURGED, WAL_BYTES, VERSION),
 )
 """The metrics of `sqlq metrics`."""

@@ -12,8 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database, MissingFileError
-from sqlq.database.dialects import is_refused, takes_no_writes
-from sqlq.database.postgresql.health import missing_grant, refusal
+from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """The loops of a worker wait these out: the database does not answer, or its file was moved."""

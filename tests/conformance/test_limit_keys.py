@@ -34,6 +34,7 @@ def unuse(engine: Engine, days: float = 31) -> None:
     """Have all keys been used so long ago."""
     ago = {
         "postgresql": f"now() - interval '{days} days'",
+        "mariadb": f"utc_timestamp(6) - INTERVAL {int(days * 24 * 3_600)} SECOND",
         "sqlite": f"used_at - {int(days * 24 * 3_600_000)}",
     }
     with engine.begin() as conn:

@@ -84,7 +84,7 @@ def test_a_sweep_steps_from_key_to_key_of_long_lines(app: sqlq.App, engine: Engi
     touched: list[int] = []
 
     def look(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
-        if "RECURSIVE keys" in statement and not statement.startswith("EXPLAIN"):
+        if "RECURSIVE each_limit_key" in statement and not statement.startswith("EXPLAIN"):
             run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
             touched.append(read(conn.exec_driver_sql(run, given).scalar_one()[0]["Plan"]))
 

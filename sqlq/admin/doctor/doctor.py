@@ -12,44 +12,40 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.doctor.finding import Answer, Checks, Finding, Verdict, check, ok, to_do
-from sqlq.admin.doctor.postgresql import ServerChecks
+from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, to_do
+from sqlq.admin.doctor.mariadb import MariaDBChecks
+from sqlq.admin.doctor.postgresql import PostgreSQLChecks
 from sqlq.admin.doctor.queue import QueueChecks
 from sqlq.admin.doctor.sqlite import DAMAGED, FileChecks
 from sqlq.config.durations import readable
 from sqlq.config.urls import masked
-from sqlq.database.database import Database
-from sqlq.database.postgresql import health
+from sqlq.database.dialects import missing_grant, refusal
 from sqlq.errors import SqlqError
 from sqlq.schema import version
 from sqlq.store.health.health import reading
+
+PLACES: dict[str, type[PlaceChecks]] = {
+    "postgresql": PostgreSQLChecks,
+    "mariadb": MariaDBChecks,
+    "sqlite": FileChecks,
+}
+"""The checks of each kind of database, by the name of its dialect."""
 
 
 class Doctor(Checks):
     """Examines one database."""
 
-    def __init__(self, database: Database, *, deep: bool = False) -> None:
-        super().__init__(database)
-        self._deep = deep
-
     def examine(self) -> list[Finding]:
         """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
         all."""
         found = [Finding("connection", *self._connection())]
-        is_server = self._database.dialect.vacuums
-        server, queue = ServerChecks(self._database), QueueChecks(self._database)
-        if is_server:
-            found += self._each(server.primary, server.durability, server.connections, server.autovacuum)
-            found += self._each(server.schemas, server.transactions, server.prepared, server.slots)
-            found += self._each(server.listen)
-        else:
-            file = FileChecks(self._database, deep=self._deep)
-            found += self._each(file.file, file.journal, file.synchronous, file.integrity)
+        place = PLACES[self._database.dialect.name](self._database, deep=self._deep)
+        queue = QueueChecks(self._database)
+        found += self._each(*place.in_general())
         found += self._each(self.migrations)
         if found[-1].verdict is not Verdict.OK:
             return found
-        if is_server:
-            found += self._each(server.dead_rows)
+        found += self._each(*place.of_tables())
         found += self._each(queue.indexes, queue.workers, queue.stuck, queue.starts, queue.queues)
         found += self._each(queue.paused, queue.leases, queue.cancels, queue.tasks, queue.schedules)
         return found + self._each(queue.limits, queue.flows, queue.seals, queue.failed)
@@ -65,10 +61,10 @@ class Doctor(Checks):
         return found
 
     def _unanswered(self, error: Exception) -> Answer:
-        said = health.refusal(error)
+        said = refusal(error)
         if "malformed" in said:
             return to_do(f"the file is damaged: {said}", DAMAGED)
-        grant = health.missing_grant(error, self._database.engine.url, "reader")
+        grant = missing_grant(error, self._database.engine.url, "reader")
         return check(f"could not look: {said}", grant)
 
     def _connection(self) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -59,13 +59,26 @@ def to_do(said: str, remedy: str | None) -> Answer:
 class Checks:
     """Checks of one database. Each is a method, named after its subject."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, deep: bool = False) -> None:
         self._database = database
+        self._deep = deep
 
     def _ask(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one query, in a transaction of its own with a limited time."""
         with health.reading(self._database) as conn:
             return query(conn, *args, **kwargs)
+
+
+class PlaceChecks(Checks):
+    """Checks of one kind of database."""
+
+    def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
+        """Return the checks that need none of our tables."""
+        raise NotImplementedError
+
+    def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
+        """Return the checks of our tables."""
+        return ()
 
 
 def span(seconds: float) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from sqlq.admin.doctor.finding import Answer, Checks, check, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, PlaceChecks, check, ok, span, to_do
 from sqlq.config.constants import LOOKOUT_MS
 from sqlq.config.durations import readable, written
 from sqlq.database.postgresql import health as healths
@@ -19,8 +19,15 @@ DEAD_ROWS = 50_000
 LISTEN_SECONDS = 2.0
 
 
-class ServerChecks(Checks):
+class PostgreSQLChecks(PlaceChecks):
     """Checks of the server of one database."""
+
+    def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
+        of_server = (self.primary, self.durability, self.connections, self.autovacuum, self.schemas)
+        return *of_server, self.transactions, self.prepared, self.slots, self.listen
+
+    def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
+        return (self.dead_rows,)
 
     def primary(self) -> Iterator[Answer]:
         standby = self._ask(healths.is_standby)

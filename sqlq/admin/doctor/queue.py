@@ -12,7 +12,6 @@ from sqlq.admin.workers import Workers, WorkerStatus, forgotten_pauses, since_it
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION
 from sqlq.config.durations import readable, written
-from sqlq.database.postgresql import health as server_health
 from sqlq.store import schedules as schedule_rows
 from sqlq.store.flows import flows as flow_rows
 from sqlq.store.health import health
@@ -47,7 +46,7 @@ class QueueChecks(Checks):
         return Queues(self._database).status()
 
     def indexes(self) -> Iterator[Answer]:
-        missing, invalid = self._ask(server_health.indexes)
+        missing, invalid = self._ask(health.indexes)
         for name in invalid:
             yield to_do(
                 f"the index {name} is INVALID: it costs writes and serves no reads",

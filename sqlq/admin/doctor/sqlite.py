@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sqlq.admin.doctor.finding import Answer, Checks, check, ok, to_do
-from sqlq.database.database import Database
+from sqlq.admin.doctor.finding import Answer, PlaceChecks, check, ok, to_do
 from sqlq.database.sqlite import health as healths
 
 LARGE_LOG_BYTES = 256 * 1024 * 1024
@@ -21,12 +20,11 @@ NETWORK_FILESYSTEMS = (
 )
 
 
-class FileChecks(Checks):
+class FileChecks(PlaceChecks):
     """Checks of the file of one database."""
 
-    def __init__(self, database: Database, *, deep: bool = False) -> None:
-        super().__init__(database)
-        self._deep = deep
+    def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
+        return self.file, self.journal, self.synchronous, self.integrity
 
     def file(self) -> Iterator[Answer]:
         file = self._ask(healths.database_file)

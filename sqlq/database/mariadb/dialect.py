@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     ColumnElement,
     Connection,
@@ -38,7 +39,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlalchemy.engine import ExceptionContext, result_tuple
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql import visitors
+from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import FromClause, Subquery
 from sqlalchemy.types import Double, Integer
@@ -63,7 +64,7 @@ from sqlq.database.dialect import (
     schema_of,
 )
 from sqlq.database.idle import look_at_idle
-from sqlq.database.mariadb import compiler, sql  # noqa: F401 - which compiles its statements
+from sqlq.database.mariadb import compiler, health, sql  # noqa: F401 - which compiles its statements
 from sqlq.database.timeouts import Patience, bound
 from sqlq.schema import qualify, version
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
@@ -115,6 +116,12 @@ class MariaDB(Dialect):
     oldest = (10, 11)
     has_schemas = schemas_are_databases = True
     own_paramstyle = "format"
+    # an index of it has the rows of several partial ones
+    own_indexes = Dialect.own_indexes - {
+        *("jobs_rescue", "jobs_admitted", "finished_jobs_expire", "failed_jobs_expire")
+    } | {"jobs_live_key"}
+    correlates_in_from = False
+    burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     single_changes = False
     where_it_leads = "SELECT DATABASE()"
     which_server = "SELECT DATABASE(), @@server_uid"
@@ -177,6 +184,26 @@ class MariaDB(Dialect):
         # the insert has locked them, and they may be newer than the caller's snapshot
         by_id = query.where(jobs.c.id.in_(ids)).with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
         return conn.execute(by_id.with_for_update()).all()
+
+    def distinct(
+        self,
+        among: ColumnElement[bool],
+        *columns: ColumnElement[Any],
+        after: ColumnElement[Any] | None = None,
+        where: Sequence[ColumnElement[bool]] = (),
+    ) -> Select[Any]:
+        comparison: Any = among
+        leading = comparison.left
+        if comparison.operator is operators.eq:  # then the planner would sort all rows by the other columns
+            where = (leading >= comparison.right, leading <= comparison.right, *where)
+        else:
+            where = (among, *where)
+        order = (leading, *columns)
+        query = select(*columns).where(*where).group_by(*order).order_by(*order)
+        return query if after is None else query.where(columns[-1] > after)
+
+    def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
+        return health.missing_grant(error)
 
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    URL,
     Connection,
     Engine,
     Integer,
@@ -49,7 +50,7 @@ from sqlq.database.dialect import (
     schema_of,
 )
 from sqlq.database.idle import look_at_idle
-from sqlq.database.postgresql import sql
+from sqlq.database.postgresql import health, sql
 from sqlq.database.timeouts import Patience, bound
 from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import CARRIED, jobs
@@ -92,6 +93,7 @@ class PostgreSQL(Dialect):
     where_it_leads = in_catalog("SELECT current_database()")
     which_server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
     _insert = staticmethod(postgresql.insert)
+    burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     # a row that the statement updated has its transaction there
     is_new = literal_column(in_catalog("xmax = 0"))
 
@@ -259,6 +261,9 @@ class PostgreSQL(Dialect):
 
     def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
         conn.exec_driver_sql(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
+
+    def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
+        return health.missing_grant(error, url, kind)
 
     def is_cut_off(self, driver: Any) -> bool:
         looker = select_module.poll()

@@ -9,14 +9,13 @@ import getpass
 import os
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, Connection, CursorResult, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import granting
-from sqlq.database.dialect import schema_of
+from sqlq.database.dialect import Burden, Rows, schema_of
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import metadata
 
@@ -24,9 +23,6 @@ from sqlq.schema.tables import metadata
 def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple[Any, ...]]:
     """Run a query on PostgreSQL."""
     return conn.execute(text(in_catalog(question)), given)
-
-
-# -- PostgreSQL ----------------------------------------------------------------------------------------------
 
 
 def setting(conn: Connection, name: str) -> str:
@@ -127,14 +123,6 @@ def idle_slots(conn: Connection) -> list[tuple[str, int]]:
     return [(row[0], int(row[1])) for row in rows]
 
 
-class Rows(NamedTuple):
-    """The rows of the table jobs by PostgreSQL's own estimate, and when they were vacuumed last."""
-
-    live: int
-    dead: int
-    vacuumed_at: datetime | None
-
-
 def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None without statistics of it."""
     row = _asked(
@@ -161,36 +149,23 @@ def without_autovacuum(conn: Connection) -> list[str]:
     return list(rows.scalars())
 
 
-# -- both ----------------------------------------------------------------------------------------------------
+def indexes(conn: Connection) -> dict[str, bool]:
+    rows = _asked(
+        conn,
+        "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
+        "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
+        "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
+        "WHERE n.nspname = :schema AND t.relname = ANY(:names)",
+        schema=schema_of(conn),
+        names=_TABLES,
+    )
+    return {row[0]: bool(row[1]) for row in rows}
 
 
-class Indexes(NamedTuple):
-    """The indexes of ours that are missing, and those that queries cannot use."""
-
-    missing: list[str]
-    invalid: list[str]
-
-
-def indexes(conn: Connection) -> Indexes:
-    """Compare the indexes of our tables with those of a migration."""
-    wanted = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
-    if conn.dialect.name == "sqlite":
-        found = {
-            row[0]: True for row in conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'index'"))
-        }
-    else:
-        rows = _asked(
-            conn,
-            "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
-            "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
-            "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
-            "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
-            "WHERE n.nspname = :schema AND t.relname = ANY(:names)",
-            schema=schema_of(conn),
-            names=_TABLES,
-        )
-        found = {row[0]: bool(row[1]) for row in rows}
-    return Indexes(sorted(wanted - found.keys()), sorted(name for name, valid in found.items() if not valid))
+def burden(conn: Connection) -> Burden:
+    oldest = old_transactions(conn, older_than_s=0)
+    return Burden(dead_rows(conn), oldest[0].seconds if oldest else 0.0)
 
 
 _DENIED = re.compile(r"permission denied for (?:schema|relation|table|view) ")
@@ -222,12 +197,6 @@ def role_in(url: URL) -> str:
         return role or getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in containers
         return "ROLE"
-
-
-def refusal(error: BaseException) -> str:
-    """Return the first line of the error of a failed query."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
-    return (said or type(error).__name__).splitlines()[0]
 
 
 _TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]

@@ -36,6 +36,7 @@ from sqlq.database.dialect import (
     Verdict,
     claimed_columns,
 )
+from sqlq.database.sqlite import health
 from sqlq.database.timeouts import Patience
 from sqlq.errors import ConfigurationError
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
@@ -65,6 +66,7 @@ class SQLite(Dialect):
     most_unwritten = 200
     shortest_us = 1_000
     _insert = staticmethod(sqlite.insert)
+    burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
 
     def for_parameters(self, style: Any) -> Any:
         return sqlite.dialect(paramstyle=style)

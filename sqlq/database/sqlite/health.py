@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-# -- SQLite --------------------------------------------------------------------------------------------------
+from sqlq.database.dialect import Burden
 
 
 def pragma(conn: Connection, name: str) -> Any:
@@ -27,3 +27,18 @@ def database_file(conn: Connection) -> Path | None:
 def quick_check(conn: Connection) -> list[str]:
     """Return the errors that `PRAGMA quick_check` finds, at most ten."""
     return [row[0] for row in conn.exec_driver_sql("PRAGMA quick_check(10)") if row[0] != "ok"]
+
+
+def indexes(conn: Connection) -> dict[str, bool]:
+    rows = conn.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'index'")
+    return dict.fromkeys(rows.scalars(), True)
+
+
+def burden(conn: Connection) -> Burden:
+    file = database_file(conn)
+    if file is None:
+        return Burden()
+    try:
+        return Burden(wal_bytes=file.with_name(f"{file.name}-wal").stat().st_size)
+    except OSError:  # there is none without an open connection
+        return Burden(wal_bytes=0)

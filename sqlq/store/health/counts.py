@@ -29,14 +29,10 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialect import Batch, Dialect, Rows
 from sqlq.database.dialects import dialect_of
-from sqlq.database.postgresql import health
-from sqlq.database.postgresql.health import Rows
-from sqlq.database.sqlite import health as healths
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs
 from sqlq.schema.types import FAR, Moment, now
-from sqlq.store.workers.look import waiting_queues
 from sqlq.store.workers.pauses import paused
 from sqlq.store.workers.workers import moment
 
@@ -88,8 +84,13 @@ class Level(NamedTuple):
 
 
 def levels(conn: Connection) -> list[Level]:
-    """Return the queues in which jobs wait with their priorities: one probe of the claim index for each."""
-    return [Level(*row) for row in conn.execute(_LEVELS)]
+    """Return the queues in which jobs wait with their priorities, the highest first."""
+    query = dialect_of(conn).distinct(_WAITS, jobs.c.queue, jobs.c.priority)
+    found = (Level(*row) for row in conn.execute(query))
+    return sorted(found, key=lambda level: (level.queue, -level.priority))
+
+
+_WAITS = jobs.c.reserved_at.is_(None)
 
 
 def capped(conn: Connection) -> list[QueueStats]:
@@ -133,34 +134,11 @@ def capped(conn: Connection) -> list[QueueStats]:
     ]
 
 
-def _levels() -> Any:
-    waits = jobs.c.reserved_at.is_(None)
-
-    def highest(queue: ColumnElement[str], *where: ColumnElement[bool]) -> Select[Any]:
-        return select(func.max(jobs.c.priority)).where(jobs.c.queue == queue, waits, *where)
-
-    first = (
-        select(
-            waiting_queues.c.name.label("queue"),
-            highest(waiting_queues.c.name).correlate(waiting_queues).scalar_subquery().label("priority"),
-        )
-        .where(waiting_queues.c.name.is_not(None))
-        .cte("levels", recursive=True)
-    )
-    lower = highest(first.c.queue, jobs.c.priority < first.c.priority).correlate(first).scalar_subquery()
-    return first.union_all(select(first.c.queue, lower).where(first.c.priority.is_not(None)))
-
-
-_levels_cte = _levels()
-_LEVELS = (
-    select(_levels_cte.c.queue, _levels_cte.c.priority)
-    .where(_levels_cte.c.priority.is_not(None))
-    .order_by(_levels_cte.c.queue, _levels_cte.c.priority.desc())
-)
-
-
 def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
     dialect = dialect_of(conn)
+    if not dialect.correlates_in_from:
+        levels = [{"queue": queue, "priority": priority} for queue, priority in found]
+        return [conn.execute(_waiting(dialect), {"limit": each, **level}).one() for level in levels]
     return conn.execute(_waiting(dialect), {"limit": each, **dialect.batch_parameters(_LEVEL, found)}).all()
 
 
@@ -171,19 +149,23 @@ _LEVEL = Batch(queue=String, priority=Integer)
 def _waiting(dialect: Dialect) -> Select[Any]:
     """Count at the given levels. If the statement found the levels itself, PostgreSQL would overestimate the
     rows and JIT-compile it, which takes longer than running it."""
-    level = dialect.batch_table(_LEVEL)
-    at_level = select(jobs.c.available_at).where(
-        jobs.c.queue == level.c.queue, jobs.c.priority == level.c.priority, jobs.c.reserved_at.is_(None)
-    )
+    at_level = select(jobs.c.available_at)
+    queue: Any = bindparam("queue", type_=String)
+    priority: Any = bindparam("priority", type_=Integer)
+    if dialect.correlates_in_from:
+        level = dialect.batch_table(_LEVEL)
+        queue, priority = level.c.queue, level.c.priority
+        at_level = at_level.correlate(level)
+    at_level = at_level.where(jobs.c.queue == queue, jobs.c.priority == priority, _WAITS)
     # the order of the index keeps the planner from scanning the table until it has found enough rows
-    at_level = at_level.order_by(jobs.c.available_at).correlate(level)  # guard: counts-go-by-the-index
+    at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
 
     def number(when: ColumnElement[bool]) -> Any:
         some = at_level.where(when).limit(bindparam("limit")).subquery()
         return select(func.count()).select_from(some).scalar_subquery()
 
     return select(
-        level.c.queue,
+        queue,
         number(jobs.c.available_at <= now()),
         number((jobs.c.available_at > now()) & (jobs.c.available_at < FAR)),
         number(jobs.c.available_at >= FAR),
@@ -203,30 +185,18 @@ _FAILED = _by_queue(failed_jobs)
 
 class Vitals(NamedTuple):
     """Failed jobs by reason, among the newest 10,000, and the causes of a slow database. None for what this
-    database does not have."""
+    database does not have, or the role may not see."""
 
     failed: dict[str, int]
     rows: Rows | None
     oldest_transaction_seconds: float | None
     wal_bytes: int | None
+    unpurged_transactions: int | None
 
 
 def vitals(conn: Connection) -> Vitals:
     failed = {str(reason): number for reason, number in conn.execute(_BY_REASON, {"limit": MOST})}
-    if dialect_of(conn).one_writer:
-        return Vitals(failed, None, None, _wal_bytes(conn))
-    oldest = health.old_transactions(conn, older_than_s=0)
-    return Vitals(failed, health.dead_rows(conn), oldest[0].seconds if oldest else 0.0, None)
-
-
-def _wal_bytes(conn: Connection) -> int | None:
-    file = healths.database_file(conn)
-    if file is None:
-        return None
-    try:
-        return file.with_name(f"{file.name}-wal").stat().st_size
-    except OSError:  # there is none without an open connection
-        return 0
+    return Vitals(failed, *dialect_of(conn).burden(conn))
 
 
 _newest = select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()).limit(bindparam("limit")).subquery()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, bindparam, func, literal, select
 
 from sqlq.database.database import Database
+from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql.health import _asked
 from sqlq.schema.tables import jobs
 from sqlq.schema.types import after, now
@@ -22,7 +23,7 @@ from sqlq.store.health import counts
 from sqlq.store.workers import workers
 
 STATEMENT_TIMEOUT_MS = 15_000
-"""On PostgreSQL: an examination must not become the load that it looks for."""
+"""On a server: an examination must not become the load that it looks for."""
 
 
 @contextmanager
@@ -31,6 +32,21 @@ def reading(database: Database) -> Iterator[Connection]:
     with database.read() as conn:
         database.dialect.limit_time(conn, statement_ms=STATEMENT_TIMEOUT_MS)
         yield conn
+
+
+class Indexes(NamedTuple):
+    """The indexes of ours that are missing, and those that queries cannot use."""
+
+    missing: list[str]
+    invalid: list[str]
+
+
+def indexes(conn: Connection) -> Indexes:
+    """Compare the indexes of our tables with those of a migration."""
+    dialect = dialect_of(conn)
+    found = dialect.indexes(conn)
+    missing = dialect.own_indexes - found.keys()
+    return Indexes(sorted(missing), sorted(name for name, is_valid in found.items() if not is_valid))
 
 
 class Stuck(NamedTuple):

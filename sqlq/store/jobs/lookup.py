@@ -212,12 +212,9 @@ def _among_newest(
     payloads, so that no plan reads more of the table."""
     columns = (source.c.id, source.c.queue, source.c.task, belongs.label("belongs"))
     newest = select(*columns).order_by(source.c.id.desc()).limit(within).subquery()
-    return (
-        select(newest.c.id)
-        .where(newest.c.belongs, chosen.where(newest))
-        .order_by(newest.c.id.desc())
-        .limit(limit)
-    )
+    mine = select(newest.c.id).where(newest.c.belongs, chosen.where(newest))
+    # MariaDB takes no LIMIT within IN
+    return select(mine.order_by(newest.c.id.desc()).limit(limit).subquery().c.id)
 
 
 class Failures(NamedTuple):

@@ -20,6 +20,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
+    String,
     Table,
     bindparam,
     exists,
@@ -356,26 +357,19 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
         given = {"most": JOBS_AT_ONCE, "served": served}
         rows += dialect.change(conn, _BACK_INTO_LINE_UNSERVED, given)
     freed = [row.limit_key for row in rows]
-    keys = [key for key in conn.scalars(_KEYS, {"after_key": after_key, "most": most}) if key is not None]
+    keys = _keys_in_line(conn, after_key, most)
     if keys:
         _add(conn, dialect, _unknown(conn, keys))
     return keys, freed
 
 
-def _keys_in_line(*where: ColumnElement[bool]) -> Any:
-    """Select the keys with a line, each by one probe of the index of lines, and at last a NULL."""
-    least = func.min(jobs.c.limit_key)
-    first = (
-        select(least.label("key"))
-        .where(_in_line, *where, jobs.c.limit_key > bindparam("after_key"))
-        .cte("keys", recursive=True)
-    )
-    following = select(least).where(_in_line, *where, jobs.c.limit_key > first.c.key)
-    more = select(following.correlate(first).scalar_subquery()).where(first.c.key.is_not(None))
-    return select(first.union_all(more).c.key).limit(bindparam("most", type_=Integer))
+def _keys_in_line(conn: Connection, after: str, most: int, *where: ColumnElement[bool]) -> list[str]:
+    """Return the next keys with a line."""
+    keys = dialect_of(conn).distinct(_in_line, jobs.c.limit_key, after=_AFTER, where=where).limit(_MOST)
+    return [*conn.scalars(keys, {"after_key": after, "most": most})]
 
 
-_KEYS = _keys_in_line()
+_AFTER, _MOST = bindparam("after_key", type_=String), bindparam("most", type_=Integer)
 _ANY = select(
     or_(
         exists(select(jobs.c.id).where(_in_line)),
@@ -460,9 +454,8 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
     query = select(limits, now().label("moment")).where(begins(limits.c.limit_key))
     rows = conn.execute(query.order_by(limits.c.limit_key).limit(most)).all()
     statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in rows}
-    waiting = conn.scalars(_keys_in_line(begins(jobs.c.limit_key)), {"after_key": "", "most": most}).all()
-    for key in waiting:
-        if key is not None and key not in statuses:
+    for key in _keys_in_line(conn, "", most, begins(jobs.c.limit_key)):
+        if key not in statuses:
             statuses[key] = status(conn, key) or _status(conn, key, None)
     return [statuses[key] for key in sorted(statuses)][:most]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from sqlq.database.database import Database
 from sqlq.database.dialect import LookWanted
-from sqlq.schema.tables import jobs
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
 from sqlq.store.workers.workers import Wanted
@@ -70,18 +69,3 @@ def look(
     )
     due_ms = {row[0]: float(row[1]) for row in due}
     return Look(due_ms, listens, hosts, expired, late, limited, tick_ms, workerss.wanted(*wanted))
-
-
-_first = (
-    select(func.min(jobs.c.queue).label("name"))
-    .where(jobs.c.reserved_at.is_(None))
-    .cte("names", recursive=True)
-)
-_next = (
-    select(func.min(jobs.c.queue))
-    .where(jobs.c.reserved_at.is_(None), jobs.c.queue > _first.c.name)
-    .correlate(_first)
-    .scalar_subquery()
-)
-waiting_queues = _first.union_all(select(_next).where(_first.c.name.is_not(None)))
-"""The names of the queues with unreserved jobs, and at last a NULL."""

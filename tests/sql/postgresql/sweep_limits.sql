@@ -11,15 +11,16 @@ SELECT DISTINCT public.sqlq_workers.queues
 FROM public.sqlq_workers 
 WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(ago_ms)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
 
-WITH RECURSIVE keys(key) AS 
-(SELECT pg_catalog.min(public.jobs.limit_key) AS key 
+WITH RECURSIVE each_limit_key(limit_key) AS 
+(SELECT pg_catalog.min(public.jobs.limit_key) AS limit_key 
 FROM public.jobs 
 WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR AND public.jobs.limit_key OPERATOR(pg_catalog.>) %(after_key)s::VARCHAR UNION ALL SELECT (SELECT pg_catalog.min(public.jobs.limit_key) AS min_1 
 FROM public.jobs 
-WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR AND public.jobs.limit_key OPERATOR(pg_catalog.>) keys.key) AS anon_1 
-FROM keys 
-WHERE keys.key IS NOT NULL)
- SELECT keys.key 
-FROM keys 
+WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR AND public.jobs.limit_key OPERATOR(pg_catalog.>) each_limit_key.limit_key) AS anon_1 
+FROM each_limit_key 
+WHERE each_limit_key.limit_key IS NOT NULL)
+ SELECT each_limit_key.limit_key 
+FROM each_limit_key 
+WHERE each_limit_key.limit_key IS NOT NULL 
  LIMIT %(most)s::INTEGER;
 

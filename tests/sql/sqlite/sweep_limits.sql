@@ -11,15 +11,16 @@ SELECT DISTINCT main.sqlq_workers.queues
 FROM main.sqlq_workers 
 WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
-WITH RECURSIVE keys("key") AS 
-(SELECT min(main.jobs.limit_key) AS "key" 
+WITH RECURSIVE each_limit_key(limit_key) AS 
+(SELECT min(main.jobs.limit_key) AS limit_key 
 FROM main.jobs 
 WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > ? UNION ALL SELECT (SELECT min(main.jobs.limit_key) AS min_1 
 FROM main.jobs 
-WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > keys."key") AS anon_1 
-FROM keys 
-WHERE keys."key" IS NOT NULL)
- SELECT keys."key" 
-FROM keys
+WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > each_limit_key.limit_key) AS anon_1 
+FROM each_limit_key 
+WHERE each_limit_key.limit_key IS NOT NULL)
+ SELECT each_limit_key.limit_key 
+FROM each_limit_key 
+WHERE each_limit_key.limit_key IS NOT NULL
  LIMIT ? OFFSET ?;
 

@@ -1,0 +1,123 @@
+"""Queries of `sqlq doctor` for MariaDB: settings, sessions and tables. They read only.
+
+Each function is one query, so that an account without the right to one of them still gets the others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, text
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.database.dialect import Burden, schema_of
+from sqlq.schema.tables import metadata
+
+COLLATION = "utf8mb4_nopad_bin"
+
+
+def variable(conn: Connection, name: str, *, of_server: bool = False) -> Any:
+    """Return a variable of this session, or of the server."""
+    return conn.exec_driver_sql(f"SELECT @@{'global.' if of_server else ''}{name}").scalar()
+
+
+def status(conn: Connection, name: str) -> int:
+    """Return a counter of the server."""
+    return int(conn.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").one()[1])
+
+
+def unpurged_transactions(conn: Connection) -> int:
+    return status(conn, "Innodb_history_list_length")
+
+
+class Session(NamedTuple):
+    """A session whose open transaction may keep the server from purging old rows."""
+
+    number: int
+    account: str
+    command: str
+    seconds: float
+
+
+def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
+    """Return the oldest open transactions of the server, the oldest first."""
+    # the server writes their start in its own time zone, whatever the session's
+    rows = conn.execute(
+        text(
+            "SET STATEMENT time_zone = 'SYSTEM' FOR "
+            "SELECT t.trx_mysql_thread_id, CONCAT(p.user, '@', p.host), p.command, "
+            "TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS seconds "
+            "FROM information_schema.innodb_trx t "
+            "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+            "WHERE p.id <> CONNECTION_ID() AND t.trx_started <= NOW() - INTERVAL :seconds SECOND "
+            "ORDER BY t.trx_started LIMIT 5"
+        ),
+        {"seconds": older_than_s},
+    )
+    return [Session(row[0], row[1], row[2], float(row[3])) for row in rows]
+
+
+def burden(conn: Connection) -> Burden:
+    try:
+        oldest = old_transactions(conn, older_than_s=0)
+    except DBAPIError as error:
+        if not _denied(error):
+            raise
+        return Burden(unpurged_transactions=unpurged_transactions(conn))
+    seconds = oldest[0].seconds if oldest else 0.0
+    return Burden(oldest_transaction_seconds=seconds, unpurged_transactions=unpurged_transactions(conn))
+
+
+def other_engines(conn: Connection) -> list[tuple[str, str]]:
+    """Return those of our tables that are not InnoDB's, and their engines."""
+    return _of_tables(
+        conn,
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = :schema "
+        "AND table_name IN :names AND engine <> 'InnoDB' ORDER BY 1",
+    )
+
+
+def other_collations(conn: Connection) -> list[tuple[str, str]]:
+    """Return those of our tables with text in another collation, and that."""
+    return _of_tables(
+        conn,
+        "SELECT table_name, MIN(collation_name) FROM information_schema.columns "
+        "WHERE table_schema = :schema AND table_name IN :names "
+        f"AND collation_name <> '{COLLATION}' GROUP BY table_name ORDER BY 1",
+    )
+
+
+def indexes(conn: Connection) -> dict[str, bool]:
+    rows = _of_tables(
+        conn,
+        "SELECT DISTINCT index_name, ignored FROM information_schema.statistics "
+        "WHERE table_schema = :schema AND table_name IN :names",
+    )
+    return {name: ignored == "NO" for name, ignored in rows}
+
+
+def _of_tables(conn: Connection, question: str) -> list[tuple[str, str]]:
+    names = [table.name for table in metadata.tables.values()]
+    asked = text(question).bindparams(bindparam("names", names, expanding=True))
+    return [(name, said) for name, said in conn.execute(asked, {"schema": schema_of(conn)})]
+
+
+def missing_grant(error: BaseException) -> str | None:
+    """Return the advice for an account that lacks rights; None for any other error."""
+    denied = _denied(error)
+    if not denied:
+        return None
+    if denied["account"] is None:
+        return "GRANT PROCESS ON *.* to the account in the URL"
+    return (
+        "an administrator mends it: GRANT SELECT, INSERT, UPDATE, DELETE on all tables of "
+        f"the database TO {denied['account']}"
+    )
+
+
+_DENIED = re.compile(r"command denied to user (?P<account>'.*?'@'.*?')|need .* PROCESS privilege")
+
+
+def _denied(error: BaseException) -> re.Match[str] | None:
+    return _DENIED.search(str(error.orig)) if isinstance(error, DBAPIError) else None
