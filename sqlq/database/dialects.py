@@ -39,6 +39,11 @@ def is_refused(error: BaseException) -> bool:
     return any(dialect.trouble(error).refused for dialect in DIALECTS.values())
 
 
+def was_rolled_back(error: BaseException) -> bool:
+    """Whether a database of any kind undid a transaction for a reason that may have passed."""
+    return any(dialect.trouble(error).rolled_back for dialect in DIALECTS.values())
+
+
 def dialect_of(conn: Connection | Engine) -> Dialect:
     """Return the dialect of the database that a connection or an engine leads to."""
     return DIALECTS[conn.dialect.name]

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database, MissingFileError
-from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes
+from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes, was_rolled_back
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """The loops of a worker wait these out: the database does not answer, or its file was moved."""
@@ -82,6 +82,9 @@ class Outage:
         if self._failures == 1 and getattr(error, "connection_invalidated", True):
             log.debug("a connection broke while %s: %s", self._doing, error)
             return 0.0
+        if self._failures == 1 and was_rolled_back(error):
+            log.debug("the database rolled back a transaction while %s: %s", self._doing, error)
+            return SHORTEST_SECONDS * random.uniform(0.0, 1.0)
         if is_refused(error):
             self._speak_of_refusal(error)
         elif not self._quiet:

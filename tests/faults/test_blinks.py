@@ -135,7 +135,7 @@ def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> Non
             passes(0.1)
         resumed = [load.seconds_to_next_finish(time.monotonic())]
         end(load, worker, "backends are killed ten times a second", resumed, faults=seconds)
-    assert killed > seconds * 5
+    assert killed > seconds * 3
 
 
 # -- the network ---------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_no_wait_is_without_end(
             for _ in ("a connection that was good", "one that is being made"):
                 proxy.deaf()
                 began = time.monotonic()
-                with pytest.raises(DBAPIError, match=r"no answer within 0\.5 s|timeout"):
+                with pytest.raises(DBAPIError, match=r"no answer within 0\.5 s|timeout|timed out"):
                     call()
                 assert time.monotonic() - began < RESUME_SECONDS
             proxy.hear()

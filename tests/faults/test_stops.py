@@ -25,6 +25,7 @@ from sqlq.database.database import Database
 from sqlq.database.timeouts import waits_while
 from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.stop import Grace
+from tests.conftest import SERVERS
 from tests.faults.processes import worker_process
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
@@ -48,7 +49,7 @@ def wait():
         threading.Event().wait(0.01)
 """
 
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 
 
 @pytest.fixture
@@ -71,14 +72,21 @@ def swallows(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
 
 
 def has_no_tables(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
+    schema = make_url(url).database if url.startswith("mariadb") else "public CASCADE"
     with administrator(url) as conn:
-        conn.execute(text("DROP SCHEMA public CASCADE"))
+        conn.execute(text(f"DROP SCHEMA {schema}"))
 
 
 def is_locked(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
     conn = until_the_end.enter_context(administrator(url))
-    tables = "TABLE jobs, sqlq_workers IN ACCESS EXCLUSIVE MODE"
-    conn.execute(text("BEGIN IMMEDIATE" if url.startswith("sqlite") else f"LOCK {tables}"))
+    conn.execute(text(LOCKS[make_url(url).get_backend_name()]))
+
+
+LOCKS = {
+    "sqlite": "BEGIN IMMEDIATE",
+    "postgresql": "LOCK TABLE jobs, sqlq_workers IN ACCESS EXCLUSIVE MODE",
+    "mariadb": "LOCK TABLES jobs WRITE, sqlq_workers WRITE",
+}
 
 
 @contextmanager
@@ -93,7 +101,7 @@ WAYS = [is_away, swallows, has_no_tables, is_locked]
 
 @pytest.mark.parametrize(
     ("database_url", "breaks"),
-    [*(("postgresql", breaks) for breaks in WAYS), ("sqlite", is_locked)],
+    [*((server, breaks) for server in SERVERS for breaks in WAYS), ("sqlite", is_locked)],
     indirect=["database_url"],
 )
 def test_a_worker_in_a_thread_ends_soon_after_its_grace_time(
@@ -124,7 +132,7 @@ def test_a_worker_in_a_thread_ends_soon_after_its_grace_time(
     assert f"could not be written before leaving: {job.id};" in caplog.text
 
 
-@on_postgresql
+@on_servers
 @pytest.mark.variants
 @pytest.mark.parametrize("breaks", WAYS)
 @pytest.mark.parametrize("dies", [False, True], ids=["told", "orphaned"])
@@ -165,16 +173,17 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@on_postgresql
+@on_servers
 def test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience(database_url: str) -> None:
+    sleep = "sleep" if database_url.startswith("mariadb") else "pg_sleep"
     with closing(Database.open(make_url(database_url))) as database:
         ends_at = time.monotonic() + 0.5
         with waits_while(lambda: ends_at - time.monotonic()):
             with pytest.raises(DBAPIError, match="no answer"), database.begin() as conn:
-                conn.execute(text("SELECT pg_sleep(25)"))
+                conn.execute(text(f"SELECT {sleep}(25)"))
             assert time.monotonic() < ends_at + 20
         with database.begin() as conn:
-            assert conn.scalar(text("SELECT 1 FROM pg_sleep(0.2)")) == 1
+            conn.execute(text(f"SELECT {sleep}(0.2)"))
 
 
 def test_outcomes_may_be_written_until_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

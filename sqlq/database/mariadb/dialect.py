@@ -511,7 +511,7 @@ _LIMITED = "sqlq_limited"
 # guard: workers-read-committed-mariadb
 _SESSION = (
     "SET SESSION autocommit = 1, tx_isolation = 'READ-COMMITTED', "
-    "wait_timeout = GREATEST(@@wait_timeout, 600), "
+    f"wait_timeout = GREATEST(@@wait_timeout, 600), lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
     f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
     "max_statement_time = 0, sql_mode = "
     "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"

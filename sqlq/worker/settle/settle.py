@@ -7,6 +7,7 @@ delay it; only another owner's token ends it otherwise."""
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from sqlq.worker.settle.after import AfterSettling, tell_idle
 log = logging.getLogger("sqlq.worker")
 
 LOCKED_ROW_SECONDS = 0.02
+ROLLED_BACK_OFTEN = 5
+"""After so many rollbacks the outcomes are written one by one, since one of them may be the cause."""
 MOST_NAMED = 20
 
 
@@ -91,6 +94,7 @@ class Settler(Gatherer[Item]):
         self._pending: dict[Right, Item] = {}
         self._doubtful = False
         self._refused: str | None = None
+        self._rolled_back = 0
         self.tally = Tally()
 
     def settle(self, job: Attempt, outcome: Outcome) -> None:
@@ -124,9 +128,11 @@ class Settler(Gatherer[Item]):
     def _failed(self, error: Exception) -> float:
         self._doubtful = True
         if isinstance(error, DBAPIError) and not self._database.dialect.trouble(error).is_away:
-            if not self._database.dialect.trouble(error).rolled_back:
-                self._refused = str(error.orig)
-            return LOCKED_ROW_SECONDS
+            self._rolled_back += self._database.dialect.trouble(error).rolled_back
+            # guard: what-is-rolled-back-for-long-delays-no-other
+            if self._rolled_back in (0, ROLLED_BACK_OFTEN):
+                self._refused, self._rolled_back = str(error.orig), 0
+            return LOCKED_ROW_SECONDS * random.uniform(0.5, 1.5)
         return super()._failed(error)
 
     def _write(self) -> None:
@@ -278,8 +284,10 @@ class Settler(Gatherer[Item]):
                         written = [self._settlement(job, version, seconds)]
                         done = settling.settle(conn, written, keep_finished=keep)
                 except DBAPIError as refusal:
-                    if self._database.dialect.trouble(refusal).passes:
+                    if (trouble := self._database.dialect.trouble(refusal)).is_away:
                         raise
+                    if trouble.rolled_back:
+                        break  # it is tried again with the others
                     log.warning(
                         "job %d: its outcome could not be stored: %s",
                         job.id,
