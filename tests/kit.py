@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 import sqlq
 from sqlq.model.outcome import Outcome, Settlement
+from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
@@ -52,6 +53,19 @@ def execute(engine: Engine, statement: str) -> Any:
     with engine.begin() as connection:
         result = connection.execute(text(statement))
         return result.scalar() if result.returns_rows else None
+
+
+NOW = {"postgresql": POSTGRESQL_NOW, "sqlite": f"({SQLITE_NOW})", "mariadb": MARIADB_NOW}
+"""The clock of each kind of database, in SQL."""
+
+
+def span(engine: Engine | Connection, seconds: int) -> str:
+    """Return a span of time in the database's SQL, to be added to a time."""
+    return {
+        "postgresql": f"interval '{seconds} s'",
+        "sqlite": f"{seconds * 1_000}",
+        "mariadb": f"INTERVAL {seconds} SECOND",
+    }[engine.dialect.name]
 
 
 def waiting_for_locks(engine: Engine) -> Any:

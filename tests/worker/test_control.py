@@ -18,7 +18,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.wait import poller
-from tests.kit import working
+from tests.kit import span, working
 from tests.waiting import wait_until
 
 OBEYED_SECONDS = 2.0
@@ -308,9 +308,8 @@ def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine
     assert said.startswith("all queues are paused, without an end, since ")
     assert remedy is not None
     assert remedy.startswith("sqlq queues resume --all")
-    ago = "now() - interval '2 hours'" if engine.dialect.name == "postgresql" else "state_at - 7200000"
     with engine.begin() as conn:
-        conn.execute(text(f"UPDATE sqlq_workers SET state_at = {ago}"))
+        conn.execute(text(f"UPDATE sqlq_workers SET state_at = state_at - {span(engine, 7_200)}"))
     assert len(about()) == 1, "it is paused because all are"
     app.queues.resume(all=True)
     ((said, remedy),) = about()

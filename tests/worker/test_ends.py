@@ -103,7 +103,9 @@ def test_a_job_that_could_not_begin_leaves_one_line_and_no_traceback(
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
     app.task(name="t")(lambda: None)
-    long_ago = "'2020-01-01+00'" if engine.dialect.name == "postgresql" else "1577836800000"
+    long_ago = {"postgresql": "'2020-01-01+00'", "sqlite": "1577836800000", "mariadb": "'2020-01-01'"}[
+        engine.dialect.name
+    ]
     with engine.begin() as conn:
         said = values.format(long_ago=long_ago)
         id = conn.execute(text(f"INSERT INTO jobs ({columns}) VALUES ({said}) RETURNING id")).scalar_one()

@@ -15,13 +15,12 @@ import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema.tables import CARRIED
-from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.jobs import expire as jobs_expire
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Expire
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faces.command import Command
-from tests.kit import claim, for_each, working
+from tests.kit import NOW, claim, for_each, span, working
 from tests.waiting import wait_until
 
 REASON = "expired: it was not started in time"
@@ -34,9 +33,7 @@ def due(job: sqlq.JobDetails) -> datetime:
 
 def make_late(engine: Engine, where: str = "1 = 1") -> None:
     """Let the time be over in which jobs had to be started."""
-    earlier = (
-        f"{SQLITE_NOW} - 1" if engine.dialect.name == "sqlite" else f"{POSTGRESQL_NOW} - interval '1 ms'"
-    )
+    earlier = f"{NOW[engine.dialect.name]} - {span(engine, 1)}"
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE {where}"))
 
@@ -285,8 +282,7 @@ def test_in_bounded_batches_the_most_overdue_first(
     make_late(engine)
     make_late(engine, f"id = {ids[3]}")
     with engine.begin() as conn:
-        earlier = "start_by - 1000" if engine.dialect.name == "sqlite" else "start_by - interval '1 second'"
-        conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE id = {ids[3]}"))
+        conn.execute(text(f"UPDATE jobs SET start_by = start_by - {span(engine, 1)} WHERE id = {ids[3]}"))
     assert expire(app, limit=2) == [ids[3], ids[0]]
     monkeypatch.setattr("sqlq.worker.maintain.services.EXPIRE_BATCH", 2)
     told: list[Any] = []
@@ -323,7 +319,7 @@ def test_a_retried_job_is_left_alone_by_the_chore(
 def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
     app.task(name="t")(ran.append)
     with engine.begin() as conn:
-        now = SQLITE_NOW if engine.dialect.name == "sqlite" else POSTGRESQL_NOW
+        now = NOW[engine.dialect.name]
         conn.execute(
             text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [1]}}', {now})")
         )

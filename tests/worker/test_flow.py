@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.wait import wake
-from tests.kit import drain, for_each, working
+from tests.kit import NOW, drain, for_each, span, working
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
 
@@ -33,7 +33,7 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
         ]
     )
     early = app.enqueue(task.new("p0-early"))
-    minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
+    minute = span(engine, 60)
     with engine.begin() as conn:
         conn.execute(
             text(f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id"), {"id": early.id}
@@ -76,7 +76,7 @@ def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
 def test_a_paused_queue_is_not_served(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     held, free = app.enqueue(task.new().set(queue="held")), app.enqueue(task.new().set(queue="free"))
-    now = "now()" if engine.dialect.name == "postgresql" else "1"
+    now = NOW[engine.dialect.name]
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO sqlq_queues (queue, paused_at) VALUES ('held', {now})"))
     drain(app)

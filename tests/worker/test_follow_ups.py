@@ -27,6 +27,7 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
 from tests.faults.follow_ups import count_followed
+from tests.kit import span
 
 ERROR = ErrorText("ValueError", "no")
 LOST = "sqlq.errors.WorkerLostError"
@@ -127,7 +128,7 @@ def test_a_job_whose_task_is_gone_is_followed(shop: Shop, engine: Engine) -> Non
     gone = Shop(sqlq.App(shop.url), shop.url).task(lambda: None, name="gone")
     shop.app.enqueue(gone.new())
     assert shop.work() == []
-    day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
+    day = span(engine, 86_400)
     with engine.begin() as conn:
         conn.execute(
             text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")

@@ -21,7 +21,7 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
-from tests.kit import claim, execute, expire, fate, ids, rescue, settle, working
+from tests.kit import claim, execute, expire, fate, ids, rescue, settle, span, working
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no")
@@ -189,7 +189,7 @@ def test_a_handler_whose_lease_is_lost_is_told(
     caplog.set_level(logging.ERROR, "sqlq")
     with working(app, lease="3s", queues=["default"]):
         wait_until(lambda: app.jobs.list(state="running"), what="the job running")
-        hour = "3600000" if engine.dialect.name == "sqlite" else "interval '1 hour'"
+        hour = span(engine, 3_600)
         execute(
             engine,
             "UPDATE jobs SET lease_token = lease_token + 1, reserved_by = 'somebody', "

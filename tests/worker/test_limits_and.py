@@ -19,6 +19,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
 from tests.faults import guard
+from tests.kit import span
 from tests.waiting import wait_until
 
 HOUR = 3_600_000
@@ -70,7 +71,7 @@ def test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says(app: sqlq.A
     with_more.close()
     assert look(app) == 5
     with engine.begin() as conn:
-        earlier = "- 7200000" if engine.dialect.name == "sqlite" else "- interval '2 hours'"
+        earlier = f"- {span(engine, 7_200)}"
         conn.execute(text(f"UPDATE sqlq_wakes SET at = at {earlier}"))
     look(app)
     (known,) = app.limits.list()
@@ -83,7 +84,7 @@ def test_the_job_of_a_schedule_knows_the_limit_that_it_names(app: sqlq.App, engi
     app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
     write_declared(app)
     with engine.begin() as conn:
-        earlier = "- 36000000" if engine.dialect.name == "sqlite" else "- interval '10 hours'"
+        earlier = f"- {span(engine, 36_000)}"
         conn.execute(
             text(f"UPDATE sqlq_schedules SET last_at = last_at {earlier}, next_at = next_at {earlier}")
         )

@@ -13,6 +13,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.report import meter as metering
 from sqlq.worker.report.meter import OTHER, QUEUE_NAMES, UNKNOWN_NAMES, Meter, Totals
+from tests.kit import span
 
 KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",))}
 
@@ -168,8 +169,7 @@ def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     with app.database.begin() as conn:
-        ago = "available_at - 60000" if conn.dialect.name == "sqlite" else "available_at - interval '60 s'"
-        conn.exec_driver_sql(f"UPDATE jobs SET available_at = {ago}")
+        conn.exec_driver_sql(f"UPDATE jobs SET available_at = available_at - {span(conn, 60)}")
     asked = Asked()
     app.worker(drain=True, supervision=asked).run()
     _, seconds = asked.totals.now().times["wait", "t", "default"]

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import drain, for_each, working
+from tests.kit import drain, for_each, span, working
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -383,7 +383,7 @@ def test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day(
         assert (job.attempts, job.releases, job.errors) == (0, released, [])
         assert (job.available_at or job.created_at) > job.created_at
         assert "got an unexpected keyword argument 'new'" in caplog.text
-        day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
+        day = span(engine, 86_400)
         with engine.begin() as conn:
             earlier = f", unknown_since = unknown_since - {day}" if released == 2 else ""
             conn.execute(text(f"UPDATE jobs SET available_at = created_at{earlier}"))
@@ -439,7 +439,7 @@ def test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day(
     assert (job.attempts, job.releases) == (0, 1)
     assert (job.available_at or job.created_at) > job.created_at
     assert "no task is named 'no.such'" in caplog.text
-    day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
+    day = span(engine, 86_400)
     with engine.begin() as conn:
         conn.execute(
             text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")

@@ -25,7 +25,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
-from tests.kit import claim, expire, rescue, working
+from tests.kit import claim, expire, rescue, span, working
 from tests.waiting import wait_until
 
 
@@ -140,7 +140,7 @@ def test_a_limited_job_that_never_started_keeps_its_place_in_line(
     task = app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     first, second = (app.enqueue(task.new()) for _ in range(2))
     with engine.begin() as conn:  # so that they were due one after the other
-        minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
+        minute = span(engine, 60)
         conn.execute(text(f"UPDATE jobs SET due_at = due_at - {minute} WHERE id = {first.id}"))
     admit.look(app.database)
     assert app.jobs.get(first.id).due_at is None
