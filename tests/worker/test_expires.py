@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 
 import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
-from sqlq.schema.tables import CARRIED
+from sqlq.schema.tables import CARRIED, jobs
 from sqlq.store.jobs import expire as jobs_expire
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Expire
@@ -66,7 +66,7 @@ def test_an_id_that_has_ended_before_keeps_no_other_job_from_its_end(
 ) -> None:
     """As where rows of finished_jobs came back from a backup, or from another database."""
     made = app.enqueue_many([task.new(n).set(expires="1h") for n in range(5)])
-    columns = ", ".join(CARRIED)
+    columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
     with engine.begin() as conn:
         conn.execute(
             text(
@@ -340,7 +340,7 @@ def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine
 def test_it_is_shown(app: sqlq.App, task: sqlq.Task[..., None], database_url: str, tmp_path: Path) -> None:
     id = app.enqueue(task.new(1).set(expires=datetime(2040, 1, 1, tzinfo=UTC))).id
     with app.database.begin() as conn:
-        conn.execute(text("UPDATE jobs SET cursor = :cursor"), {"cursor": '["' + "x" * 1_000 + '"]'})
+        conn.execute(update(jobs).values(cursor='["' + "x" * 1_000 + '"]'))
     shown = Command(tmp_path, SQLQ_DATABASE_URL=database_url).ok("show", str(id))
     assert "start by" in shown
     assert "2040-01-01" in shown

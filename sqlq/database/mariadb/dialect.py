@@ -108,7 +108,7 @@ _USELESS = {*_LOST, *_READ_ONLY, 1047}
 def _met(key: str) -> str:
     """Return the key of the row that an insert met. Without an assignment in front of it, MariaDB would read
     the variable before it inserts, or take an unknown one for NULL."""
-    return f"IF(`{key}` IS NULL, @sqlq_met := 0, @sqlq_met)"
+    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := 0, @sqlq_met_{key})"
 
 
 class MariaDB(Dialect):
@@ -146,7 +146,7 @@ class MariaDB(Dialect):
         statement = mysql.insert(table).values(**values)
         (row,) = table.primary_key
         name = next(column.name for column in table.columns if column is not row)
-        met = text(f"IF((@sqlq_met \\:= `{row.name}`) IS NULL, `{name}`, `{name}`)")
+        met = text(f"IF((@sqlq_met_{row.name} \\:= `{row.name}`) IS NULL, `{name}`, `{name}`)")
         statement = statement.on_duplicate_key_update({name: met})
         return statement.returning(*returning, _kept(row)) if returning else statement
 
@@ -167,7 +167,7 @@ class MariaDB(Dialect):
             changed = {name: func.if_(where, value, table.c[name]) for name, value in changed.items()}
         if returning:
             name = next(iter(changed))
-            met: Any = literal_column(f"(@sqlq_met := `{row.name}`)")
+            met: Any = literal_column(f"(@sqlq_met_{row.name} := `{row.name}`)")
             changed[name] = func.if_(met.is_(None), changed[name], changed[name])
         statement = statement.on_duplicate_key_update(changed)
         if not returning:
