@@ -61,7 +61,7 @@ class App(Declares):
     `url` is a database URL. Without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
     [tool.sqlq], then sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for a missing
     variable. With `engine` (an Engine or AsyncEngine) sqlq connects the way that engine does, with a pool of
-    its own. `schema` (else SQLQ_SCHEMA) names the PostgreSQL schema of the tables. `retention` (else
+    its own. `schema` (else SQLQ_SCHEMA) names the schema of the tables. `retention` (else
     SQLQ_RETENTION, else `retention` in pyproject.toml) is how long finished jobs are kept: "0s" for not at
     all, None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not
     carry LISTEN.
@@ -265,7 +265,7 @@ class App(Declares):
 
     @property
     def schema(self) -> str | None:
-        """The PostgreSQL schema that the App was given; None for the connection's default one."""
+        """The schema that the App was given; None for the connection's default one."""
         return self._connected.address.schema
 
     @cached_property

@@ -76,8 +76,8 @@ def _read(given: str | URL, what: str) -> URL:
         return make_url(given)
     except (ArgumentError, ValueError):  # ValueError: the port is no number
         raise ConfigurationError(
-            f"{what} cannot be read: it has the form postgresql://user:password@host/database or "
-            "sqlite:///path/to/file.db"
+            f"{what} cannot be read: it has the form postgresql://user:password@host/database, "
+            "mariadb://user:password@host/database or sqlite:///path/to/file.db"
         ) from None
 
 
@@ -112,13 +112,14 @@ def supported(url: URL) -> URL:
         )
     if backend not in ("postgresql", "sqlite", "mariadb"):
         raise UnsupportedDatabaseError(
-            f"sqlq runs on PostgreSQL and SQLite, not on {backend!r} ({masked(url)})"
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {backend!r} ({masked(url)})"
         )
     try:
         dialect = url.get_dialect()
     except NoSuchModuleError:
         raise UnsupportedDatabaseError(
-            f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg:// or sqlite:///"
+            f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg://, "
+            "mariadb+pymysql:// or sqlite:///"
         ) from None
     if backend == "postgresql" and dialect.driver not in ("psycopg", "psycopg2"):
         raise UnsupportedDatabaseError(
@@ -127,7 +128,8 @@ def supported(url: URL) -> URL:
         )
     if getattr(dialect, "is_async", False):
         raise UnsupportedDatabaseError(
-            f"{url.drivername!r} is an asynchronous driver: give the App postgresql+psycopg:// or sqlite:///"
+            f"{url.drivername!r} is an asynchronous driver: give the App postgresql+psycopg://, "
+            "mariadb+pymysql:// or sqlite:///"
         )
     return url
 
@@ -192,8 +194,8 @@ _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 
 
 def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | None:
-    """Return the PostgreSQL schema the tables live in: the argument, else SQLQ_SCHEMA, else None for the
-    default one.
+    """Return the schema the tables live in, on MariaDB a database of the server: the argument, else
+    SQLQ_SCHEMA, else None for the default one.
 
     Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters. Raises it,
     too, for an argument where the database is one of SQLite.
@@ -211,7 +213,7 @@ def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | 
 
 def no_schemas(what: str, name: str, url: URL) -> str:
     """Return the sentence about a schema that was named for a database of SQLite; `what` named it."""
-    mend = "leave it out" if what == "schema" else "unset it, or name the PostgreSQL database it is meant for"
+    mend = "leave it out" if what == "schema" else "unset it, or name the database it is meant for"
     return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
 
 

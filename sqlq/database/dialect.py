@@ -321,6 +321,8 @@ class Dialect:
     """Whether a database is a file, without a server, schemas and roles. Such a database gives ids again."""
     has_schemas = False
     schemas_are_databases = False
+    has_kinds_of_roles = False
+    """Whether `store.rights` has the rights that each kind of role needs."""
     vacuums = False
     """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"

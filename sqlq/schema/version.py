@@ -81,6 +81,8 @@ class _Catalog(NamedTuple):
 
     readable: TextClause
     columns: TextClause
+    or_unseen: str = ""
+    """Another reason why a table seems to lack its columns."""
 
 
 _READABLE = in_catalog(
@@ -127,8 +129,8 @@ def difference(connection: Connection, schema: str | None) -> str | None:
         return None
     return (
         f"{database(connection, schema)} holds tables that are not those of this sqlq, though their revision "
-        f"says so: {', '.join(lacking)}; they are of an unpublished sqlq or were changed by hand: go on with "
-        "the sqlq that made them, or give this one another database or schema"
+        f"says so: {', '.join(lacking)}; {catalog.or_unseen}they are of an unpublished sqlq or were changed "
+        "by hand: go on with the sqlq that made them, or give this one another database or schema"
     )
 
 
@@ -155,6 +157,7 @@ _CATALOGS = {
     "mariadb": _Catalog(
         text("SELECT 1 FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table"),
         text("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = :schema"),
+        or_unseen="the account lacks the right to see them (GRANT SELECT on the tables), or ",
     ),
 }
 

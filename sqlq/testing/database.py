@@ -77,8 +77,9 @@ def create_tables(connection: SyncSession, *, schema: str | None = None) -> None
     """Make sqlq's tables where they are missing, on a Connection or Session of yours and in its transaction.
 
     For a test's own database in memory, or a test that runs in one transaction and rolls it back; elsewhere
-    `App.migrate()` is the way. Nothing is committed here. `schema` is as in `App(schema=…)`. Raises
-    `ConfigurationError` where tables of another program stand in the way.
+    `App.migrate()` is the way. Nothing is committed here, but MariaDB itself commits with each new table.
+    `schema` is as in `App(schema=…)`. Raises `ConfigurationError` where tables of another program stand in
+    the way.
 
     >>> engine = create_engine("sqlite://", poolclass=StaticPool)  # doctest: +SKIP
     >>> with engine.begin() as connection:  # doctest: +SKIP

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def sqlq_test_place() -> Iterator[App]:
     """An App without tasks on the server of SQLQ_TEST_DATABASE_URL. The tables belong to this test run; on
-    PostgreSQL they are in a schema of it."""
+    PostgreSQL they are in a schema of it, on MariaDB in a database."""
     with _place(os.environ["SQLQ_TEST_DATABASE_URL"]) as place:
         yield place
 
@@ -50,6 +50,8 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
       have put there. The driver asyncpg does not take the `options` in that URL; psycopg does, for async,
       too. Where your tables are there beforehand, use an engine of SQLQ_TEST_DATABASE_URL itself: the jobs
       go into the test's schema all the same.
+    - On MariaDB, a database of the test run's own on the same server, dropped at the end of the run.
+      `sqlq_app.database.engine.url` names it, and the account in the URL has to be able to create it.
     - On SQLite, that very file, which may hold no rows of sqlq's.
 
     To set more, define a fixture of the same name with `sqlq.testing.on_database(app, url)` in it.
@@ -118,16 +120,24 @@ def _app(request: pytest.FixtureRequest) -> App:
 
 @contextmanager
 def _place(url: str) -> Iterator[App]:
-    from sqlalchemy import text
+    from sqlalchemy import create_engine, text
 
     from sqlq.app.app import App
     from sqlq.config.urls import database_url
     from sqlq.database.dialects import dialect_at
 
     where, schema = database_url(url), None
-    if dialect_at(where).has_schemas:
+    dialect = dialect_at(where)
+    if dialect.has_schemas:
         schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
-        where = _into(where, schema)
+        if dialect.schemas_are_databases:  # no URL leads into one that is not there
+            engine = create_engine(where)
+            with engine.connect() as conn:
+                conn.execute(text(f"CREATE SCHEMA {schema}"))
+            engine.dispose()
+            where = where.set(database=schema)
+        else:
+            where = _into(where, schema)
     place = App(where, schema=schema)
     with place._on_test_database(where, schema=schema):
         place.migrate()
@@ -137,7 +147,8 @@ def _place(url: str) -> Iterator[App]:
         finally:
             if schema:
                 with place.database.engine.begin() as conn:
-                    conn.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+                    cascade = "" if dialect.schemas_are_databases else " CASCADE"
+                    conn.execute(text(f"DROP SCHEMA {schema}{cascade}"))
 
 
 def _into(url: URL, schema: str) -> URL:

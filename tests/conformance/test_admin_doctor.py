@@ -14,11 +14,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
-from sqlq.admin.doctor import postgresql, sqlite
+from sqlq.admin.doctor import mariadb, postgresql, sqlite
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.doctor.sqlite import filesystem
 from sqlq.database.dialect import Rows
+from sqlq.database.mariadb import health as mariadb_health
 from sqlq.database.postgresql import health
 from sqlq.model.outcome import ErrorText, Failed, Released, Settlement
 from sqlq.store import rights
@@ -92,9 +93,7 @@ def test_nothing_to_say_where_all_is_well(patient: Patient) -> None:
     assert len(found) == len({finding.check for finding in found}) == checks
     # the tests' own servers save the disk that trouble
     amiss = [
-        finding
-        for finding in found
-        if finding.verdict is not Verdict.OK and "fsync is off" not in finding.said
+        finding for finding in found if finding.verdict is not Verdict.OK and finding.check != "durability"
     ]
     assert amiss == []
     assert all(finding.remedy for finding in found if finding.verdict is Verdict.TO_DO)
@@ -485,6 +484,131 @@ def test_a_role_that_may_see_nothing_of_sqlq(poor: Callable[[str], sqlq.App], en
     assert (last.check, last.verdict) == ("migrations", Verdict.CHECK)
     assert "may not read" in last.said
     assert any("sessions of other roles" in finding.said for finding in found)
+
+
+# -- MariaDB -------------------------------------------------------------------------------------------------
+
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+
+
+@on_mariadb
+@pytest.mark.parametrize(
+    ("name", "value", "check", "verdict", "words"),
+    [
+        ("read_only", 1, "primary", Verdict.TO_DO, "as a replica is: nothing can be enqueued"),
+        ("binlog_format", "STATEMENT", "binlog", Verdict.TO_DO, "READ COMMITTED, and cannot write then"),
+        ("innodb_doublewrite", 0, "durability", Verdict.TO_DO, "can damage tables"),
+        ("innodb_flush_log_at_trx_commit", 2, "durability", Verdict.CHECK, "can lose the jobs"),
+        ("max_connections", 9, "connections", Verdict.CHECK, "of 9 connections are in use"),
+        ("tx_isolation", "REPEATABLE-READ", "sessions", Verdict.TO_DO, "sessions are REPEATABLE-READ"),
+        ("innodb_snapshot_isolation", 1, "sessions", Verdict.OK, "can meet error 1020"),
+        ("sql_mode", "", "sessions", Verdict.TO_DO, "resets them"),
+        ("wait_timeout", 10, "timeouts", Verdict.CHECK, "wait_timeout is 10 s: the server ends"),
+        ("max_allowed_packet", 1 << 20, "packets", Verdict.CHECK, "max_allowed_packet is 1,024 KiB"),
+    ],
+)
+def test_what_the_server_is_set_to(
+    patient: Patient, name: str, value: Any, check: str, verdict: Verdict, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    told = mariadb_health.variable
+    given = {"log_bin": 1, "innodb_doublewrite": 1, "innodb_snapshot_isolation": 0, name: value}
+
+    def tell(conn: Any, asked: str, *, of_server: bool = False) -> Any:
+        return given[asked] if asked in given else told(conn, asked, of_server=of_server)
+
+    monkeypatch.setattr(mariadb_health, "variable", tell)
+    found = patient.about(check)
+    assert found.verdict is verdict
+    assert words in found.said
+
+
+@on_mariadb
+def test_programs_whose_inserts_are_cut_short(patient: Patient) -> None:
+    engine = create_engine(patient.app.database.engine.url, poolclass=NullPool)
+    with engine.connect() as conn:
+        before = conn.scalar(text("SELECT @@global.sql_mode"))
+        conn.execute(text("SET GLOBAL sql_mode = ''"))
+        try:
+            found = patient.about("sessions")
+        finally:
+            conn.execute(text("SET GLOBAL sql_mode = :mode"), {"mode": before})
+    assert found.verdict is Verdict.CHECK
+    assert "cut short in silence" in found.said
+
+
+@on_mariadb
+def test_transactions_that_hold_back_the_purge(
+    patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.connect() as conn:
+        number = conn.scalar(text("SELECT CONNECTION_ID()"))
+        conn.execute(text("SET time_zone = '+09:00'"))
+        conn.execute(text("SELECT * FROM jobs"))
+        assert patient.about("transactions").verdict is Verdict.OK, "it is young"
+        monkeypatch.setattr(mariadb, "OLD_TRANSACTION_S", 0.0)
+        said = [found for found in patient.examine() if f"connection {number} (" in found.said]
+        assert [found.verdict for found in said] == [Verdict.CHECK]
+        assert f"KILL {number}" in str(said[0].remedy)
+        assert patient.app.queues.vitals().oldest_transaction_seconds is not None
+        monkeypatch.setattr(mariadb, "VERY_OLD_TRANSACTION_S", 0.0)
+        said = [found for found in patient.examine() if f"connection {number} (" in found.said]
+        assert [found.verdict for found in said] == [Verdict.TO_DO]
+
+
+@on_mariadb
+def test_old_rows_that_are_not_purged(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mariadb_health, "unpurged_transactions", lambda conn: 123_456)
+    found = patient.about("purge")
+    assert found.verdict is Verdict.CHECK
+    assert "123,456 transactions are not purged yet" in found.said
+
+
+@on_mariadb
+def test_tables_of_another_engine_or_collation(patient: Patient, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("ALTER TABLE sqlq_edges ENGINE = MyISAM"))
+        other = "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+        conn.execute(text(f"ALTER TABLE sqlq_limits CONVERT TO {other}"))
+        conn.execute(text("ALTER TABLE jobs ALTER INDEX jobs_flow IGNORED"))
+    found = patient.examine()
+    tables = [(each.verdict, each.remedy) for each in found if each.check == "tables"]
+    assert tables == [
+        (Verdict.TO_DO, "ALTER TABLE sqlq_edges ENGINE = InnoDB"),
+        (
+            Verdict.TO_DO,
+            "ALTER TABLE sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin",
+        ),
+    ]
+    (ignored,) = (each for each in found if each.check == "indexes")
+    assert ignored.said.startswith("the index jobs_flow is INVALID")
+
+
+@on_mariadb
+def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None:
+    account, owner = f"poor_{uuid4().hex[:12]}", create_engine(database_url, poolclass=NullPool)
+    name = make_url(database_url).database
+    with owner.connect() as conn:
+        conn.execute(text(f"CREATE USER {account}@'%' IDENTIFIED BY '{account}'"))
+        conn.execute(text(f"GRANT SELECT ON {name}.sqlq_version TO {account}@'%'"))
+    try:
+        with closing(sqlq.App(make_url(database_url).set(username=account, password=account))) as app:
+            last = Doctor(app.database).examine()[-1]
+            assert (last.check, last.verdict) == ("migrations", Verdict.TO_DO)
+            assert "the account lacks the right to see them" in last.said
+            with owner.connect() as conn:
+                conn.execute(text(f"GRANT SELECT ON {name}.* TO {account}@'%'"))
+        with closing(sqlq.App(make_url(database_url).set(username=account, password=account))) as app:
+            found = Doctor(app.database).examine()
+            assert app.queues.vitals().oldest_transaction_seconds is None
+        (unseen,) = (each for each in found if each.said.startswith("could not look"))
+        assert (unseen.check, unseen.remedy) == (
+            "transactions",
+            "GRANT PROCESS ON *.* to the account in the URL",
+        )
+    finally:
+        with owner.connect() as conn:
+            conn.execute(text(f"DROP USER {account}@'%'"))
 
 
 # -- SQLite --------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ class MariaDB(Dialect):
         return query if after is None else query.where(columns[-1] > after)
 
     def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
-        return health.missing_grant(error)
+        return health.missing_grant(error, kind)
 
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False

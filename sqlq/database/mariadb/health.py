@@ -103,17 +103,15 @@ def _of_tables(conn: Connection, question: str) -> list[tuple[str, str]]:
     return [(name, said) for name, said in conn.execute(asked, {"schema": schema_of(conn)})]
 
 
-def missing_grant(error: BaseException) -> str | None:
+def missing_grant(error: BaseException, kind: str | None) -> str | None:
     """Return the advice for an account that lacks rights; None for any other error."""
     denied = _denied(error)
     if not denied:
         return None
     if denied["account"] is None:
         return "GRANT PROCESS ON *.* to the account in the URL"
-    return (
-        "an administrator mends it: GRANT SELECT, INSERT, UPDATE, DELETE on all tables of "
-        f"the database TO {denied['account']}"
-    )
+    rights = "SELECT" if kind == "reader" else "SELECT, INSERT, UPDATE, DELETE"
+    return f"an administrator mends it: GRANT {rights} on all tables of the database TO {denied['account']}"
 
 
 _DENIED = re.compile(r"command denied to user (?P<account>'.*?'@'.*?')|need .* PROCESS privilege")

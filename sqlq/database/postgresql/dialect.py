@@ -85,7 +85,7 @@ takes a driver twice as long."""
 class PostgreSQL(Dialect):
     name, title = "postgresql", "PostgreSQL"
     oldest = (15,)
-    has_schemas = True
+    has_schemas = has_kinds_of_roles = True
     vacuums = True
     builds_indexes_apart = True
     open_transactions = "pg_stat_activity (by xact_start)"
