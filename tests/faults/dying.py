@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin.flows import SKIPPED
 from sqlq.database.dialect import Dialect
+from sqlq.database.mariadb.dialect import MariaDB
 from sqlq.database.postgresql.dialect import PostgreSQL
 from sqlq.database.sqlite.dialect import SQLite
 from sqlq.model.callbacks import settlement
@@ -43,7 +44,7 @@ from sqlq.worker.ipc.pipe import unpacked
 ROOT = Path(__file__).parents[2]
 DIED = 77
 ERROR = ErrorText("ValueError", "no")
-WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|UPDATE \S+ SET)\b")
+WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|UPDATE \S+ SET|SET STATEMENT|UPDATE \S+ FORCE INDEX)\b")
 
 
 class Mortal:
@@ -53,7 +54,7 @@ class Mortal:
         self._last, self._tell, self._every_thread = last, tell, every_thread
         self._count = 0
         self._lock = threading.Lock()
-        for dialect in (PostgreSQL, SQLite):
+        for dialect in (PostgreSQL, SQLite, MariaDB):
             setattr(dialect, "run", self._mortal(dialect.run))  # noqa: B010 - statements that go past SQLAlchemy have no event
 
     def _mortal(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

@@ -79,15 +79,18 @@ class Points:
 
     def wait_until_gone(self) -> None:
         """The server takes a moment to notice that a client died, and holds its locks until then."""
-        if self.engine.dialect.name == "postgresql":
+        if self.engine.dialect.name != "sqlite":
             wait_until(lambda: self.others() == 0, what="the server noticing the death")
 
     def others(self) -> int:
         with self.engine.connect() as conn:  # anew: within a transaction the answer stays the same
-            query = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state "
-                "LIKE 'idle in transaction%'"
-            )
+            query = {
+                "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
+                "state LIKE 'idle in transaction%'",
+                "mariadb": "SELECT count(*) FROM information_schema.innodb_trx t JOIN "
+                "information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = database() "
+                "AND p.command = 'Sleep'",
+            }[conn.dialect.name]
             return int(conn.execute(text(query)).scalar_one())
 
     def new(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> int:

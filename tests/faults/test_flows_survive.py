@@ -98,11 +98,11 @@ def test_no_step_is_lost_or_freed_twice_while_workers_are_killed(
         by_state = text("SELECT state, count(*) FROM job_states GROUP BY state")
         states = {row.state: row[1] for row in conn.execute(by_state)}
         freed = list(conn.scalars(text("SELECT id FROM freed")))
-        seconds = (
-            "EXTRACT(EPOCH FROM f.available_at - max(p.finished_at))"
-            if engine.dialect.name == "postgresql"
-            else "(f.available_at - max(p.finished_at)) / 1000.0"
-        )
+        seconds = {
+            "postgresql": "EXTRACT(EPOCH FROM f.available_at - max(p.finished_at))",
+            "sqlite": "(f.available_at - max(p.finished_at)) / 1000.0",
+            "mariadb": "TIMESTAMPDIFF(MICROSECOND, max(p.finished_at), f.available_at) / 1000000",
+        }[engine.dialect.name]
         waits = list(
             conn.scalars(
                 text(

@@ -52,12 +52,30 @@ def full_postgresql(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]
         conn.exec_driver_sql("DROP FUNCTION full_disk CASCADE")
 
 
+@contextmanager
+def full_mariadb(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
+    """Have each row refused as where InnoDB cannot extend the table's file."""
+    with engine.begin() as conn:
+        conn.exec_driver_sql(
+            f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW "
+            f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table {table} is full'"
+        )
+    yield
+    with engine.begin() as conn:
+        conn.exec_driver_sql("DROP TRIGGER full_disk")
+
+
 Full = Callable[[sqlq.App, Engine, str], AbstractContextManager[None]]
 
 
 @pytest.fixture
 def full(engine: Engine) -> Full:
-    return {"sqlite": full_sqlite, "postgresql": full_postgresql}[engine.dialect.name]
+    ways: dict[str, Full] = {
+        "sqlite": full_sqlite,
+        "postgresql": full_postgresql,
+        "mariadb": full_mariadb,
+    }
+    return ways[engine.dialect.name]
 
 
 def test_outcomes_wait_for_room(

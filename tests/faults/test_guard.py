@@ -16,6 +16,7 @@ from sqlq.store.flows import flows
 from sqlq.store.jobs import claim, insert, lease, lookup, retry, settle
 from sqlq.store.limits import admit
 from tests.faults import guard
+from tests.kit import NOW
 
 ERROR = ErrorText("ValueError", "no")
 
@@ -193,10 +194,16 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
 
 
 def test_what_is_illegal_is_rejected(engine: Engine, scene: dict[str, int]) -> None:
-    sqlite = engine.dialect.name == "sqlite"
-    now = "CAST(strftime('%s', 'now') AS INTEGER) * 1000" if sqlite else "now()"
-    moments = {"now": now, "later": "4102444800000" if sqlite else "'2100-01-01'"}
-    moments["far"] = "253339228800000" if sqlite else "'9998-01-01 00:00+00'"
+    kind = engine.dialect.name
+    moments = {
+        "now": NOW[kind],
+        "later": "4102444800000" if kind == "sqlite" else "'2100-01-01'",
+        "far": {
+            "sqlite": "253339228800000",
+            "postgresql": "'9998-01-01 00:00+00'",
+            "mariadb": "'9998-01-01'",
+        }[kind],
+    }
     for statement, says in ILLEGAL:
         print(statement)
         with pytest.raises(DBAPIError, match=f"{guard.ILLEGAL} .*({says})"), engine.begin() as conn:

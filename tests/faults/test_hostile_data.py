@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import pymysql
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -24,8 +25,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from tests.conftest import DATABASES
 from tests.faults import guard
 from tests.faults.scorecard import record
+from tests.kit import NOW, span
 
 BEHIND = 100
 SECONDS = 60.0
@@ -388,8 +391,10 @@ SQLITE_ROWS = {
     "priority in halves": "(task, priority) VALUES ('t', 0.5)",
     "a date in words": "(task, priority, available_at) VALUES ('t', 100, '2020-01-01')",
 }
-ALL_ROWS = [("postgresql", *row) for row in ROWS.items()] + [
-    ("sqlite", *row) for row in {**ROWS, **SQLITE_ROWS}.items()
+ALL_ROWS = [
+    (kind, *row)
+    for kind in DATABASES
+    for row in ({**ROWS, **SQLITE_ROWS} if kind == "sqlite" else ROWS).items()
 ]
 KEPT_OUT_OF_SQLITE = {"a negative id", "the largest id there can be"}
 """Where the largest id was once given by hand, SQLite gives no more; PostgreSQL counts on by itself."""
@@ -413,13 +418,20 @@ KEPT_OUT = {
 row."""
 
 
+NEVER = {
+    "postgresql": "'infinity'",
+    "sqlite": "9000000000000000000",
+    "mariadb": "'9999-12-31 23:59:59.999999'",
+}
+
+
 def insert_by_hand(engine: Engine, row: str) -> bool:
     """Write a row as psql or the sqlite3 shell would; return False if the database refuses it."""
-    sqlite = engine.dialect.name == "sqlite"
+    kind = engine.dialect.name
     words = {
-        "{past}": "1000" if sqlite else "now() - interval '1 min'",
-        "{never}": "9000000000000000000" if sqlite else "'infinity'",
-        "{largest}": "9223372036854775807" if sqlite else "2147483647",
+        "{past}": f"{NOW[kind]} - {span(engine, 60)}",
+        "{never}": NEVER[kind],
+        "{largest}": "9223372036854775807" if kind == "sqlite" else "2147483647",
     }
     for word, value in words.items():
         row = row.replace(word, value)
@@ -427,7 +439,7 @@ def insert_by_hand(engine: Engine, row: str) -> bool:
         cursor.execute("INSERT INTO guard_off VALUES (1)")
         try:
             cursor.execute(f"INSERT INTO jobs {row}")
-        except (psycopg.errors.CheckViolation, sqlite3.IntegrityError):
+        except (psycopg.errors.CheckViolation, sqlite3.IntegrityError, pymysql.Error):
             return False
         cursor.execute("DELETE FROM guard_off")
         conn.connection.commit()
@@ -475,7 +487,7 @@ SQLITE_WORKERS = [
 
 def test_broken_rows_of_workers_and_queues_hide_no_others(app: sqlq.App, engine: Engine) -> None:
     sqlite = engine.dialect.name == "sqlite"
-    never = "9000000000000000000" if sqlite else "'infinity'"
+    never = NEVER[engine.dialect.name]
     for number, (column, value) in enumerate(WORKERS + (SQLITE_WORKERS if sqlite else [])):
         values = {"id": f"'{number}'", "host": "'h'", "pid": "1", "version": "'1'", "concurrency": "1"}
         values |= {column: value.replace("{never}", never)}

@@ -37,7 +37,7 @@ from sqlq.model import history
 from sqlq.model.callbacks import settlement
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried
-from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import checkpoint, insert, lease, lookup, prune, retry
@@ -306,7 +306,7 @@ class Contract(Model, RuleBasedStateMachine):
         if not crash:
             self.claimed(owner, got, limit, waiting)
 
-    @precondition(lambda self: self.engine.dialect.name == "postgresql")
+    @precondition(lambda self: self.engine.dialect.name != "sqlite")
     @rule(limit=st.integers(1, 2), first_crashes=st.booleans(), second_commits_first=st.booleans())
     def claim_both_at_once(self, limit: int, first_crashes: bool, second_commits_first: bool) -> None:
         """Two transactions claim at the same time, and neither sees the other's."""
@@ -442,10 +442,11 @@ class Contract(Model, RuleBasedStateMachine):
 
     def wait_ms(self, id: int, moment: str) -> float:
         with self.engine.connect() as conn:
-            if conn.dialect.name == "sqlite":
-                ms = f"{moment} - {SQLITE_NOW}"
-            else:
-                ms = f"EXTRACT(EPOCH FROM {moment} - {POSTGRESQL_NOW}) * 1000"
+            ms = {
+                "sqlite": f"{moment} - {SQLITE_NOW}",
+                "postgresql": f"EXTRACT(EPOCH FROM {moment} - {POSTGRESQL_NOW}) * 1000",
+                "mariadb": f"TIMESTAMPDIFF(MICROSECOND, {MARIADB_NOW}, {moment}) / 1000",
+            }[conn.dialect.name]
             return float(conn.execute(text(f"SELECT {ms} FROM jobs WHERE id = {id}")).scalar_one())
 
     @rule(hours=st.integers(1, LEASE + 1))

@@ -26,13 +26,13 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.schema.types import SQLITE_NOW
 from sqlq.store.jobs import claim, settle
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import Sweep
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
+from tests.kit import NOW
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -367,7 +367,7 @@ def test_where_the_machine_slept_no_job_runs_twice(
         for worker in workers:
             os.killpg(worker.process.pid, signal.SIGSTOP)
         expired = "SELECT count(*) FROM jobs WHERE lease_expires_at < "
-        expired += "statement_timestamp()" if engine.dialect.name == "postgresql" else SQLITE_NOW
+        expired += NOW[engine.dialect.name]
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             wait_until(lambda: conn.scalar(text(expired)) == 6, what="the leases running out")
         for worker in workers:
