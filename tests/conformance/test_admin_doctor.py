@@ -28,7 +28,7 @@ from sqlq.store.health import health as queue_health
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
-from tests.kit import for_each
+from tests.kit import for_each, span
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -69,12 +69,8 @@ class Patient:
 
     def set_back(self, column: str, hours: int = 1) -> None:
         """Let a moment of all jobs lie in the past."""
-        earlier = {
-            "postgresql": f"- interval '{hours} hours'",
-            "mariadb": f"- INTERVAL {hours} HOUR",
-            "sqlite": f"- {hours} * 3600000",
-        }[self.kind]
         with self.app.database.begin() as conn:
+            earlier = f"- {span(conn, hours * 3_600)}"
             conn.execute(text(f"UPDATE jobs SET {column} = coalesce({column}, created_at) {earlier}"))
 
 

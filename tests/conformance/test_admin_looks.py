@@ -19,7 +19,9 @@ from sqlq.model.job import State
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store.health import counts, health
 from sqlq.store.jobs import claim, lookup, settle
+from sqlq.store.limits import admit
 from sqlq.store.workers import workers
+from tests.kit import NOW, span
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -229,8 +231,10 @@ def crowded(app: sqlq.App) -> sqlq.App:
 
     What is scheduled at a higher priority lies before what is due, and few jobs are of another queue.
     """
-    postgresql = app.database.dialect.name == "postgresql"
-    soon, later = ("now()", "now() + interval '1 day'") if postgresql else ("1", "10000000000000")
+    kind = app.database.dialect.name
+    postgresql = kind == "postgresql"
+    now = NOW[kind]
+    soon, later = now, f"{now} + {span(app.database.engine, 86_400)}"
     numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
     columns = (
         "queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until, "
@@ -238,6 +242,8 @@ def crowded(app: sqlq.App) -> sqlq.App:
     )
     with app.database.begin() as conn:
         prefix = f"{app.database.schema}." if postgresql else ""
+        if kind == "mariadb":
+            conn.exec_driver_sql("SET SESSION max_recursive_iterations = 100000")
         if postgresql:
             for table in ("jobs", "finished_jobs", "failed_jobs"):
                 conn.execute(text(f"ALTER TABLE {prefix}{table} SET (autovacuum_enabled = off)"))
@@ -329,6 +335,28 @@ def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
                 assert touched <= 250, f"{name}: {touched} pages\n{json.dumps(plan, indent=1)}"
                 # from there on PostgreSQL compiles a statement, which takes a third of a second
                 assert plan["Plan"]["Total Cost"] < 100_000, f"{name}\n{json.dumps(plan, indent=1)}"
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_mariadb_reads_a_bounded_number_of_rows(crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "MOST", 500)
+    monkeypatch.setattr(health, "LOOKED_AT", 100)
+    with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
+        conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
+    with crowded.database.read() as conn:
+        for name, look in {**LOOKS, "keys": sweep}.items():
+            before = rows_read(conn)
+            look(conn)
+            assert rows_read(conn) - before <= 10_000, name
+
+
+def sweep(conn: Connection) -> Any:
+    return admit.sweep_on(conn, "", 500)
+
+
+def rows_read(conn: Connection) -> int:
+    """Return the number of rows that a session of MariaDB has read."""
+    return sum(int(number) for _, number in conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'"))
 
 
 @on_sqlite

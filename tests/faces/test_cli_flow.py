@@ -11,6 +11,7 @@ from sqlq.admin.flows import SKIPPED
 from sqlq.errors import JobNotFoundError
 from tests.faces.command import Command
 from tests.flow_shop import Shop
+from tests.kit import span
 
 
 @pytest.fixture
@@ -179,8 +180,7 @@ def test_the_doctor_names_a_flow_behind_a_failed_step(app: sqlq.App) -> None:
 
     assert said() == "no flow stands still behind a failed step"
     with app.database.begin() as conn:
-        hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
-        conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at {hour}"))
+        conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at - {span(conn, 3_600)}"))
     assert f"flow {done.id} (order 7) stands still: its step {done.jobs[0].id} (step) failed" in said()
     assert "2 steps wait for it" in said()
     assert f"flow {alone.id}" not in said(), "nothing waits there"

@@ -13,6 +13,7 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from tests.faces.command import Command
+from tests.kit import span
 
 
 @pytest.fixture
@@ -159,8 +160,8 @@ def test_the_doctor_names_lines_that_stand_still(app: sqlq.App, call: sqlq.Task[
     admit.look(app.database)
     assert "no line of a limit stands still" in said_of_limits(app)
     with app.database.begin() as conn:
-        hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
-        conn.execute(text(f"UPDATE jobs SET due_at = due_at {hour} WHERE blocked_by = 'limit'"))
+        earlier = f"due_at - {span(conn, 3_600)}"
+        conn.execute(text(f"UPDATE jobs SET due_at = {earlier} WHERE blocked_by = 'limit'"))
     said = said_of_limits(app)
     assert "a job has been in line for the key 'stripe' since" in said
     assert "held by 2 jobs that no worker claims, in queue 'nowhere'" in said
@@ -172,8 +173,8 @@ def said_of_limits(app: sqlq.App) -> str:
 
 def make_late(app: sqlq.App) -> None:
     with app.database.begin() as conn:
-        hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
-        conn.execute(text(f"UPDATE jobs SET due_at = due_at {hour} WHERE blocked_by = 'limit'"))
+        earlier = f"due_at - {span(conn, 3_600)}"
+        conn.execute(text(f"UPDATE jobs SET due_at = {earlier} WHERE blocked_by = 'limit'"))
 
 
 def test_the_doctor_says_why_a_line_stands_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:

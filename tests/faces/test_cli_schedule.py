@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.testing.database import write_declared
 from tests.faces.command import Command
-from tests.kit import for_each
+from tests.kit import for_each, span
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
@@ -148,7 +148,7 @@ def test_what_fails_is_shown_by_the_list_and_the_doctor(
             {"id": job.id},
         )
         conn.execute(text("DELETE FROM jobs"))
-        hour = "interval '1 hour'" if engine.dialect.name == "postgresql" else "3600000"
+        hour = span(conn, 3_600)
         conn.execute(text(f"UPDATE sqlq_schedules SET next_at = next_at - {hour} WHERE name = 'unknown'"))
     said = sqlq_("doctor").out
     assert "the schedule broken cannot be ticked: it broke" in said
