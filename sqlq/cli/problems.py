@@ -38,9 +38,14 @@ def _explained(error: Exception, context: Context) -> str | None:
 
 _MENDS = (
     (r'database "(?P<name>[^"]*)" does not exist', "create it first, as with createdb {name}"),
+    (r"Unknown database '(?P<name>[^']*)'", "create it first, as with CREATE DATABASE {name}"),
+    (
+        r"Access denied for user .* to database",
+        "create it, and GRANT ALL on it, or check its name in the URL",
+    ),
     (r'role "(?P<name>[^"]*)" does not exist', "create it, as with createuser, or check the user in the URL"),
     (
-        r"password authentication failed|no password supplied|no pg_hba\.conf entry",
+        r"password authentication failed|no password supplied|no pg_hba\.conf entry|Access denied for user",
         "check the user and password in the URL",
     ),
     (r"Connection refused|No such file or directory", "start the server, or check host and port in the URL"),
@@ -50,26 +55,30 @@ _MENDS = (
     ),
     (r"timeout expired|timed out", "check host, port and firewall"),
     (
-        r"starting up|shutting down|in recovery|too many (clients|connections)|remaining connection slots",
+        r"starting up|shutting down|in recovery|[Tt]oo many (clients|connections)|remaining connection slots",
         "try again in a moment",
     ),
     (r"permission denied", "GRANT that to the role in the URL"),
-    (r"read-only transaction", "use the primary server"),
+    (r"read-only (transaction|option)|READ ONLY transaction", "use the primary server"),
     (r"readonly database", "make the file, and its directory, ones that you may write to"),
-    (r"disk is full|No space left on device", "make room on the database's disk"),
+    (
+        r"disk is full|[Dd]isk full|The table .* is full|No space left on device",
+        "make room on the database's disk",
+    ),
     (r"file is not a database|file is encrypted", "name another file"),
     (
         r"unable to open database file",
         "check that it is a file, and that you may read and write it and its directory",
     ),
     (r"database is locked", "another program has held the write lock for long; try again when it has ended"),
+    (r"Lock wait timeout", "another program has held a lock for long; try again when it has ended"),
 )
 
 
 def _of_database(error: DBAPIError, context: Context) -> str:
-    from sqlq.database.dialects import missing_grant
+    from sqlq.database.dialects import missing_grant, words
 
-    said = str(error.orig or error)
+    said = words(error)
     reason = _reason(said)
     if grant := missing_grant(error, context.app().database.engine.url, context.kind):
         return f"{context.shown_url()}: {reason}; {grant}"

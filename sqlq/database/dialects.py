@@ -25,13 +25,16 @@ def missing_grant(error: BaseException, url: URL | None = None, kind: str | None
     return next((advice for advice in advices if advice is not None), None)
 
 
+def words(error: BaseException) -> str:
+    """Return the words of a database's error, without the code that some drivers put before them."""
+    cause = (isinstance(error, DBAPIError) and error.orig) or error
+    has_code = [type(value) for value in cause.args] == [int, str]
+    return str(cause.args[1] if has_code else cause).strip()
+
+
 def refusal(error: BaseException) -> str:
     """Return the first line of the error of a failed query."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    said = str(cause).strip()
-    if cause is not None and [type(value) for value in cause.args] == [int, str]:  # a code comes first
-        said = cause.args[1]
-    return (said or type(error).__name__).splitlines()[0]
+    return (words(error) or type(error).__name__).splitlines()[0]
 
 
 def is_refused(error: BaseException) -> bool:
