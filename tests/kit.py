@@ -69,12 +69,14 @@ def span(engine: Engine | Connection, seconds: int) -> str:
 
 
 def waiting_for_locks(engine: Engine) -> Any:
-    """Return how many sessions of the test's database wait for another's transaction (PostgreSQL)."""
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-        "AND wait_event_type = 'Lock'"
-    )
-    return execute(engine, waiting)
+    """Return how many sessions of the test's database wait for another's transaction (on a server)."""
+    waiting = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'",
+        "mariadb": "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist "
+        "p ON p.id = t.trx_mysql_thread_id WHERE p.db = database() AND t.trx_state = 'LOCK WAIT'",
+    }
+    return execute(engine, waiting[engine.dialect.name])
 
 
 def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:

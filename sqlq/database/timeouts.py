@@ -136,8 +136,8 @@ class _Bounded(io.RawIOBase):
         looker = select.poll()
         looker.register(self._sock.fileno(), select.POLLIN)
         has_some = getattr(self._sock, "pending", None)  # with TLS
-        # guard: every-wait-has-an-end-pymysql
         while not (has_some and has_some()) and not looker.poll(TURN_SECONDS * 1000):
+            # guard: every-wait-of-pymysql-has-an-end
             if time.monotonic() >= until or is_over():
                 self._patience.gave_up()
                 raise TimeoutError(f"no answer within {seconds:g} s")

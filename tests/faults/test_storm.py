@@ -7,21 +7,29 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.database.mariadb.dialect import LOCK_WAIT_SECONDS
+from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
+from tests.kit import claim, settle, working
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", SERVERS, indirect=True)]
+pytestmark = pytest.mark.integration
+on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
 WORKERS = PRODUCERS = 4
 SEED = 20_261_125
@@ -81,6 +89,7 @@ def storm(database_url: str, tmp_path: Path) -> Iterator[Storm]:
     storm.kill()
 
 
+@on_servers
 @pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_workers_and_producers_meet_no_deadlock(
     storm: Storm, app: sqlq.App, engine: Engine, seconds: int
@@ -120,3 +129,60 @@ def test_workers_and_producers_meet_no_deadlock(
     assert not twice
     assert not failed
     assert met <= seconds // 10
+
+
+@contextmanager
+def locked(engine: Engine, query: str) -> Iterator[None]:
+    """Lock what a query reads."""
+    with engine.connect() as conn, conn.begin() as transaction:
+        assert conn.execute(text(query)).all()
+        yield
+        transaction.rollback()
+
+
+A_KEY = (
+    "SELECT live_key FROM jobs FORCE INDEX (jobs_live_key) WHERE live_key = 'key' AND queue = 'default' "
+    "LOCK IN SHARE MODE"
+)
+"""Locks the unique key alone, as an INSERT that has met it: its job is not locked."""
+
+
+@on_mariadb
+def test_an_outcome_whose_key_is_locked_delays_no_other(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t")(lambda: None)
+    keyed = app.enqueue(task.new().set(unique_key="key"))
+    with locked(engine, A_KEY):
+        others = app.enqueue_many([task.new() for _ in range(20)])
+        began = time.monotonic()
+        with working(app, grace="1s"):
+            wait_until(lambda: len(app.jobs.list(state="finished")) == len(others), what="the others done")
+            assert time.monotonic() - began < LOCK_WAIT_SECONDS
+            assert app.jobs.get(keyed.id).state == "running"
+
+
+@on_mariadb
+def test_who_holds_a_job_waits_for_no_key(app: sqlq.App, engine: Engine) -> None:
+    app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
+    (job,) = claim(app)
+    with locked(engine, A_KEY):
+        began = time.monotonic()
+        with pytest.raises(DBAPIError, match="1205"):
+            settle(app, job, Completed())
+        assert time.monotonic() - began < 2
+    assert settle(app, job, Completed()) == {job.id}
+
+
+@on_mariadb
+@pytest.mark.parametrize(
+    "outcome", [Completed(), Retried(0, ErrorText("E", "no")), Failed("error", ErrorText("E", "no"))]
+)
+def test_a_settle_waits_for_no_other_row_of_a_small_table(
+    app: sqlq.App, engine: Engine, outcome: Outcome
+) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(30)])
+    first, *others = claim(app, limit=20)
+    with locked(engine, f"SELECT 1 FROM jobs WHERE id = {others[-1].id} FOR UPDATE"):
+        for job in (first, *others[:-1]):
+            assert settle(app, job, outcome) == {job.id}
+        assert settle(app, others[-1], outcome) == set()

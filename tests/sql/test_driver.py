@@ -153,3 +153,16 @@ def test_an_engine_may_be_configured_twice() -> None:
         conn.execute(text("CREATE TABLE t (n INTEGER)"))
     assert begun == ["BEGIN IMMEDIATE", "CREATE TABLE t (n INTEGER)"], "the last word counts"
     engine.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_session_that_is_not_as_it_was_made_is_replaced(app: sqlq.App, clock: Clock) -> None:
+    """As behind a proxy, which may give a connection another session."""
+
+    def level() -> str:
+        ((said,),) = app.database.run_statement("SELECT @@tx_isolation", None)
+        return str(said)
+
+    app.database.run_statement("SET SESSION tx_isolation = 'REPEATABLE-READ'", None)
+    clock.now += 2 * idle.IDLE_SECONDS
+    assert level() == "READ-COMMITTED"

@@ -344,7 +344,7 @@ def test_an_id_that_has_failed_before_keeps_no_other_job_from_its_rescue(
     """As where rows of failed_jobs came back from a backup, or from another database."""
     plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
     made = shop.app.enqueue_many([plain.new() for _ in range(5)])
-    columns = ", ".join(CARRIED)
+    columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
     with engine.begin() as conn:
         conn.execute(
             text(

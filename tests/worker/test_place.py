@@ -197,7 +197,7 @@ def test_claims_that_take_long_bring_less_until_they_are_quick(
     slow = [5.0]
 
     def runs(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
-        clock.now += slow.pop() if slow and "RETURNING" in statement else 0.0
+        clock.now += slow.pop() if slow and "reserved_by" in statement else 0.0
         return run(dialect, driver, statement, parameters)
 
     monkeypatch.setattr(type(app.database.dialect), "run", runs)
@@ -219,7 +219,8 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
 
     def late(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
         rows = run(dialect, driver, statement, parameters)
-        if re.search(r"reserved_by ?= ?[?%]", statement) and rows:
+        # MariaDB returns no rows, and reserves some only where it has found some
+        if re.search(r"reserved_by ?= ?[?%]", statement) and (rows or dialect.name == "mariadb"):
             delayed.append(len(rows))
             until = time.monotonic() + 2.1
             wait_until(lambda: time.monotonic() > until, what="the lease has run out")
@@ -241,7 +242,7 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
     with working(app, concurrency=2, lease="2s") as at_work:
         wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all done")
         tally = at_work.tally
-    assert (delayed, rescued) == ([2], [])
+    assert (len(delayed), rescued) == (1, [])
     assert (tally.completed, tally.released, tally.lost) == (2, 0, 0)
     assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in made] == [(1, 0)] * 2
     assert "lease lost" not in caplog.text

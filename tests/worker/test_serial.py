@@ -12,7 +12,7 @@ from sqlalchemy import text
 import sqlq
 from sqlq.store.jobs import claim
 from sqlq.store.limits import admit
-from tests.kit import working
+from tests.kit import waiting_for_locks, working
 from tests.waiting import wait_until
 
 
@@ -134,6 +134,4 @@ def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
 
 
 def waits(app: sqlq.App) -> bool:
-    with app.database.read() as conn:
-        waiting = "datname = current_database() AND wait_event_type = 'Lock'"
-        return bool(conn.scalar(text(f"SELECT count(*) FROM pg_stat_activity WHERE {waiting}")))
+    return bool(waiting_for_locks(app.database.engine))

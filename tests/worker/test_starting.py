@@ -577,7 +577,8 @@ def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     app.worker(drain=True).run()
-    columns = ", ".join(c.name for c in finished_jobs.c if c.name != "id" and c.computed is None)
+    quoted = engine.dialect.identifier_preparer.quote
+    columns = ", ".join(quoted(c.name) for c in finished_jobs.c if c.name != "id" and c.computed is None)
     numbers = "WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 100001)"
     with engine.begin() as conn:
         conn.exec_driver_sql(

@@ -171,7 +171,7 @@ def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
 
 def fail_before(engine: Engine, id: int) -> None:
     """Have a job's id stand in failed_jobs already, so that the database refuses its end there."""
-    columns = ", ".join(CARRIED)
+    columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
     with engine.begin() as conn:
         conn.execute(
             text(

@@ -58,7 +58,11 @@ def tasks_in(engine: Engine) -> list[str]:
 
 
 def _moment(engine: Engine, moment: datetime) -> str:
-    return str(milliseconds_of(moment)) if engine.dialect.name == "sqlite" else f"timestamptz '{moment}'"
+    return {
+        "sqlite": str(milliseconds_of(moment)),
+        "postgresql": f"timestamptz '{moment}'",
+        "mariadb": f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'",
+    }[engine.dialect.name]
 
 
 # -- a key that is not here ----------------------------------------------------------------------------------

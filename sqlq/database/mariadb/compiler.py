@@ -40,7 +40,6 @@ def compiler(kind: type[Any]) -> Any:
         def delete_extra_from_clause(
             self, delete: Any, table: Any, others: Any, hints: Any, **kw: Any
         ) -> str:
-            # guard: rows-are-deleted-by-their-ids
             tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
             return f"USING {' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
 
