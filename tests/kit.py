@@ -84,6 +84,15 @@ def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int =
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
 
 
+def span(engine: Engine, seconds: float) -> str:
+    """Return a span of time in SQL, to add to a column with a time."""
+    return {
+        "postgresql": f"interval '{seconds} seconds'",
+        "sqlite": f"{round(seconds * 1_000)}",
+        "mariadb": f"INTERVAL {round(seconds * 1_000_000)} MICROSECOND",
+    }[engine.dialect.name]
+
+
 def ids(rights: set[tuple[int, int]]) -> set[int]:
     return {id for id, _ in rights}
 

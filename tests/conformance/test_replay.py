@@ -9,16 +9,18 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 
 import sqlq
 from sqlq.errors import ArgumentsError, ConfigurationError, JobNotFoundError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import replay as replaying
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look
+from tests.kit import span
 from tests.waiting import wait_until
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
@@ -70,8 +72,7 @@ def play(app: sqlq.App) -> Play:
 def moved(engine: Engine, ids: Sequence[int], table: str, seconds: int) -> None:
     """Let jobs have ended so long ago."""
     ended = {"finished_jobs": "finished_at", "failed_jobs": "failed_at"}[table]
-    sqlite = engine.dialect.name == "sqlite"
-    earlier = f"{ended} - {seconds * 1000}" if sqlite else f"{ended} - interval '{seconds} seconds'"
+    earlier = f"{ended} - {span(engine, seconds)}"
     with engine.begin() as conn:
         for id in ids:
             conn.execute(text(f"UPDATE {table} SET {ended} = {earlier} WHERE id = :id"), {"id": id})
@@ -154,7 +155,9 @@ def test_what_was_put_back_by_an_operator_can_be_replayed_when_it_has_ended_agai
 def test_a_replay_begins_anew(play: Play, engine: Engine) -> None:
     (id,) = play.enqueue(expires="1h")
     with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET cursor = '7', progress = 3, progress_of = 4"))
+        options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
+        conn.execute(update(jobs).values(cursor="7"), execution_options=options)
+        conn.execute(text("UPDATE jobs SET progress = 3, progress_of = 4"))
     play.end()
     job = play.replays(play.app.jobs.replay(id).jobs)[0]
     assert (job.cursor, job.progress, job.start_by) == (None, None, None)

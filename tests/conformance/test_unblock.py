@@ -21,6 +21,7 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import RECENT_MS, Unblock
+from tests.kit import span
 
 ERROR = ErrorText("ValueError", "no")
 LONG_AGO_MS = 10 * RECENT_MS
@@ -73,7 +74,7 @@ def seam(app: sqlq.App) -> Seam:
 
 def make_old(engine: Engine) -> None:
     """Let what has ended have ended long ago."""
-    ago = "- interval '1 day'" if engine.dialect.name == "postgresql" else "- 86400000"
+    ago = f"- {span(engine, 86_400)}"
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE finished_jobs SET finished_at = finished_at {ago}"))
         conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at {ago}"))
