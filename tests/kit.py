@@ -59,12 +59,12 @@ NOW = {"postgresql": POSTGRESQL_NOW, "sqlite": f"({SQLITE_NOW})", "mariadb": MAR
 """The clock of each kind of database, in SQL."""
 
 
-def span(engine: Engine | Connection, seconds: int) -> str:
+def span(engine: Engine | Connection, seconds: float) -> str:
     """Return a span of time in the database's SQL, to be added to a time."""
     return {
         "postgresql": f"interval '{seconds} s'",
-        "sqlite": f"{seconds * 1_000}",
-        "mariadb": f"INTERVAL {seconds} SECOND",
+        "sqlite": f"{round(seconds * 1_000)}",
+        "mariadb": f"INTERVAL {round(seconds * 1_000_000)} MICROSECOND",
     }[engine.dialect.name]
 
 
@@ -82,15 +82,6 @@ def waiting_for_locks(engine: Engine) -> Any:
 def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:
     with app.database.begin() as conn:
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
-
-
-def span(engine: Engine, seconds: float) -> str:
-    """Return a span of time in SQL, to add to a column with a time."""
-    return {
-        "postgresql": f"interval '{seconds} seconds'",
-        "sqlite": f"{round(seconds * 1_000)}",
-        "mariadb": f"INTERVAL {round(seconds * 1_000_000)} MICROSECOND",
-    }[engine.dialect.name]
 
 
 def ids(rights: set[tuple[int, int]]) -> set[int]:

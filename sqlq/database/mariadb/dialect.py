@@ -310,14 +310,14 @@ class MariaDB(Dialect):
             f"`{name}` {_json_type(kind)} PATH '$[{i}]'"
             for i, (name, kind) in enumerate(batch.columns.items())
         )
-        return _json_table("batch", columns, **batch.columns)
+        return _json_table("batch", columns, batch.columns)
 
     def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
 
     def texts(self) -> FromClause:
         columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"
-        return _json_table("texts", columns, place=Integer, value=mysql.LONGTEXT)
+        return _json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
 
     def joined(self, texts: Sequence[str]) -> str | None:
         return json.dumps(texts, ensure_ascii=False)
@@ -735,7 +735,7 @@ def _json_type(kind: type[Any]) -> str:
     return _TEXT
 
 
-def _json_table(name: str, columns: str, **types: Any) -> FromClause:
+def _json_table(name: str, columns: str, types: Mapping[str, Any]) -> FromClause:
     """Return a table of the rows of a JSON array, a parameter of this name."""
     rows = text(f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS given")
     return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)
