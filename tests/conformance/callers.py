@@ -54,6 +54,9 @@ COMMON = (
 """Ways with each driver and each kind of session in one of them."""
 
 
+Way = tuple[str, type[Any]]
+
+
 def ways(*databases: str, in_all: bool = False) -> pytest.MarkDecorator:
     """Give a test each way to have a session as `way`, with the database that goes with it: one of these, or
     of all that are tested.
@@ -85,10 +88,22 @@ def ways(*databases: str, in_all: bool = False) -> pytest.MarkDecorator:
     )
 
 
+def session_of(url: str) -> Way:
+    """Return the way to have a Session on the common driver of a database."""
+    return {"postgresql": "psycopg", "mariadb": "pymysql"}.get(kind_at(url), "pysqlite"), Session
+
+
+def async_session_of(url: str) -> Way:
+    """Return the way to have an AsyncSession on the common driver of a database."""
+    return {"postgresql": "asyncpg", "mariadb": "asyncmy"}.get(kind_at(url), "aiosqlite"), AsyncSession
+
+
+def kind_at(url: str) -> str:
+    return make_url(url).get_backend_name()
+
+
 common_ways = ways()
 every_way = ways(in_all=True)
-
-Way = tuple[str, type[Any]]
 
 
 class Caller:

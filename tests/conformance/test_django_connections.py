@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +19,7 @@ from django.db import transaction
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
+from sqlq.database.caller import drivers
 from sqlq.testing import inline
 from tests.conformance.test_enqueue_hints import Listener
 
@@ -194,3 +197,45 @@ def test_a_job_runs_inline_when_djangos_block_commits(
         assert [job.state for job in ran.jobs] == ["finished"]
         app.enqueue(send.new(2), session=connection)
         assert [job.state for job in ran.jobs] == ["finished"] * 2
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_pymysql_stands_in_for_mysqlclient(app: sqlq.App, watch: Engine, database_url: str) -> None:
+    where = make_url(database_url)
+    database = {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": where.database,
+        "HOST": where.host,
+        "PORT": where.port,
+        "USER": where.username,
+    }
+    program = f"""
+import django, django.conf, pymysql
+from contextlib import suppress
+pymysql.install_as_MySQLdb()
+django.conf.settings.configure(USE_TZ=True, DATABASES={{"default": {database!r}}})
+django.setup()
+from django.db import connection, transaction
+import sqlq
+app = sqlq.App({database_url!r})
+task = app.task(name="t")(print)
+for number in (1, 2):
+    with suppress(ZeroDivisionError), transaction.atomic():
+        connection.cursor().execute("INSERT INTO orders (id) VALUES (%s)", [number])
+        app.enqueue_many([task.new(), task.new().set(unique_key=str(number))], session=connection)
+        1 / (number - 1)
+print(type(connection.connection).__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "pymysql.connections"
+    orders, jobs = committed(watch)
+    assert (orders, len(jobs)) == ([2], 2)
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_mysql_is_refused_by_name(
+    app: sqlq.App, send: sqlq.Task[..., None], connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "_PLACE", "SELECT '8.0.36', DATABASE(), USER(), @@hostname, @@port")
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=r"not on MySQL, .* to MySQL 8\.0\.36"):
+        app.enqueue(send.new(1), session=connection)

@@ -37,7 +37,14 @@ import sqlq
 from sqlq import State
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
-from tests.conformance.callers import Caller, Way, common_ways, every_way
+from tests.conformance.callers import (
+    Caller,
+    Way,
+    async_session_of,
+    common_ways,
+    every_way,
+    session_of,
+)
 from tests.conftest import sqlite_url
 from tests.servers import PostgreSQL, async_database_url
 
@@ -584,10 +591,14 @@ def test_delays_count_by_the_databases_clock(
         "scheduled",
         "scheduled",
     ]
-    if watch.dialect.name == "postgresql":
-        seconds, epoch = "extract(epoch FROM available_at - created_at)", "extract(epoch FROM available_at)"
-    else:
-        seconds, epoch = "(available_at - created_at) / 1000.0", "available_at / 1000.0"
+    seconds, epoch = {
+        "postgresql": ("extract(epoch FROM available_at - created_at)", "extract(epoch FROM available_at)"),
+        "mariadb": (
+            "TIMESTAMPDIFF(MICROSECOND, created_at, available_at) / 1e6",
+            "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01', available_at) / 1e6",
+        ),
+        "sqlite": ("(available_at - created_at) / 1000.0", "available_at / 1000.0"),
+    }[watch.dialect.name]
     with watch.connect() as conn:
         assert conn.scalar(text(f"SELECT {seconds} FROM jobs WHERE id = {later.id}")) == 300
         assert float(conn.scalar(text(f"SELECT {epoch} FROM jobs WHERE id = {then.id}"))) == pytest.approx(
@@ -686,10 +697,7 @@ def test_an_unmigrated_database_leaves_the_transaction_usable(
         conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
     app = sqlq.App(empty_database_url)
     task = app.task(name="shop.send")(print)
-    if is_async:
-        way: Way = ("asyncpg" if engine.dialect.name == "postgresql" else "aiosqlite", AsyncSession)
-    else:
-        way = ("psycopg" if engine.dialect.name == "postgresql" else "pysqlite", Session)
+    way = (async_session_of if is_async else session_of)(empty_database_url)
     with Caller(empty_database_url, way) as caller:
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         for _ in range(2):

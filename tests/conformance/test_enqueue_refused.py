@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
 from sqlq import EnqueueError
 from sqlq.errors import ArgumentsError, ConfigurationError
-from tests.conformance.callers import Caller, Way
+from tests.conformance.callers import Caller, async_session_of
 from tests.kit import for_each
 from tests.servers import async_database_url
 
@@ -252,8 +252,7 @@ def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine)
     @app.task(name="shop.send")
     async def send(order_id: int) -> None: ...
 
-    way: Way = ("asyncpg" if engine.dialect.name == "postgresql" else "aiosqlite", AsyncSession)
-    with Caller(database_url, way) as caller:
+    with Caller(database_url, async_session_of(database_url)) as caller:
         first = caller.enqueue(app, send.new(1))
         with pytest.raises(
             EnqueueError, match=r"not a coroutine: calling a task runs it here and now; write app.enqueue"
@@ -289,4 +288,16 @@ def test_a_session_on_an_unsupported_database_is_refused(app: sqlq.App) -> None:
         pytest.raises(sqlq.errors.UnsupportedDatabaseError, match="this session is connected to mysql"),
     ):
         app.enqueue(task.new(), session=conn)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_mariadb_by_the_name_of_mysql_is_refused_in_a_sentence(app: sqlq.App, database_url: str) -> None:
+    engine = create_engine(make_url(database_url).set(drivername="mysql+pymysql"))
+    task = app.task(name="shop.send")(print)
+    says = r"mysql: for MariaDB write mariadb\+pymysql://"
+    with Session(engine) as session, pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=says):
+        app.enqueue(task.new(), session=session)
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=says):
+        sqlq.App(engine=engine).enqueue(task.new())
     engine.dispose()

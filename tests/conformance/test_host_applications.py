@@ -15,7 +15,7 @@ import flask
 import flask_sqlalchemy
 import pytest
 import zope.sqlalchemy
-from sqlalchemy import Engine, NullPool, create_engine, event, select, text
+from sqlalchemy import Engine, NullPool, String, create_engine, event, select, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column, sessionmaker
@@ -39,8 +39,8 @@ class Model(DeclarativeBase): ...
 class File(Model):
     __tablename__ = "files"
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
-    seen_at: Mapped[str | None]
+    name: Mapped[str] = mapped_column(String(255), unique=True)
+    seen_at: Mapped[str | None] = mapped_column(String(255))
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ class Blog:
             __tablename__ = "exports"
             id = db.Column(db.Integer, primary_key=True)
             user_id = db.Column(db.Integer)
-            state = db.Column(db.String, default="in progress")
+            state = db.Column(db.String(255), default="in progress")
 
         self.Export: Any = Export
 
