@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import asyncpg
 import psycopg
+import pymysql
 import pytest
 from sqlalchemy import make_url
 
 import sqlq
+from tests.conftest import DATABASES
 
 MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
 OPTIONS: list[dict[str, Any]] = [
@@ -34,6 +36,11 @@ def run(url: str, style: str | None, sql: str, parameters: Any) -> list[tuple[An
     if parsed.get_backend_name() == "sqlite":
         with closing(sqlite3.connect(parsed.database or "")) as conn, conn:
             return conn.execute(sql, parameters).fetchall()
+    if parsed.get_backend_name() == "mariadb":
+        where = parsed.translate_connect_args(username="user")
+        with closing(pymysql.connect(**where, autocommit=True)) as mine, mine.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return [*cursor.fetchall()]
     if style == "numeric_dollar":
 
         async def fetch() -> list[tuple[Any, ...]]:
@@ -50,12 +57,13 @@ def run(url: str, style: str | None, sql: str, parameters: Any) -> list[tuple[An
 STYLES = {
     "sqlite": (None, "qmark", "numeric", "named"),
     "postgresql": (None, "format", "pyformat", "numeric_dollar"),
+    "mariadb": (None, "format", "pyformat"),
 }
 
 
 @pytest.mark.parametrize(
     ("database_url", "style"),
-    [(database, style) for database, styles in STYLES.items() for style in styles],
+    [(database, style) for database in DATABASES for style in STYLES[database]],
     indirect=["database_url"],
 )
 def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, style: str | None) -> None:
@@ -87,7 +95,8 @@ def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, 
         ((id,),) = run(database_url, style, sql, parameters)
         assert app.jobs.get(id).payload == json.loads(job.payload)
         if job.unique_key is not None:
-            assert run(database_url, style, sql, parameters) == []
+            there = [(id,)] if database_url.startswith("mariadb") else []
+            assert run(database_url, style, sql, parameters) == there
     assert stored() == expected
 
 

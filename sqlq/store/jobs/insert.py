@@ -92,8 +92,8 @@ def inserted(job: NewJob, row: Sequence[Any]) -> Job:
 
 def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) -> tuple[str, Any]:
     """Return a statement that inserts one job, and its parameters, for a driver of any kind whose parameters
-    are in this style. It returns the job's id, or no row where a live job holds the unique key. Without a
-    schema the table is found by the connection's search_path."""
+    are in this style. It returns the job's id, or where a live job holds the unique key no row, on MariaDB
+    that job's id. Without a schema the table is found by the connection's search_path."""
     said = said_by(job)
     keyed = job.unique_key is not None
     dialect, compiled = _compiled_for_others(kind, style, schema, said, keyed, conflict_of(job))
@@ -107,7 +107,7 @@ def _compiled_for_others(
     found = DIALECTS[kind]
     dialect = found.for_parameters(style)
     if keyed:
-        statement = inserting(found, said, conflict, (jobs.c.id,))
+        statement = inserting(found, said, conflict, ()).returning(jobs.c.id)
     else:
         statement = found.insert(jobs, computed(said), returning=(jobs.c.id,))
     compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))
