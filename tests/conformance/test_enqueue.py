@@ -595,7 +595,7 @@ def test_delays_count_by_the_databases_clock(
         "postgresql": ("extract(epoch FROM available_at - created_at)", "extract(epoch FROM available_at)"),
         "mariadb": (
             "TIMESTAMPDIFF(MICROSECOND, created_at, available_at) / 1e6",
-            "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01', available_at) / 1e6",
+            "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', available_at) / 1e6",
         ),
         "sqlite": ("(available_at - created_at) / 1000.0", "available_at / 1000.0"),
     }[watch.dialect.name]

@@ -60,7 +60,7 @@ def states(app: sqlq.App) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def drivers_errors() -> Iterator[None]:
+def drivers_errors(shop: Engine) -> Iterator[None]:
     """A hook on the class Engine, by which the application gets the driver's errors as they are."""
 
     def unwrap(context: ExceptionContext) -> None:

@@ -23,7 +23,7 @@ from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
 from tests.conformance.driver_callers import Caller, Mode, automatic, common_modes
-from tests.kit import claim, run_one, working
+from tests.kit import NOW, claim, run_one, working
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -55,6 +55,11 @@ async def disposed(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
 def set_row(engine: Engine, changes: str) -> None:
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE jobs SET {changes}"))
+
+
+def cursor_in(engine: Engine) -> str:
+    """Return the column's name as it is written in SQL: on MariaDB it is a reserved word."""
+    return "`cursor`" if engine.dialect.name == "mariadb" else "cursor"
 
 
 def held(app: sqlq.App, *, cursor: str | None = None) -> sqlq.JobContext:
@@ -348,7 +353,7 @@ def test_a_cursor_that_is_no_json_fails_its_job_alone(app: sqlq.App, engine: Eng
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     bad = app.enqueue(task.new())
-    set_row(engine, f"cursor = {written}")
+    set_row(engine, f"{cursor_in(engine)} = {written}")
     good = app.enqueue(task.new())
     app.worker(drain=True).run()
     assert (app.jobs.get(bad.id).state, app.jobs.get(bad.id).reason) == ("failed", "bad_payload")
@@ -399,7 +404,7 @@ def test_a_snooze_counts_only_where_the_job_does_not_get_on(app: sqlq.App, shop:
 
     task = app.task(name="t", backoff="0s", max_attempts=2)(give)
     job = app.enqueue(task.new())
-    set_row(shop, f"releases = {MAX_RELEASES}, cursor = '0'")
+    set_row(shop, f"releases = {MAX_RELEASES}, {cursor_in(shop)} = '0'")
     app.worker(drain=True).run()
     done = app.jobs.get(job.id)
     if moves:
@@ -438,7 +443,7 @@ def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
             with Session(shop) as session, session.begin():
                 session.execute(insert(given).values(n=n))
                 if n == 1:
-                    moment = "statement_timestamp()" if shop.dialect.name == "postgresql" else "1"
+                    moment = NOW[shop.dialect.name]
                     session.execute(text(f"UPDATE jobs SET cancel_requested_at = {moment}"))
                 job.checkpoint(session, n + 1)
 

@@ -16,7 +16,7 @@ from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim, lease, settle
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import run_one
+from tests.kit import NOW, run_one
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -377,8 +377,7 @@ def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelle
     thread.start()
     assert began.wait(10)
     with engine.begin() as conn:
-        now = "statement_timestamp()" if engine.dialect.name == "postgresql" else "1"
-        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {now}"))
+        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}"))
     wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the job cancelled")
     worker.stop()
     thread.join(10)
@@ -391,7 +390,6 @@ def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(
     ran: list[int] = []
     job = app.enqueue(app.task(name="t")(lambda: ran.append(1)).new())
     with engine.begin() as conn:
-        now = "statement_timestamp()" if engine.dialect.name == "postgresql" else "1"
-        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {now}"))
+        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}"))
     app.worker(drain=True).run()
     assert (app.jobs.get(job.id).state, ran) == ("cancelled", [])

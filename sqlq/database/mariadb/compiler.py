@@ -6,6 +6,9 @@ from typing import Any
 
 from sqlq.schema import qualify
 
+IS_OWN = "sqlq_is_own"
+"""The attribute of a dialect whose connections are sqlq's own."""
+
 
 def compiler(kind: type[Any]) -> Any:
     class Compiler(kind):  # type: ignore[misc]  # a class that is known when it runs
@@ -23,9 +26,12 @@ def compiler(kind: type[Any]) -> Any:
 
         def _without_waits(self, said: str) -> str:
             """Write a change of rows that are locked already so that it waits for nothing. Producers lock a
-            unique key before its job, workers the job before its key. Of both only one may wait."""
+            unique key before its job, workers the job before its key. Of both only one may wait. A handler
+            that completes its job in a transaction of its own is no worker."""
             # guard: workers-wait-for-no-key
-            is_locked = not self.binds.keys().isdisjoint(("sqlq_ids", "batch"))
+            is_locked = IS_OWN in vars(self.dialect) and not self.binds.keys().isdisjoint(
+                ("sqlq_ids", "batch")
+            )
             return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {said}" if is_locked else said
 
         def update_tables_clause(self, update: Any, table: Any, others: Any, **kw: Any) -> str:

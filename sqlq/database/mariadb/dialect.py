@@ -64,7 +64,7 @@ from sqlq.database.dialect import (
     schema_of,
 )
 from sqlq.database.idle import look_at_idle
-from sqlq.database.mariadb import compiler, health, sql  # noqa: F401 - which compiles its statements
+from sqlq.database.mariadb import compiler, health, sql
 from sqlq.database.timeouts import Patience, bound
 from sqlq.schema import qualify, version
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
@@ -466,6 +466,8 @@ class MariaDB(Dialect):
             return bool(cursor.fetchone()[0])
 
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+        setattr(engine.dialect, compiler.IS_OWN, True)
+
         # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
