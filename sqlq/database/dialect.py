@@ -582,6 +582,10 @@ class Dialect:
         changed since its snapshot."""
         return self.stricter_isolation(conn)
 
+    def lock_key(self, conn: Connection, id: int) -> None:
+        """Lock the unique key of a job in the transaction of its handler, before that locks the job. Where a
+        producer locks a key before the job that has it, both then do so in one order."""
+
     def has_lost_transaction(self, conn: Connection) -> bool:
         """Whether a caller's connection is outside any transaction, after an error that undid one. A database
         that refuses all statements until the rollback does not need it."""

@@ -334,6 +334,7 @@ GUARDS = [
     Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
     Guard("complete-without-retention", "if keep_finished else None", "", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
     Guard("complete-waits", ", waits=True", "", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
+    Guard("the-key-before-its-job", None, "pass", COMPLETE + "test_a_producer_of_the_key_of_a_completed_job_waits_and_goes_on[mariadb]"),
     Guard("a-snapshot-that-is-kept-to", None, "return None", COMPLETE + "test_a_transaction_that_keeps_to_its_snapshot_is_refused[mariadb]"),
     Guard("no-half-of-a-transaction-is-kept", None, "pass", "tests/conformance/test_undone.py::test_a_session_refuses_to_go_on_until_its_rollback[pymysql-Session]"),
     Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),

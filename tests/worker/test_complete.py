@@ -7,7 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, NullPool, Table, create_engine, insert, select, text
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    NullPool,
+    Table,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -266,6 +278,38 @@ def test_complete_at_mariadbs_own_level_is_of_the_newest_row(
     assert (tally.completed, tally.retried, paid(shop)) == (1, 0, [1])
     assert [job.label for job in app.jobs.list()] == (["newest"] if retention == "1h" else [])
     app.close()
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_producer_of_the_key_of_a_completed_job_waits_and_goes_on(app: sqlq.App, shop: Engine) -> None:
+    made: list[sqlq.Job] = []
+
+    def produce() -> None:
+        with shop.begin() as conn:
+            made.append(app.enqueue(task.new().set(unique_key="k"), session=conn))
+
+    producer = threading.Thread(target=produce)
+
+    def pay() -> None:
+        with shop.connect() as conn, conn.begin():
+
+            @event.listens_for(conn, "before_cursor_execute")
+            def before(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
+                if "finished_jobs" not in statement or producer.ident:
+                    return
+                producer.start()
+                waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+                with shop.connect() as look:
+                    wait_until(lambda: look.scalar(text(waiting)), what="the producer waiting")
+
+            sqlq.current_job().complete(conn)
+
+    task = app.task(name="t", max_attempts=1)(pay)
+    job = app.enqueue(task.new().set(unique_key="k"))
+    tally = app.worker(drain=True, concurrency=1).run()
+    producer.join(20)
+    assert app.jobs.get(job.id).state == "finished"
+    assert (tally.failed, made[0].created, made[0].id > job.id) == (0, True, True)
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)

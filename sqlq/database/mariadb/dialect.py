@@ -410,6 +410,9 @@ class MariaDB(Dialect):
         kept = conn.exec_driver_sql("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'").first()
         return level if kept is not None and kept[1] == "ON" else None  # guard: a-snapshot-that-is-kept-to
 
+    def lock_key(self, conn: Connection, id: int) -> None:
+        conn.exec_driver_sql(sql.lock_key(schema_of(conn)), (id, id)).all()  # guard: the-key-before-its-job
+
     def commits_at_once(self, pooled: Any) -> bool:
         driver = pooled.dbapi_connection
         return bool(driver.get_autocommit()) and not self.run(driver, _IN_TRANSACTION, ())[0][0]

@@ -64,6 +64,16 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {quoted(schema)}.jobs FORC
 
 
 @cache
+def lock_key(schema: str | None) -> str:
+    """Lock the entry of a job's unique key, and then its row. The subqueries lock nothing."""
+    own = f"FROM {quoted(schema)}.jobs AS own WHERE own.id = %s"
+    return f"""
+SELECT id FROM {quoted(schema)}.jobs FORCE INDEX (jobs_live_key)
+ WHERE live_key = (SELECT own.live_key {own}) AND queue = (SELECT own.queue {own}) FOR UPDATE
+"""
+
+
+@cache
 def next_level(schema: str | None) -> str:
     return f"""
 SELECT MAX(priority) FROM {quoted(schema)}.jobs WHERE reserved_at IS NULL AND queue = %s AND priority < %s
