@@ -8,9 +8,13 @@ the connection before each query, since libpq keeps the notifications that come 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
+
+from sqlalchemy import URL
 
 from sqlq.config.constants import IDS
 
@@ -112,3 +116,33 @@ def named_in(words: bytes) -> list[int]:
         return []
     ids = [int(word) for word in words.split(b",")]
     return ids if all(id in IDS for id in ids) else []
+
+
+# -- within a process ----------------------------------------------------------------------------------------
+
+_WAITING: dict[Hashable, tuple[Callable[[], None], ...]] = {}
+"""What wakes the workers of this process, by the places of their databases. It is for databases without
+notifications whose commits no connection sees."""
+
+
+def _place(url: URL) -> Hashable:
+    return url.host, url.port, url.database, url.query.get("unix_socket")
+
+
+def waiting_here(url: URL) -> tuple[Callable[[], None], ...]:
+    """Return what wakes the workers of this process that wait for jobs of a database."""
+    return _WAITING.get(_place(url), ())
+
+
+def wait_here(url: URL, wake: Callable[[], None]) -> None:
+    """Have `wake` called when this process has enqueued a job there."""
+    _WAITING[_place(url)] = (*waiting_here(url), wake)
+
+
+def wait_no_more(url: URL, wake: Callable[[], None]) -> None:
+    """Have it called no more."""
+    _WAITING[_place(url)] = tuple(each for each in waiting_here(url) if each != wake)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WAITING.clear)  # the workers are threads of the parent

@@ -28,6 +28,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 
 from sqlq.database.database import Database
+from sqlq.database.notifications import waiting_here
 from sqlq.database.postgresql.dialect import is_in_transaction
 from sqlq.store.workers import notify
 
@@ -54,15 +55,16 @@ CLOSE_SECONDS = 5.0
 
 
 class Notifier:
-    """Notifies the workers of a database; does nothing where workers see commits by themselves (SQLite)."""
+    """Notifies the workers of a database. It does nothing where workers see commits by themselves (SQLite),
+    and reaches only those of its process where the database sends no notifications (MariaDB)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
-        self._silent = not database.dialect.notifies
+        self._notifies = database.dialect.notifies
         self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._start_anew()
-        if not self._silent:
+        if not database.dialect.sees_commits:
             atexit.register(_finish, weakref.ref(self))
 
     def _start_anew(self) -> None:
@@ -80,6 +82,11 @@ class Notifier:
         self._closing = False
         self._last_at = float("-inf")
         self._thread: threading.Thread | None = None
+
+    @property
+    def _silent(self) -> bool:
+        # guard: workers-of-this-process-are-told
+        return not (self._notifies or waiting_here(self._database.engine.url))
 
     @property
     def are_needed(self) -> bool:
@@ -123,7 +130,7 @@ class Notifier:
         """Whether the transaction about to begin should notify by itself, since there was no notification for
         a while."""
         moment = time.monotonic()
-        quiet = not self._silent and moment - self._last_at > QUIET_SECONDS
+        quiet = self._notifies and moment - self._last_at > QUIET_SECONDS
         self._last_at = moment
         return quiet
 
@@ -198,7 +205,7 @@ class Notifier:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the last notification leave and end the thread, waiting at most so long. A notification after
         this starts another one."""
-        if self._silent or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
         with self._changed:
             thread, self._closing = self._thread, True

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.config.constants import RESCUE_MS
@@ -29,7 +30,7 @@ from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
-from sqlq.worker.wait import poller
+from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, TRUSTED_SECONDS, WINNERS, LastLook, Poller, drawn
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
 from tests.kit import claim, for_each, working
@@ -580,3 +581,24 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     host._go(again=False)
     host._go(again=True)
     assert sent == ["here"]
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("by", ["sqlq", "session"])
+def test_without_notifications_a_worker_hears_of_the_jobs_of_its_process(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "TRUSTED_SECONDS", 3600.0)
+    monkeypatch.setattr(wake, "TRUSTED_SECONDS", 3600.0)
+    monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
+    ran = threading.Event()
+    task = app.task(name="t")(ran.set)
+    with working(app) as worker:
+        wait_until(lambda: worker._wake.rests, what="the worker at rest")
+        if by == "sqlq":
+            app.enqueue(task.new())
+        else:
+            with Session(engine) as session, session.begin():
+                app.enqueue(task.new(), session=session)
+        assert ran.wait(30)

@@ -406,6 +406,7 @@ def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
     return bool(heard)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.usefixtures("no_looks")
 def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)

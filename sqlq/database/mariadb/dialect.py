@@ -689,11 +689,10 @@ def _reserved(
     """Reserve locked jobs, and return them. Rows without values of their own get those of their tasks."""
     if not due:
         return []
-    ask(sql.reserve(schema, _list(row[0] for row in due)), (by.owner, by.lease_ms))
     claimed = [list(row[:-1]) for row in due]
     allowed: dict[str, int] = json.loads(by.max_attempts)
     follow_ups: dict[str, dict[str, str]] = json.loads(by.follow_ups or "{}")
-    missing: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    missing: dict[tuple[str, Any], list[int]] = {}
     for row, own in zip(claimed, due, strict=True):
         task = row[_PLACE["task"]]
         values: dict[str, Any] = {
@@ -701,17 +700,18 @@ def _reserved(
         }
         if own[-1] is None and task in allowed:
             values["max_attempts"] = allowed[task]
-        written = tuple((name, value) for name, value in values.items() if value is not None)
-        for name, value in written:
-            row[_PLACE[name]] = value
-        if written:
-            missing.setdefault(written, []).append(row[0])
-    for given, ids in missing.items():
-        sets = ", ".join(f"{column} = %s" for column, _ in given)
-        statement = (
-            f"UPDATE {sql.quoted(schema)}.jobs FORCE INDEX (PRIMARY) SET {sets} WHERE id IN ({_list(ids)})"
+        for name, value in values.items():
+            if value is not None:
+                row[_PLACE[name]] = value
+                missing.setdefault((name, value), []).append(row[0])
+    sets = {
+        name: " ".join(
+            f"WHEN id IN ({_list(ids)}) THEN %s" for (other, _), ids in missing.items() if other == name
         )
-        ask(statement, tuple(value for _, value in given))
+        for name, _ in missing
+    }
+    given = [value for column in sets for name, value in missing if name == column]
+    ask(sql.reserve(schema, _list(row[0] for row in due), sets), (by.owner, by.lease_ms, *given))
     return [tuple(row) for row in claimed]
 
 

@@ -6,6 +6,7 @@ queue or priority to the next are loose index scans (GROUP BY), or statements of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
@@ -53,12 +54,14 @@ def top_level(schema: str | None) -> str:
     return f"(SELECT MAX(priority) FROM {quoted(schema)}.jobs WHERE reserved_at IS NULL AND queue = %s)"
 
 
-def reserve(schema: str | None, ids: str) -> str:
-    """Reserve locked jobs by their ids, in the transaction that has locked them."""
+def reserve(schema: str | None, ids: str, sets: Mapping[str, str]) -> str:
+    """Reserve locked jobs by their ids, in the transaction that has locked them. Some columns are set by
+    cases."""
+    more = "".join(f", {column} = CASE {cases} ELSE {column} END" for column, cases in sets.items())
     return f"""
 SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
    SET reserved_at = {NOW}, reserved_by = %s, lease_expires_at = {NOW} + INTERVAL %s * 1000 MICROSECOND,
-       lease_token = {NEXT_TOKEN}, attempts = {ONE_MORE}
+       lease_token = {NEXT_TOKEN}, attempts = {ONE_MORE}{more}
  WHERE id IN ({ids})
 """
 

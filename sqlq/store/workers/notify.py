@@ -11,12 +11,16 @@ from sqlalchemy import Connection, text
 from sqlq.database.database import Database
 from sqlq.database.dialect import schema_of
 from sqlq.database.dialects import dialect_of
+from sqlq.database.notifications import waiting_here
 from sqlq.schema.qualify import in_catalog
 
 
 def notify(database: Database) -> None:
-    """Wake the idle workers now (PostgreSQL)."""
-    hint(database, channel(database.schema))
+    """Wake the idle workers now; those of this process alone where the database sends no notifications."""
+    if database.dialect.notifies:
+        hint(database, channel(database.schema))
+    for wake in waiting_here(database.engine.url):
+        wake()
 
 
 def notifying_statement(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
+from sqlq.database.notifications import wait_here, wait_no_more
 from sqlq.worker.wait.poller import TRUSTED_SECONDS
 
 log = logging.getLogger("sqlq.worker")
@@ -113,6 +114,13 @@ class HintedWake(Wake):
         """`watches` returns the time of the poller's last look, by the monotonic clock."""
         super().__init__(database)
         self._watches = watches
+
+    def start(self) -> None:
+        if not self._database.dialect.notifies:
+            wait_here(self._database.engine.url, self.hinted)
+
+    def stop(self) -> None:
+        wait_no_more(self._database.engine.url, self.hinted)
 
     @property
     def rests(self) -> bool:
