@@ -68,6 +68,21 @@ def span(engine: Engine | Connection, seconds: float) -> str:
     }[engine.dialect.name]
 
 
+_HANDLER = "SHOW SESSION STATUS LIKE 'Handler_read%'"
+
+
+def rows_read(conn: Connection, statement: str, parameters: Any = None) -> int:
+    """Run a statement and return how many rows the storage engine read for it (MariaDB)."""
+
+    def read() -> int:
+        rows = conn.execution_options(no_parameters=True).exec_driver_sql(_HANDLER)
+        return sum(int(number) for _, number in rows)
+
+    before = read()
+    conn.exec_driver_sql(statement, parameters).close()
+    return read() - before
+
+
 def waiting_for_locks(engine: Engine) -> Any:
     """Return how many sessions of the test's database wait for another's transaction (on a server)."""
     waiting = {

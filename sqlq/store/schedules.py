@@ -75,7 +75,12 @@ def _instant(value: Any) -> datetime:
 
 # -- ticks ---------------------------------------------------------------------------------------------------
 
-_NEXT_MS = select(epoch_ms(func.min(_table.next_at)) - epoch_ms(now())).where(_table.next_at.is_not(None))
+_NEXT_MS = (
+    select(epoch_ms(_table.next_at) - epoch_ms(now()))
+    .where(_table.next_at.is_not(None))
+    .order_by(_table.next_at)
+    .limit(1)
+)
 
 
 def next_in(database: Database) -> float | None:

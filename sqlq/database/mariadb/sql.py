@@ -104,8 +104,8 @@ def look(schema: str | None, workers: int) -> str:
     theirs = ", ".join(["%s"] * workers) or "NULL"
     # guard: the-look-sees-what-a-rescue-takes-mariadb
     return f"""
-SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(next_at)) / 1000e0
-                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
+SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
+                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL ORDER BY next_at LIMIT 1),
        0,
        CASE WHEN %s IS NOT NULL THEN (
             SELECT COUNT(DISTINCT host, COALESCE(supervisor_pid, pid)) FROM {prefix}.sqlq_workers

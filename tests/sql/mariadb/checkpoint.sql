@@ -1,0 +1,6 @@
+SELECT STRAIGHT_JOIN shop.jobs.id, batch.`before`, batch.after, shop.jobs.cancel_requested_at AS sqlq_0 
+FROM (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `token` BIGINT PATH '$[1]', `before` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[2]', `after` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[3]')) AS given) AS batch INNER JOIN shop.jobs FORCE INDEX (PRIMARY) ON shop.jobs.id = batch.id 
+WHERE shop.jobs.lease_token = batch.token AND shop.jobs.reserved_at IS NOT NULL AND shop.jobs.`cursor` <=> batch.`before` FOR UPDATE;
+
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `before` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[1]', `after` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[2]')) AS given) AS batch STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY) SET jobs.releases=CASE WHEN (NOT (shop.jobs.`cursor` <=> batch.after)) THEN %(param_1)s ELSE shop.jobs.releases END, jobs.losses=CASE WHEN (NOT (shop.jobs.`cursor` <=> batch.after) AND shop.jobs.losses > %(losses_1)s) THEN %(param_2)s ELSE shop.jobs.losses END, jobs.`cursor`=batch.after WHERE shop.jobs.id = batch.id;
+

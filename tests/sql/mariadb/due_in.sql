@@ -1,0 +1,7 @@
+SELECT queue, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(first_at)) / 1000e0
+  FROM (SELECT reserved_at, queue, priority, MIN(available_at) AS first_at
+          FROM shop.jobs FORCE INDEX (jobs_claim)
+         WHERE reserved_at IS NULL AND queue IN (%s) GROUP BY reserved_at, queue, priority) AS levels
+ WHERE queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL)
+ GROUP BY queue;
+

@@ -1,0 +1,2 @@
+INSERT INTO shop.jobs (queue, task, payload, max_attempts, unique_key) VALUES (%(queue)s, %(task)s, %(payload)s, %(max_attempts)s, %(unique_key)s) ON DUPLICATE KEY UPDATE queue = IF((@sqlq_met_id := `id`) IS NULL, `queue`, `queue`) RETURNING shop.jobs.queue, shop.jobs.unique_key, shop.jobs.id, CASE WHEN (shop.jobs.available_at <= UTC_TIMESTAMP(6)) THEN %(param_1)s ELSE %(param_2)s END AS anon_1, NOT (IF(`id` IS NULL, @sqlq_met_id := 0, @sqlq_met_id) <=> `id`);
+
