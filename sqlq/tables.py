@@ -29,30 +29,39 @@ from sqlalchemy import (
     TypeDecorator,
     event,
 )
+from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import ConfigurationError
 from sqlq.schema import tables
+from sqlq.schema.types import naive
 
 __all__ = ["failed_jobs", "finished_jobs", "job_states", "queue_stats"]
 
 
 class ShownMoment(TypeDecorator[datetime]):
-    """An instant as the views show it: `timestamptz`, or on SQLite ISO 8601 text in UTC."""
+    """An instant as the views show it: `timestamptz`, on MariaDB DATETIME(6) in UTC, or on SQLite ISO 8601
+    text in UTC."""
 
     impl = TIMESTAMP(timezone=True)
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "mariadb":
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         shown = String() if dialect.name == "sqlite" else TIMESTAMP(timezone=True)
         return dialect.type_descriptor(shown)
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name != "sqlite":
+        if value is None or dialect.name == "postgresql":
             return value
+        if dialect.name == "mariadb":
+            return naive(value)
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if isinstance(value, datetime) and value.tzinfo is None:
+            return value.replace(tzinfo=UTC)
         return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 

@@ -33,6 +33,12 @@ _DRIVERS = {
 """sqlq's own connections are synchronous, and on PostgreSQL psycopg unless the URL names another synchronous
 driver."""
 
+_OWN = {
+    "postgresql": ("PostgreSQL", "psycopg", "psycopg2"),
+    "mariadb": ("MariaDB", "pymysql", "mysqldb"),
+}
+"""The drivers that sqlq's own connections may have."""
+
 _ASYNCPG_ONLY = (
     "async_fallback",
     "command_timeout",
@@ -121,10 +127,11 @@ def supported(url: URL) -> URL:
             f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg://, "
             "mariadb+pymysql:// or sqlite:///"
         ) from None
-    if backend == "postgresql" and dialect.driver not in ("psycopg", "psycopg2"):
+    title, *drivers = _OWN.get(backend, ("",))
+    if drivers and dialect.driver not in drivers:
         raise UnsupportedDatabaseError(
-            f"sqlq connects to PostgreSQL by psycopg or psycopg2, not by {url.drivername!r}: "
-            "give the App postgresql+psycopg://"
+            f"sqlq connects to {title} by {' or '.join(drivers)}, not by {url.drivername!r}: "
+            f"give the App {_DRIVERS[backend]}://"
         )
     if getattr(dialect, "is_async", False):
         raise UnsupportedDatabaseError(

@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, inspect, select, true, update
 from sqlalchemy.dialects.postgresql import DOMAIN
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 import sqlq
 import sqlq.alembic
@@ -29,6 +29,8 @@ EVERY = [getattr(tables, name) for name in tables.__all__]
 @for_each("table", EVERY)
 def test_it_names_the_columns_there_are(engine: Engine, app: sqlq.App, table: Table) -> None:
     there = {column["name"]: column for column in inspect(engine).get_columns(table.name)}
+    if engine.dialect.name == "mariadb":
+        there.pop("unblocks_at", None)  # for an index; SELECT * does not show it
     assert list(there) == [column.name for column in table.columns]
     if engine.dialect.name == "postgresql":
         compiled = {c.name: c.type.compile(engine.dialect).partition("(")[0] for c in table.columns}
@@ -124,7 +126,7 @@ def test_of_an_ended_job_no_moment_can_be_written_that_cannot_be_read_back(
         {c.name: datetime(year, 1, 1, tzinfo=UTC)} for c in columns for year in (1969, 9999)
     ]
     for values in [*wrong, late]:
-        with pytest.raises(IntegrityError), engine.begin() as conn:
+        with pytest.raises(DBAPIError, match=r"(?i)constraint|overflow"), engine.begin() as conn:
             conn.execution_options(schema_translate_map={"__sqlq__": None}).execute(
                 update(table).values(values)
             )

@@ -104,11 +104,16 @@ def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_p
 @for_each(
     ("given", "reason"),
     [
-        ("mysql://u:secret@h/d", "sqlq runs on PostgreSQL and SQLite, not on 'mysql'"),
-        ("oracle+cx_oracle://u:secret@h/d", "not on 'oracle'"),
+        ("mysql+pymysql://u:secret@h/d", "not on MySQL.*: for MariaDB write mariadb\\+pymysql://u:"),
+        ("mysql://u:secret@h/d", "not on MySQL.*: for MariaDB write mariadb://u:"),
+        ("oracle+cx_oracle://u:secret@h/d", "sqlq runs on PostgreSQL, MariaDB and SQLite, not on 'oracle'"),
         ("postgresql+pg99://u:secret@h/d", "SQLAlchemy knows no driver 'postgresql\\+pg99'"),
         ("sqlite+sqlite99:///a.db", "SQLAlchemy knows no driver"),
         ("postgresql+pg8000://u:secret@h/d", "by psycopg or psycopg2, not by 'postgresql\\+pg8000'"),
+        (
+            "mariadb+mysqlconnector://u:secret@h/d",
+            "by pymysql or mysqldb.*: give the App mariadb\\+pymysql://",
+        ),
     ],
 )
 def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
@@ -325,7 +330,7 @@ def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
         (app.use, "^use\\(\\) says nothing"),
         (lambda: app.use(session=None), "^use\\(\\) says nothing"),
         (lambda: app.use("sqlite:///x.db", session=wrong), "give a scoped_session, or a function"),
-        (lambda: app.use("mysql://h/d", session=lambda: None), "sqlq runs on PostgreSQL and SQLite"),
+        (lambda: app.use("mysql://h/d", session=lambda: None), "sqlq runs on MariaDB, not on MySQL"),
     ]
     for refused, why in tries:
         with pytest.raises(sqlq.errors.ConfigurationError, match=why):

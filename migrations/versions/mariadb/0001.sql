@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     due_at DATETIME(6),
     replay_of BIGINT,
     created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
-    live_key VARCHAR(255) AS (CASE WHEN unique_until <> 'start' OR lease_token = 0 THEN unique_key END) STORED,
+    live_key VARCHAR(255) AS (CASE WHEN unique_until <> 'start' OR lease_token = 0 THEN unique_key END) STORED INVISIBLE,
     PRIMARY KEY (id),
     UNIQUE KEY jobs_live_key (live_key DESC, queue),
     KEY jobs_claim (reserved_at, queue, priority, available_at, id),
@@ -49,7 +49,17 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     KEY jobs_line_by_id (blocked_by, limit_key, id),
     CONSTRAINT jobs_blocked_is_far CHECK ((blocked_by IS NULL) = (available_at < '9998-01-01')),
     CONSTRAINT jobs_reservation_is_whole CHECK ((reserved_at IS NULL) = (reserved_by IS NULL)
-        AND (reserved_at IS NULL) = (lease_expires_at IS NULL))
+        AND (reserved_at IS NULL) = (lease_expires_at IS NULL)),
+    CONSTRAINT jobs_moments_in_range CHECK (
+        available_at >= '1970-01-01' AND available_at < '9999-01-01'
+        AND reserved_at >= '1970-01-01' AND reserved_at < '9999-01-01'
+        AND lease_expires_at >= '1970-01-01' AND lease_expires_at < '9999-01-01'
+        AND unknown_since >= '1970-01-01' AND unknown_since < '9999-01-01'
+        AND cancel_requested_at >= '1970-01-01' AND cancel_requested_at < '9999-01-01'
+        AND scheduled_for >= '1970-01-01' AND scheduled_for < '9999-01-01'
+        AND start_by >= '1970-01-01' AND start_by < '9999-01-01'
+        AND due_at >= '1970-01-01' AND due_at < '9999-01-01'
+        AND created_at >= '1970-01-01' AND created_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}finished_jobs (
@@ -93,12 +103,20 @@ CREATE TABLE IF NOT EXISTS {prefix}finished_jobs (
     start_ms BIGINT,
     replayed_as BIGINT,
     expires_at DATETIME(6) AS (finished_at + INTERVAL retention_ms * 1000 MICROSECOND) STORED,
-    unblocks_at DATETIME(6) AS (CASE WHEN flow_id IS NOT NULL OR limit_key IS NOT NULL THEN finished_at END) STORED,
+    unblocks_at DATETIME(6) AS (CASE WHEN flow_id IS NOT NULL OR limit_key IS NOT NULL THEN finished_at END) STORED INVISIBLE,
     PRIMARY KEY (id),
     KEY finished_jobs_prune (expires_at, finished_at),
     KEY finished_jobs_flow (flow_id),
     KEY finished_jobs_unblock (unblocks_at),
-    KEY finished_jobs_unique_key (unique_key, unique_until, queue)
+    KEY finished_jobs_unique_key (unique_key, unique_until, queue),
+    CONSTRAINT finished_jobs_moments_in_range CHECK (
+        available_at >= '1970-01-01' AND available_at < '9999-01-01'
+        AND reserved_at >= '1970-01-01' AND reserved_at < '9999-01-01'
+        AND scheduled_for >= '1970-01-01' AND scheduled_for < '9999-01-01'
+        AND start_by >= '1970-01-01' AND start_by < '9999-01-01'
+        AND created_at >= '1970-01-01' AND created_at < '9999-01-01'
+        AND finished_at >= '1970-01-01' AND finished_at < '9999-01-01'
+        AND (retention_ms IS NULL OR expires_at IS NOT NULL AND expires_at < '9999-01-01'))
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
@@ -144,13 +162,21 @@ CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
     start_ms BIGINT,
     replayed_as BIGINT,
     expires_at DATETIME(6) AS (failed_at + INTERVAL retention_ms * 1000 MICROSECOND) STORED,
-    unblocks_at DATETIME(6) AS (CASE WHEN flow_id IS NOT NULL OR limit_key IS NOT NULL THEN failed_at END) STORED,
+    unblocks_at DATETIME(6) AS (CASE WHEN flow_id IS NOT NULL OR limit_key IS NOT NULL THEN failed_at END) STORED INVISIBLE,
     PRIMARY KEY (id),
     KEY failed_jobs_prune (expires_at, failed_at),
     KEY failed_jobs_flow (flow_id),
     KEY failed_jobs_unblock (unblocks_at),
     KEY failed_jobs_unique_key (unique_key, unique_until, queue),
-    KEY failed_jobs_limit (limit_key, id)
+    KEY failed_jobs_limit (limit_key, id),
+    CONSTRAINT failed_jobs_moments_in_range CHECK (
+        available_at >= '1970-01-01' AND available_at < '9999-01-01'
+        AND reserved_at >= '1970-01-01' AND reserved_at < '9999-01-01'
+        AND scheduled_for >= '1970-01-01' AND scheduled_for < '9999-01-01'
+        AND start_by >= '1970-01-01' AND start_by < '9999-01-01'
+        AND created_at >= '1970-01-01' AND created_at < '9999-01-01'
+        AND failed_at >= '1970-01-01' AND failed_at < '9999-01-01'
+        AND (retention_ms IS NULL OR expires_at IS NOT NULL AND expires_at < '9999-01-01'))
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_workers (
@@ -170,13 +196,22 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_workers (
     state_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
     asked TEXT,
     asked_at DATETIME(6),
-    cancels_at DATETIME(6)
+    cancels_at DATETIME(6),
+    CONSTRAINT sqlq_workers_moments_in_range CHECK (
+        started_at >= '1970-01-01' AND started_at < '9999-01-01'
+        AND seen_at >= '1970-01-01' AND seen_at < '9999-01-01'
+        AND state_at >= '1970-01-01' AND state_at < '9999-01-01'
+        AND asked_at >= '1970-01-01' AND asked_at < '9999-01-01'
+        AND cancels_at >= '1970-01-01' AND cancels_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_queues (
     queue VARCHAR(255) NOT NULL PRIMARY KEY,
     paused_at DATETIME(6),
-    paused_until DATETIME(6)
+    paused_until DATETIME(6),
+    CONSTRAINT sqlq_queues_moments_in_range CHECK (
+        paused_at >= '1970-01-01' AND paused_at < '9999-01-01'
+        AND paused_until >= '1970-01-01' AND paused_until < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_schedules (
@@ -200,13 +235,24 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_schedules (
     error LONGTEXT,
     error_at DATETIME(6),
     created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
-    KEY sqlq_schedules_due (next_at, name)
+    KEY sqlq_schedules_due (next_at, name),
+    CONSTRAINT sqlq_schedules_moments_in_range CHECK (
+        declared_at >= '1970-01-01' AND declared_at < '9999-01-01'
+        AND pinned_at >= '1970-01-01' AND pinned_at < '9999-01-01'
+        AND paused_at >= '1970-01-01' AND paused_at < '9999-01-01'
+        AND retired_at >= '1970-01-01' AND retired_at < '9999-01-01'
+        AND last_at >= '1970-01-01' AND last_at < '9999-01-01'
+        AND next_at >= '1970-01-01' AND next_at < '9999-01-01'
+        AND error_at >= '1970-01-01' AND error_at < '9999-01-01'
+        AND created_at >= '1970-01-01' AND created_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_flows (
     id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     name VARCHAR(255),
-    created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6)
+    created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
+    CONSTRAINT sqlq_flows_moments_in_range CHECK (
+        created_at >= '1970-01-01' AND created_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_edges (
@@ -228,7 +274,11 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_limits (
     next_free_at DATETIME(6),
     pinned_at DATETIME(6),
     used_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
-    KEY sqlq_limits_used (used_at)
+    KEY sqlq_limits_used (used_at),
+    CONSTRAINT sqlq_limits_moments_in_range CHECK (
+        next_free_at >= '1970-01-01' AND next_free_at < '9999-01-01'
+        AND pinned_at >= '1970-01-01' AND pinned_at < '9999-01-01'
+        AND used_at >= '1970-01-01' AND used_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_wakes (
@@ -240,7 +290,9 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_wakes (
     period_ms BIGINT CHECK (period_ms BETWEEN 0 AND 3162240000000),
     in_order BOOLEAN NOT NULL DEFAULT FALSE,
     holds BOOLEAN NOT NULL DEFAULT FALSE,
-    KEY sqlq_wakes_at (at, id)
+    KEY sqlq_wakes_at (at, id),
+    CONSTRAINT sqlq_wakes_moments_in_range CHECK (
+        at >= '1970-01-01' AND at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW {prefix}job_states AS
