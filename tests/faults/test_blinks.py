@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
@@ -28,7 +29,7 @@ from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.proxy import Pipe, Proxy, made
 from tests.faults.scorecard import record
 from tests.faults.standby import standby_of
-from tests.mariadb import OwnMariaDB
+from tests.mariadb import MariaDB, OwnMariaDB
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
@@ -355,6 +356,27 @@ def test_a_worker_that_starts_at_a_standby_waits(
             wait_until(load.ran, timeout=30, what="the job done")
             assert worker.stop() == 0
             assert "Traceback" not in worker.log.read_text()
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_server_that_takes_no_writes_is_waited_out(
+    tmp_path: Path, database_url: str, mariadb: MariaDB
+) -> None:
+    """As while a primary is handed over. It stops no administrator, so the worker is another user."""
+    name, url = f"sqlq_{uuid4().hex[:12]}", make_url(database_url)
+    mariadb.administer(f"CREATE USER {name}")
+    mariadb.administer(f"GRANT ALL ON {url.database}.* TO {name}")
+    own = url.set(username=name).render_as_string(hide_password=False)
+    try:
+        with Load(tmp_path / "work", own) as load, working(load, own) as worker:
+            mariadb.administer("SET GLOBAL read_only = 1")
+            wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying so")
+            mariadb.administer("SET GLOBAL read_only = 0")
+            resumed = [load.seconds_to_next_finish(time.monotonic())]
+            end(load, worker, "a server that takes no writes is waited out", resumed, faults=2)
+    finally:
+        mariadb.administer("SET GLOBAL read_only = 0")
+        mariadb.administer(f"DROP USER {name}")
 
 
 # -- waits that end ------------------------------------------------------------------------------------------

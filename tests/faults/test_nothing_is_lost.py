@@ -19,8 +19,10 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.database.database import Database
+from tests.conftest import SERVERS
 from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
+from tests.mariadb import OwnMariaDB
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
@@ -175,9 +177,9 @@ def test_a_terminated_worker_gives_back_what_it_did_not_finish(work: Work) -> No
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 def test_a_worker_outlives_a_restart_of_its_database(
-    work: Work, restartable_postgresql: OwnPostgreSQL
+    work: Work, restartable_server: OwnPostgreSQL | OwnMariaDB
 ) -> None:
     def enqueue(n: int) -> Any:
         return work.app.enqueue(work.note.new(n))
@@ -189,7 +191,7 @@ def test_a_worker_outlives_a_restart_of_its_database(
         enqueue(0)
         wait_until(lambda: work.ran() == [0], what="the first job done")
         for n in range(1, 4):
-            restartable_postgresql.restart(mode="immediate")
+            restartable_server.restart(mode="immediate")
             wait_until(
                 partial(succeeds, partial(enqueue, n)), timeout=30, what="the database answering the producer"
             )

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -19,8 +20,9 @@ from sqlq.worker import outage as outages
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import SchemaWatch, Service
 from sqlq.worker.outage import Outage
+from tests.conftest import SERVERS
 
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,12 @@ def outages_end() -> Iterator[None]:
 @pytest.fixture
 def refusal(database_url: str) -> DBAPIError:
     """What a standby answers to an UPDATE."""
-    engine = create_engine(database_url, connect_args={"options": "-c default_transaction_read_only=on"})
+    options: dict[str, Any] = (
+        {"init_command": "SET SESSION TRANSACTION READ ONLY"}
+        if database_url.startswith("mariadb")
+        else {"options": "-c default_transaction_read_only=on"}
+    )
+    engine = create_engine(database_url, connect_args=options)
     try:
         with engine.begin() as conn, pytest.raises(DBAPIError) as refused:
             conn.execute(text("CREATE TABLE note (id INTEGER)"))
@@ -41,7 +48,7 @@ def refusal(database_url: str) -> DBAPIError:
     return refused.value
 
 
-@on_postgresql
+@on_servers
 def test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,7 +76,7 @@ def test_an_answer_to_a_question_ends_silence(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages[1].startswith("the database is back after")
 
 
-@on_postgresql
+@on_servers
 def test_a_connection_left_over_from_an_outage_is_no_second_one(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +157,7 @@ def test_a_turn_that_asks_nothing_says_nothing_of_the_database(
     assert told == [[said], [said], [said, "the database is back"]]
 
 
-@on_postgresql
+@on_servers
 def test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby(
     app: sqlq.App, refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,7 +248,7 @@ def test_what_is_refused_is_told_where_others_speak_of_outages(
     assert "nowhere" in caplog.messages[0]
 
 
-@on_postgresql
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_right_that_is_missing_is_told_with_its_grant(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,9 +29,11 @@ from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.settle.after import Answers
 from sqlq.worker.supervise.dispatch import Dispatcher
+from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
 from tests.kit import for_each, working
+from tests.mariadb import OwnMariaDB
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
@@ -538,18 +540,18 @@ def test_a_thousand_waiters_ask_together(app: sqlq.App, tasks: dict[str, Any]) -
 # -- trouble -------------------------------------------------------------------------------------------------
 
 
-@on_postgresql
+@pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 def test_waiters_wait_through_a_restart_of_the_database(
-    app: sqlq.App, tasks: dict[str, Any], restartable_postgresql: OwnPostgreSQL
+    app: sqlq.App, tasks: dict[str, Any], restartable_server: OwnPostgreSQL | OwnMariaDB
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="60s"))
     wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
-    restartable_postgresql.stop("immediate")
+    restartable_server.stop("immediate")
     short = in_a_thread(lambda: app.result(job, timeout="200ms"))
     with pytest.raises(TimeoutError):
         short.result(60)
-    restartable_postgresql.start()
+    restartable_server.start()
     with working(app):
         assert waiter.result(60) == ID
 
