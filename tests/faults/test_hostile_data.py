@@ -391,11 +391,13 @@ SQLITE_ROWS = {
     "priority in halves": "(task, priority) VALUES ('t', 0.5)",
     "a date in words": "(task, priority, available_at) VALUES ('t', 100, '2020-01-01')",
 }
-ALL_ROWS = [
-    (kind, *row)
-    for kind in DATABASES
-    for row in ({**ROWS, **SQLITE_ROWS} if kind == "sqlite" else ROWS).items()
-]
+OWN_ROWS = {
+    "postgresql": ROWS,
+    "sqlite": {**ROWS, **SQLITE_ROWS},
+    # MariaDB counts on from the largest id given by hand, and takes no CHECK of a column that it counts
+    "mariadb": {name: row for name, row in ROWS.items() if name != "the largest id there can be"},
+}
+ALL_ROWS = [(kind, *row) for kind in DATABASES for row in OWN_ROWS[kind].items()]
 KEPT_OUT_OF_SQLITE = {"a negative id", "the largest id there can be"}
 """Where the largest id was once given by hand, SQLite gives no more; PostgreSQL counts on by itself."""
 KEPT_OUT = {
@@ -447,7 +449,7 @@ def insert_by_hand(engine: Engine, row: str) -> bool:
 
 
 def rows_of(engine: Engine) -> dict[str, str]:
-    return {**ROWS, **SQLITE_ROWS} if engine.dialect.name == "sqlite" else ROWS
+    return OWN_ROWS[engine.dialect.name]
 
 
 def test_broken_rows_at_the_head_of_the_queue(app: sqlq.App, engine: Engine) -> None:

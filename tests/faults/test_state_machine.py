@@ -522,8 +522,8 @@ class Contract(Model, RuleBasedStateMachine):
                 why = {"jobs": "NULL", "finished_jobs": "outcome", "failed_jobs": "reason"}[table]
                 rows = conn.execute(
                     text(
-                        f"SELECT id, attempts, lease_token, releases, errors, cursor, payload, {why}, "
-                        f"{columns} FROM {table} WHERE queue = 'q'"
+                        f"SELECT id, attempts, lease_token, releases, errors, {table}.cursor, payload, "
+                        f"{why}, {columns} FROM {table} WHERE queue = 'q'"
                     )
                 )
                 for id, attempts, token, releases, errors, cursor, payload, reason, owner, losses in rows:
