@@ -64,7 +64,10 @@ ILLEGAL = [
     ("UPDATE jobs SET queue = 'other' WHERE id = {waiting}", "which job it is was changed"),
     ("UPDATE jobs SET start_by = {later} WHERE id = {waiting}", "until when it has to start was changed"),
     ("UPDATE jobs SET start_by = {later} WHERE id = {running}", "until when it has to start was changed"),
-    ("UPDATE jobs SET cursor = '1' WHERE id = {waiting}", "a cursor was saved by somebody who did not hold"),
+    (
+        "UPDATE jobs SET {cursor} = '1' WHERE id = {waiting}",
+        "a cursor was saved by somebody who did not hold",
+    ),
     ("UPDATE jobs SET releases = 1 WHERE id = {running}", "releases or losses were taken back"),
     ("UPDATE jobs SET losses = 1, cursor = '1' WHERE id = {running}", "releases or losses were taken back"),
     ("UPDATE jobs SET flow_id = 7 WHERE id = {waiting}", "which job it is was changed"),
@@ -196,6 +199,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
 def test_what_is_illegal_is_rejected(engine: Engine, scene: dict[str, int]) -> None:
     kind = engine.dialect.name
     moments = {
+        "cursor": engine.dialect.identifier_preparer.quote("cursor"),
         "now": NOW[kind],
         "later": "4102444800000" if kind == "sqlite" else "'2100-01-01'",
         "far": {
