@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from sqlalchemy import create_engine, inspect, make_url, text
 
 import sqlq
 from sqlq.testing.fixtures import _into
-from tests.conftest import sqlite_url
+from tests.conftest import DATABASES, sqlite_url
 from tests.faces.beside import Shop, rows
+from tests.mariadb import MariaDB
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL
 
@@ -98,12 +100,12 @@ def test_the_fixture_in_a_project(project: Path) -> None:
     assert "4 passed" in done.stdout
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database with something in every table, all of which is there afterwards as it was."""
-    server: PostgreSQL | None = None
-    if request.param == "postgresql":
-        server = request.getfixturevalue("postgresql")
+    server: PostgreSQL | MariaDB | None = None
+    if request.param != "sqlite":
+        server = request.getfixturevalue(request.param)
     url = sqlite_url(tmp_path / "real.db") if server is None else server.create_database()
     app = sqlq.App(url)
     app.migrate()
@@ -115,7 +117,11 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if server is not None:
         engine = create_engine(url)
         with engine.connect() as conn:
-            assert not [name for name in inspect(conn).get_schema_names() if name.startswith("sqlq_test")]
+            assert not [
+                name
+                for name in inspect(conn).get_schema_names()
+                if re.fullmatch(r"sqlq_test_[0-9a-f]{12}", name)
+            ]
         engine.dispose()
         server.drop_database(url)
 
@@ -126,13 +132,14 @@ on_sqlite = pytest.mark.parametrize("real", ["sqlite"], indirect=True)
 
 def test_the_fixture_beside_a_real_database(project: Path, real: str) -> None:
     """On PostgreSQL in the very database, on SQLite in a file of the test's own."""
-    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=real if real.startswith("postgres") else "")
+    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=real if not real.startswith("sqlite") else "")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 FACTORY = {
     "shop.py": """
 import os
+import re
 import sqlq
 from sqlalchemy import create_engine
 
@@ -150,6 +157,7 @@ worker = app.worker(drain=True)
 """,
     "test_shop.py": """
 import os
+import re
 import pytest
 import shop
 import sqlq
@@ -191,7 +199,7 @@ def test_an_application_factory_leaves_the_test_where_it_is(
     environment = {"DATABASE_URL": real}
     if on_the_server:
         other = sqlite_url(project / "test.db")
-        environment["SQLQ_TEST_DATABASE_URL"] = real if real.startswith("postgres") else other
+        environment["SQLQ_TEST_DATABASE_URL"] = real if not real.startswith("sqlite") else other
     done = run_pytest(project, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
@@ -199,6 +207,7 @@ def test_an_application_factory_leaves_the_test_where_it_is(
 
 OWN_TABLES = """
 import os
+import re
 import pytest
 import shop
 from sqlalchemy import create_engine, func, inspect, select
