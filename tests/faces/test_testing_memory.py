@@ -148,6 +148,11 @@ def test_a_savepoint_without_a_transaction_is_refused_there_too(memory: Engine) 
             shop.app.enqueue(shop.note.new("x"), session=session)
 
 
+def left(engine: Engine) -> list[str]:
+    """Return the tables that a rollback leaves. MariaDB commits with each new table."""
+    return OURS if engine.dialect.name == "mariadb" else []
+
+
 class TestCreateTables:
     def test_what_migrate_makes(self, empty: Engine) -> None:
         """Twice is as good as once, on a Connection as on a Session."""
@@ -174,7 +179,7 @@ class TestCreateTables:
             assert tables(conn) == OURS
             conn.rollback()
         with empty.connect() as conn:
-            assert tables(conn) == []
+            assert tables(conn) == left(empty)
 
     def test_in_a_test_that_is_rolled_back_as_a_whole(self, empty: Engine) -> None:
         """The session joins the test's transaction, by savepoints."""
@@ -192,9 +197,12 @@ class TestCreateTables:
             assert_not_enqueued(shop.note, args=["rolled back"], session=conn, app=shop.app)
             whole.rollback()
         with empty.connect() as conn:
-            assert tables(conn) == []
+            assert tables(conn) == left(empty)
+            if tables(conn):
+                assert conn.scalar(text("SELECT count(*) FROM jobs")) == 0
         shop.app.close()
 
+    @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
     def test_in_a_savepoint(self, empty: Engine) -> None:
         if empty.dialect.name == "sqlite":
             sqlq.configure_sqlite(empty)

@@ -40,8 +40,7 @@ def compiler(kind: type[Any]) -> Any:
             return f"{' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
 
         def delete_table_clause(self, delete: Any, table: Any, others: Any, **kw: Any) -> str:
-            said = self.process(table, asfrom=True, **kw)
-            return str(self.preparer.quote(table.name)) if others else said
+            return str(self.process(table, asfrom=True, **kw))
 
         def delete_extra_from_clause(
             self, delete: Any, table: Any, others: Any, hints: Any, **kw: Any

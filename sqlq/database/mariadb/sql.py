@@ -217,7 +217,8 @@ SELECT {_CARRIED}, 'cancelled', %s FROM {prefix}.jobs FORCE INDEX (PRIMARY) WHER
     return (
         copy,
         f"""
-DELETE FROM jobs USING {ids} STRAIGHT_JOIN {prefix}.jobs FORCE INDEX (PRIMARY) WHERE jobs.id = step.id
+DELETE FROM {prefix}.jobs USING {ids} STRAIGHT_JOIN {prefix}.jobs FORCE INDEX (PRIMARY)
+ WHERE jobs.id = step.id
 """,
     )
 
