@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from tests.conformance import callers, driver_callers
 from tests.conformance.test_django_connections import connection, order
-from tests.kit import run_one
+from tests.kit import run_one, waiting_for_locks
 from tests.waiting import wait_until
 
 __all__ = ["connection"]  # a fixture
@@ -65,9 +65,7 @@ def deadlock(app: sqlq.App, watch: Engine, take: Callable[[Session], object]) ->
 
         thread = threading.Thread(target=wait)
         thread.start()
-        with watch.connect() as look:
-            waiting = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-            wait_until(lambda: look.scalar(waiting), what="the rival waiting for the order")
+        wait_until(lambda: waiting_for_locks(watch), what="the rival waiting for the order")
         yield
         thread.join(20)
         rival.rollback()

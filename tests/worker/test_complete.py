@@ -28,7 +28,7 @@ from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim, lease, settle
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import NOW, run_one
+from tests.kit import NOW, run_one, waiting_for_locks
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -298,9 +298,7 @@ def test_a_producer_of_the_key_of_a_completed_job_waits_and_goes_on(app: sqlq.Ap
                 if "finished_jobs" not in statement or producer.ident:
                     return
                 producer.start()
-                waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-                with shop.connect() as look:
-                    wait_until(lambda: look.scalar(text(waiting)), what="the producer waiting")
+                wait_until(lambda: waiting_for_locks(shop), what="the producer waiting")
 
             sqlq.current_job().complete(conn)
 

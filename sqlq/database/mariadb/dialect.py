@@ -411,7 +411,11 @@ class MariaDB(Dialect):
         return level if kept is not None and kept[1] == "ON" else None  # guard: a-snapshot-that-is-kept-to
 
     def lock_key(self, conn: Connection, id: int) -> None:
-        conn.exec_driver_sql(sql.lock_key(schema_of(conn)), (id, id)).all()  # guard: the-key-before-its-job
+        schema = schema_of(conn)
+        key = conn.exec_driver_sql(sql.key_of(schema), (id,)).first()
+        if key is not None:
+            # guard: the-key-before-its-job
+            conn.exec_driver_sql(sql.lock_key(schema), tuple(key)).all()
 
     def commits_at_once(self, pooled: Any) -> bool:
         driver = pooled.dbapi_connection

@@ -67,12 +67,16 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {quoted(schema)}.jobs FORC
 
 
 @cache
+def key_of(schema: str | None) -> str:
+    return f"SELECT live_key, queue FROM {quoted(schema)}.jobs WHERE id = %s AND live_key IS NOT NULL"
+
+
+@cache
 def lock_key(schema: str | None) -> str:
-    """Lock the entry of a job's unique key, and then its row. The subqueries lock nothing."""
-    own = f"FROM {quoted(schema)}.jobs AS own WHERE own.id = %s"
+    """Lock the entry of a unique key, and then its job. A subquery for the key would lock the job first."""
     return f"""
 SELECT id FROM {quoted(schema)}.jobs FORCE INDEX (jobs_live_key)
- WHERE live_key = (SELECT own.live_key {own}) AND queue = (SELECT own.queue {own}) FOR UPDATE
+ WHERE live_key = %s AND queue = %s FOR UPDATE
 """
 
 

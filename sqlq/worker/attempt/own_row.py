@@ -127,8 +127,9 @@ class OwnRow:
             note_write(session)
             return
         with on_callers(conn, target.schema):
-            self._prepare(conn, "complete()")
+            self._refuse_stricter(conn, "complete()")
             attempt.completed = True
+            dialect_of(conn).lock_key(conn, attempt.id)
             if attempt.said is not None or attempt.keeps_ms is not None:
                 progress.write(conn, [attempt.note()], waits=True)
             # guard: complete-seals
@@ -156,7 +157,8 @@ class OwnRow:
         conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
         if attempt.has_row:
             with on_callers(conn, attempt.target.schema):
-                self._prepare(conn, "checkpoint()")
+                self._refuse_stricter(conn, "checkpoint()")
+                dialect_of(conn).lock_key(conn, attempt.id)
                 # guard: checkpoint-by-the-owner
                 saved = checkpoints.save(conn, attempt.right, self.cursor, text)
                 if saved is None:
@@ -197,7 +199,7 @@ class OwnRow:
             "transaction must roll back"
         )
 
-    def _prepare(self, conn: Connection, call: str) -> None:
+    def _refuse_stricter(self, conn: Connection, call: str) -> None:
         level = dialect_of(conn).refuses_newer_rows(conn)
         if level is not None:  # guard: complete-read-committed
             raise ConfigurationError(
@@ -205,7 +207,6 @@ class OwnRow:
                 "commit fail: use READ COMMITTED for it, as in "
                 "session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
             )
-        dialect_of(conn).lock_key(conn, self.attempt.id)
 
     def _cancelled(self) -> None:
         """Show a handler in a thread, at the end of its slice, that an operator cancels the job. The next
