@@ -526,6 +526,10 @@ class Dialect:
         size."""
         raise NotImplementedError
 
+    def portions(self, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterable[Sequence[T]]:
+        """Divide rows with such texts into portions that one statement takes."""
+        return (rows,)
+
     def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Return the parameters that fill `batch_table(batch)`."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -660,3 +661,23 @@ def test_a_result_that_cannot_be_stored_is_said_in_the_row(app: sqlq.App, result
         schema = f"{app.database.schema}." if app.database.schema else ""
         seen = conn.execute(text(f"SELECT error FROM {schema}job_states WHERE id = :id"), {"id": job.id})
         assert seen.scalar_one() == done.reason
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
+def test_batches_of_large_jobs_are_written_whatever_their_size(app: sqlq.App, *, keyed: bool) -> None:
+    """They take more than one packet of MariaDB's together, whose size is 16 MB."""
+    large = '"' * 250_000
+    together = threading.Barrier(40)
+
+    @app.task(name="t")
+    def t(text: str, n: int) -> str:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(10)
+        return text
+
+    jobs = [t.new(large, n) for n in range(40)]
+    if keyed:
+        jobs = [job.set(unique_key=f"key {n}") for n, job in enumerate(jobs)]
+    made = app.enqueue_many(jobs)
+    assert app.worker(drain=True, concurrency=40).run().completed == 40
+    assert {app.result(job) for job in made} == {large}

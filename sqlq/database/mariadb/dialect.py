@@ -75,6 +75,9 @@ T = TypeVar("T")
 BEGINS = "sqlq_begins"
 """The execution option of connections whose statements are transactions of several."""
 LOCK_WAIT_SECONDS = 5
+MOST_CHARACTERS = 3_500_000
+"""The most that the texts of one statement may have. Each takes at most four bytes there, and a packet has
+16 MiB."""
 _ROLLED_BACK = {1213, 1020, 1205, 1305}
 """Deadlock; a row that changed since the snapshot (innodb_snapshot_isolation); timeout of a wait for a
 lock; a savepoint that went with its transaction."""
@@ -311,6 +314,17 @@ class MariaDB(Dialect):
             for i, (name, kind) in enumerate(batch.columns.items())
         )
         return _json_table("batch", columns, batch.columns)
+
+    def portions(self, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterable[Sequence[T]]:
+        begin, size = 0, 0
+        for i, row in enumerate(rows):
+            own = sum(len(text) for text in texts(row) if isinstance(text, str))
+            # guard: a-statement-fits-its-packet
+            if size + own > MOST_CHARACTERS and i > begin:
+                yield rows[begin:i]
+                begin, size = i, 0
+            size += own
+        yield rows[begin:]
 
     def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}

@@ -26,6 +26,7 @@ from sqlq.store.jobs.rows import (
     parameters_of,
     said_by,
     slices,
+    texts_of,
 )
 from sqlq.store.jobs.unique import Conflict, conflict_of, insert_keyed, inserting
 from sqlq.store.limits import wakes
@@ -50,7 +51,10 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     if keyed:
         unique.require_read_committed(conn, (new[i] for i in keyed))
     plain = new if not keyed else [job for job in new if job.unique_key is None]
-    done = [job for part in slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part)]
+    parts = (
+        part for some in slices(plain, _ROWS_AT_ONCE) for part in dialect_of(conn).portions(some, texts_of)
+    )
+    done = [job for part in parts for job in _insert_plain(conn, part)]
     if not keyed:
         return done
     found = insert_keyed(conn, new, keyed)

@@ -93,6 +93,11 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
+def texts_of(job: NewJob) -> tuple[Any, ...]:
+    """Return a job's texts, and other values."""
+    return job.payload, *_values(job)
+
+
 def said_by(job: NewJob) -> tuple[str, ...]:
     """Return the options that a job has."""
     values = _values(job)

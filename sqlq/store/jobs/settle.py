@@ -100,10 +100,14 @@ def _end(
     """Move the jobs that their owner still holds into `target`, or with None delete them; return the rights
     to them. With `waits`, wait for rows that another transaction has locked."""
     dialect = dialect_of(conn)
-    if target is not None:
-        return dialect.move(conn, batch, rows, target, waits=waits)
-    parameters = dialect.batch_parameters(batch, rows)
-    return rights(dialect.change(conn, _drop(dialect, batch, waits), parameters))
+    done: set[Right] = set()
+    for some in dialect.portions(rows, tuple):
+        if target is not None:
+            done |= dialect.move(conn, batch, some, target, waits=waits)
+        else:
+            parameters = dialect.batch_parameters(batch, some)
+            done |= rights(dialect.change(conn, _drop(dialect, batch, waits), parameters))
+    return done
 
 
 def _put_back(
@@ -125,7 +129,9 @@ def _put_back(
         if not some:
             continue
         statement = _waiting_again(dialect, batch, changes, in_line=in_line)
-        back = rights(dialect.change(conn, statement, dialect.batch_parameters(batch, some)))
+        back: set[Right] = set()
+        for part in dialect.portions(some, tuple):
+            back |= rights(dialect.change(conn, statement, dialect.batch_parameters(batch, part)))
         done |= back
         if in_line:
             waits = {

@@ -99,7 +99,9 @@ def _insert_in_order(
         chosen = [new[counts[key]] for key in run]
         said = said_by_any(chosen)
         rows = [row_of(job, said) for job in chosen]
-        returned = conn.execute(_statement(dialect, said, conflict), rows).all()
+        statement = _statement(dialect, said, conflict)
+        parts = dialect.portions(rows, lambda row: row.values())
+        returned = [row for part in parts for row in conn.execute(statement, part)]
         for queue, key, id, state, *told in dialect.kept(returned):
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
