@@ -342,6 +342,8 @@ class Dialect:
     these run again."""
     shortest_us = 1
     """The resolution of its timestamps in microseconds."""
+    drivers: tuple[str, ...] = ()
+    """The packages of drivers whose errors mean nothing to another database, though they look alike."""
     single_changes = True
     """Whether `change` and `move` are one statement each, and so may be transactions by themselves."""
     own_indexes = frozenset(str(index.name) for table in metadata.tables.values() for index in table.indexes)

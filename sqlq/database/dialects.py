@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.database.dialect import Dialect
+from sqlq.database.dialect import Dialect, Trouble
 from sqlq.database.mariadb.dialect import MariaDB
 from sqlq.database.postgresql.dialect import PostgreSQL
 from sqlq.database.sqlite.dialect import SQLite
@@ -13,9 +13,16 @@ from sqlq.database.sqlite.dialect import SQLite
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite(), MariaDB())}
 
 
+def _troubles(error: BaseException) -> list[Trouble]:
+    """Return the meaning of an error to the database whose driver raised it, or else to each of them."""
+    driver = type(getattr(error, "orig", None) or error).__module__.partition(".")[0]
+    raised = [dialect for dialect in DIALECTS.values() if driver in dialect.drivers]
+    return [dialect.trouble(error) for dialect in raised or DIALECTS.values()]
+
+
 def takes_no_writes(error: BaseException) -> bool:
     """Whether a database of any kind answers but takes no writes for now."""
-    return any(dialect.trouble(error).takes_no_writes for dialect in DIALECTS.values())
+    return any(trouble.takes_no_writes for trouble in _troubles(error))
 
 
 def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
@@ -39,12 +46,12 @@ def refusal(error: BaseException) -> str:
 
 def is_refused(error: BaseException) -> bool:
     """Whether a database of any kind answers and refuses this one statement."""
-    return any(dialect.trouble(error).refused for dialect in DIALECTS.values())
+    return any(trouble.refused for trouble in _troubles(error))
 
 
 def was_rolled_back(error: BaseException) -> bool:
     """Whether a database of any kind undid a transaction for a reason that may have passed."""
-    return any(dialect.trouble(error).rolled_back for dialect in DIALECTS.values())
+    return any(trouble.rolled_back for trouble in _troubles(error))
 
 
 def dialect_of(conn: Connection | Engine) -> Dialect:

@@ -441,7 +441,7 @@ GUARDS = [
     Guard("a-session-stays-as-it-was-made", None, '_IS_SOUND = "SELECT 1"', DRIVER + "test_a_session_that_is_not_as_it_was_made_is_replaced[mariadb]"),
     Guard("workers-wait-for-no-key", None, "is_locked = False", "tests/faults/test_storm.py::test_who_holds_a_job_waits_for_no_key[mariadb]"),
     Guard("what-is-rolled-back-for-long-delays-no-other", "(0, ROLLED_BACK_OFTEN)", "(0,)", "tests/faults/test_storm.py::test_an_outcome_whose_key_is_locked_delays_no_other[mariadb]"),
-    Guard("a-statement-fits-its-packet", None, "if False:", OUTCOMES + "test_batches_of_large_jobs_are_written_whatever_their_size[plain-mariadb]"),
+    Guard("a-statement-fits-its-packet", "size + own > MOST_CHARACTERS", "False", OUTCOMES + "test_batches_of_large_jobs_are_written_whatever_their_size[plain-mariadb]"),
     Guard("workers-of-this-process-are-told", None, "return not self._notifies", LOOKOUT + "test_without_notifications_a_worker_hears_of_the_jobs_of_its_process[sqlq-mariadb]"),
     Guard("a-stop-ends-the-wait-for-an-answer", " or (not ready and is_over())", "", "tests/faults/test_stops.py::test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience"),
     Guard("outcomes-have-no-deadline", None, "until = 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),

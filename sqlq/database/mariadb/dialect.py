@@ -126,6 +126,7 @@ class MariaDB(Dialect):
     correlates_in_from = False
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     single_changes = False
+    drivers = ("pymysql", "MySQLdb", "asyncmy")
     where_it_leads = "SELECT DATABASE()"
     which_server = "SELECT DATABASE(), @@server_uid"
     changes_tables_in_transactions = False
@@ -465,7 +466,7 @@ class MariaDB(Dialect):
 
     def trouble(self, error: BaseException) -> Trouble:
         said = getattr(error, "orig", None) or error
-        is_drivers = type(said).__module__.partition(".")[0] in ("pymysql", "MySQLdb", "asyncmy")
+        is_drivers = type(said).__module__.partition(".")[0] in self.drivers
         code = said.args[0] if is_drivers and said.args and isinstance(said.args[0], int) else None
         # an error without a code is the driver's own: it cannot read the answer
         lost = (
