@@ -127,6 +127,10 @@ class Address:
         return database
 
 
+_PACKAGES = {"pymysql": "'sqlq[mariadb]'", "MySQLdb": "mysqlclient"}
+"""The packages of drivers that have another name."""
+
+
 class MissingFileError(ConfigurationError):
     """The database file of the URL is missing. A running worker waits for it."""
 
@@ -178,14 +182,15 @@ class Database:
         if in_memory(url):
             options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
         elif not dialect_at(url).in_a_file:
-            options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
+            options = {**_RESTS, **_POOL, "connect_args": dialect_at(url).ends(url, use.connect_seconds)}
             if use.at_rest is not None:
                 options |= {"pool_size": use.at_rest, "max_overflow": 10}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
             raise UnsupportedDatabaseError(
-                f"{masked(url)} needs the driver {error.name!r}, which is not installed"
+                f"{masked(url)} needs the driver {error.name!r}, which is not installed: "
+                f"pip install {_PACKAGES.get(error.name or '', error.name)}"
             ) from None
         return cls._prepared(engine, schema, create, use)
 
@@ -290,14 +295,7 @@ class Database:
         set."""
         with self.patience, self._open() as conn:
             self.require_version_of(conn)
-            found = self._schema or conn.dialect.default_schema_name
-        if self.dialect.in_a_file:
-            return None
-        if not found:
-            raise ConfigurationError(
-                "the search_path of the database connection names no schema that exists: set SQLQ_SCHEMA"
-            )
-        return found
+            return version.effective_schema(conn, self._schema)
 
     def schema_for(self, conn: Connection) -> str | None:
         """Return the schema of the jobs as seen from a caller's connection, without a query.
@@ -531,36 +529,6 @@ def _only_schema(url: URL) -> str | None:
     """Return the schema that is the whole search_path in a URL's options."""
     found = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
     return found and found[1]
-
-
-_TCP_ENDS = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 3,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
-"""The connection detects a lost host within 20 s when idle, and within 10 s after a send. On systems without
-one of these options libpq ignores it."""
-
-
-def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
-    """Return the arguments for timeouts of connecting and of silence, without those that the URL or the
-    environment sets."""
-    if url.get_backend_name() == "mariadb":
-        # PyMySQL's connections are bound afterwards; those of mysqlclient keep these timeouts
-        silent = connect_seconds if "pymysql" in url.drivername else round(LOOP_LONGEST_ANSWER_SECONDS)
-        timeouts = {"connect_timeout": connect_seconds, "read_timeout": silent, "write_timeout": silent}
-        return {name: seconds for name, seconds in timeouts.items() if name not in url.query}
-    if (
-        url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2")
-        or "service" in url.query
-        or "PGSERVICE" in os.environ
-    ):
-        return {}
-    arguments: dict[str, Any] = {name: value for name, value in _TCP_ENDS.items() if name not in url.query}
-    if "connect_timeout" not in url.query and "PGCONNECT_TIMEOUT" not in os.environ:
-        arguments["connect_timeout"] = connect_seconds
-    return arguments
 
 
 _NO_TURN = nullcontext()

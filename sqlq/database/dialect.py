@@ -653,6 +653,13 @@ class Dialect:
     def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
         """Let no other session write to tables until the transaction ends, or they are dropped."""
 
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
+        """Return the driver's arguments for timeouts of connecting and of silence, without those that the URL
+        or the environment sets."""
+        return {}
+
     # -- past SQLAlchemy -------------------------------------------------------------------------------------
 
     def is_cut_off(self, driver: Any) -> bool:

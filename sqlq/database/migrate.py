@@ -526,7 +526,9 @@ def _lock_tables(connection: Connection, schema: str | None) -> None:
     dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
     # on MariaDB a session that has locked some tables may use no others
     names = _JOB_TABLES if dialect.changes_tables_in_transactions else (*_TABLES, version.TABLE)
-    dialect.lock_tables(connection, _present(connection, schema, names))
+    present = _present(connection, schema, names)
+    if len(present) == len(names):  # else a downgrade was broken off on MariaDB, and goes on
+        dialect.lock_tables(connection, present)
 
 
 def _refuse_jobs(connection: Connection, schema: str | None) -> None:

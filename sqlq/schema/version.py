@@ -217,10 +217,12 @@ def effective_schema(connection: Connection, schema: str | None) -> str | None:
         return None
     schema = schema or connection.dialect.default_schema_name
     if schema is None:
-        raise ConfigurationError(
-            f"{urls.masked(connection.engine.url)} has no default schema (its search_path is empty): "
-            "name one in SQLQ_SCHEMA"
+        said = (
+            "names no database: add it, as in …/shop, or"
+            if connection.dialect.name == "mariadb"
+            else "has no default schema (its search_path names none that exists):"
         )
+        raise ConfigurationError(f"{urls.masked(connection.engine.url)} {said} name one in SQLQ_SCHEMA")
     return schema
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -279,6 +281,60 @@ def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
         killed.kill()
     assert start().migrated_from("0001")
     assert live_index(migrated) is True
+
+
+KILLED = """
+import os, signal, sys, traceback
+from sqlalchemy import create_engine, event
+from sqlq.database import migrate
+
+for number in range(1, 100):
+    if (child := os.fork()) == 0:
+        engine, left = create_engine(sys.argv[1]), [number]
+
+        def count(conn, cursor, statement, parameters, context, executemany):
+            left[0] -= not statement.startswith("SELECT")
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        event.listen(engine, sys.argv[2], count)
+        try:
+            if sys.argv[3] == "up":
+                migrate.upgrade(engine, None)
+            elif migrate.check(engine, None).standing != "missing":
+                migrate.downgrade(engine, None, "base")
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if (ended := os.waitpid(child, 0)[1]) != signal.SIGKILL:
+        break
+assert ended == 0
+print(number)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) -> None:
+    """Each statement commits, so a next migration repeats those that were made, one after the other."""
+
+    def killed(way: str) -> int:
+        command = [sys.executable, "-c", KILLED, empty.url.render_as_string(), f"{when}_cursor_execute", way]
+        done = subprocess.run(
+            command, cwd=later_release.CHECKOUT, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert killed("up") > 15
+    assert migrate.check(empty, None).standing == "up to date"
+    made = catalogue(empty)
+    assert killed("down") > 6
+    assert migrate.check(empty, None).standing == "missing"
+    migrate.upgrade(empty, None)
+    assert catalogue(empty) == made
 
 
 # ── Indexes ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ import sqlq
 from sqlq.cli.context import Context
 from sqlq.config.command_hint import command
 from sqlq.config.urls import DEFAULT_URL, database_url, listen_url, masked, schema_name
-from sqlq.database.database import ends
+from sqlq.database.dialects import dialect_at
 from sqlq.database.postgresql.health import role_in
 from sqlq.testing import inline, on_database
 from tests.kit import for_each
@@ -71,6 +71,10 @@ def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+
+    def ends(url: URL, seconds: int) -> dict[str, Any]:
+        return dialect_at(url).ends(url, seconds)
+
     given = ends(database_url("postgresql://h/d"), 3)
     assert given == {
         "connect_timeout": 3,
@@ -85,6 +89,8 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
     assert "connect_timeout" not in ends(database_url("postgresql://h/d"), 3)
     assert ends(database_url("postgresql://h/d?service=shop"), 3) == {}
     assert ends(database_url("sqlite:///shop.db"), 3) == {}
+    assert ends(database_url("mariadb://h/d"), 3)["connect_timeout"] == 3
+    assert "connect_timeout" not in ends(database_url("mariadb://h/d?connect_timeout=9"), 3)
 
 
 @for_each("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])

@@ -44,6 +44,8 @@ from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import FromClause, Subquery
 from sqlalchemy.types import Double, Integer
 
+from sqlq.config.constants import LOOP_LONGEST_ANSWER_SECONDS
+from sqlq.config.urls import masked
 from sqlq.database.dialect import (
     CLAIMED,
     NO_VALUES,
@@ -66,6 +68,7 @@ from sqlq.database.dialect import (
 from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, health, sql
 from sqlq.database.timeouts import Patience, bound
+from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema import qualify, version
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, naive
@@ -395,6 +398,12 @@ class MariaDB(Dialect):
         conn.connection.info[_LIMITED] = True
         conn.exec_driver_sql(f"SET SESSION {', '.join(limits)}")
 
+    def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
+        # PyMySQL's connections are bound afterwards; those of mysqlclient keep these timeouts
+        silent = connect_seconds if "pymysql" in url.drivername else round(LOOP_LONGEST_ANSWER_SECONDS)
+        timeouts = {"connect_timeout": connect_seconds, "read_timeout": silent, "write_timeout": silent}
+        return {name: seconds for name, seconds in timeouts.items() if name not in url.query}
+
     def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
         return bool(conn.scalar(_LOCK, {"name": _lock_of(conn, schema)}))
 
@@ -495,6 +504,9 @@ class MariaDB(Dialect):
         def _connected(dbapi_connection: Any, record: Any) -> None:
             bound(dbapi_connection, patience)
             with dbapi_connection.cursor() as cursor:
+                if engine.dialect.server_version_info is None:  # a first connection, perhaps to MySQL
+                    cursor.execute("SELECT VERSION()")
+                    _require_mariadb(cursor.fetchone()[0], engine.url)
                 cursor.execute(_SESSION)
 
         @event.listens_for(engine, "begin")
@@ -522,6 +534,18 @@ class MariaDB(Dialect):
 
 _IN_TRANSACTION = "SELECT @@in_transaction"
 """The drivers' own status may be that of an earlier answer."""
+
+
+def _require_mariadb(said: str, url: URL) -> None:
+    found = tuple(map(int, re.findall(r"\d+", said)[:2]))
+    is_mariadb = "mariadb" in said.lower()
+    if not is_mariadb or found < MariaDB.oldest:
+        raise UnsupportedDatabaseError(
+            f"sqlq needs MariaDB {'.'.join(map(str, MariaDB.oldest))} or newer; {masked(url)} is version "
+            f"{said}{'' if is_mariadb else ', and not of MariaDB'}"
+        )
+
+
 _LOCK, _UNLOCK = text("SELECT GET_LOCK(:name, 0)"), text("SELECT RELEASE_LOCK(:name)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select as select_module
 import sys
 from collections.abc import Iterable, Sequence
@@ -253,6 +254,20 @@ class PostgreSQL(Dialect):
                 }
                 yield from conn.exec_driver_sql(sql.pick(schema, in_order), given)
 
+    def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
+        if (
+            url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2")
+            or "service" in url.query
+            or "PGSERVICE" in os.environ
+        ):
+            return {}
+        arguments: dict[str, Any] = {
+            name: value for name, value in _TCP_ENDS.items() if name not in url.query
+        }
+        if "connect_timeout" not in url.query and "PGCONNECT_TIMEOUT" not in os.environ:
+            arguments["connect_timeout"] = connect_seconds
+        return arguments
+
     def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
         # of the transaction, so that a pooler can share the session and a killed process leaves none
         return bool(
@@ -350,6 +365,14 @@ def is_read_only(error: BaseException) -> bool:
     return _state_of(getattr(error, "orig", error)) == _READ_ONLY
 
 
+_TCP_ENDS = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""The connection detects a lost host within 20 s when idle, and within 10 s after a send. On systems without
+one of these options libpq ignores it."""
 _MIGRATIONS = int.from_bytes(b"sqlq")
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
 _TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")

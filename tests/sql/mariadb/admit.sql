@@ -13,7 +13,7 @@ SELECT shop.sqlq_wakes.id, shop.sqlq_wakes.id AS sqlq_0, shop.sqlq_wakes.limit_k
 FROM shop.sqlq_wakes FORCE INDEX (PRIMARY) 
 WHERE shop.sqlq_wakes.at <= UTC_TIMESTAMP(6) AND shop.sqlq_wakes.id IN (%(sqlq_ids_1)s) ORDER BY shop.sqlq_wakes.id FOR UPDATE SKIP LOCKED;
 
-SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM sqlq_wakes USING (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]')) AS given) AS batch STRAIGHT_JOIN shop.sqlq_wakes FORCE INDEX (PRIMARY) WHERE shop.sqlq_wakes.id = batch.id;
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM shop.sqlq_wakes USING (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]')) AS given) AS batch STRAIGHT_JOIN shop.sqlq_wakes FORCE INDEX (PRIMARY) WHERE shop.sqlq_wakes.id = batch.id;
 
 INSERT INTO shop.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (%(limit_key)s, %(max_running)s, %(rate)s, %(period_ms)s, %(in_order)s, %(holds)s) ON DUPLICATE KEY UPDATE max_running = IF((@sqlq_met_limit_key := `limit_key`) IS NULL, `max_running`, `max_running`);
 

@@ -1,0 +1,82 @@
+"""What leads to no MariaDB that sqlq runs on is refused, in one sentence and before anything is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from uuid import uuid4
+
+import pytest
+
+import sqlq
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from tests.conftest import fresh_database
+from tests.mariadb import MariaDB, OwnMariaDB
+
+
+@pytest.fixture(params=["8.0.36-log", "10.6.18-MariaDB-log"])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pretender(version: str) -> Iterator[MariaDB]:
+    """A server that says it is of another version."""
+    server = OwnMariaDB(f"--version={version}")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def test_another_server_is_refused_by_its_version(pretender: MariaDB, version: str) -> None:
+    app = sqlq.App(pretender.url("mysql"))
+    words = rf"needs MariaDB 10\.11 or newer; mariadb\S+ is version {version}"
+    with closing(app):
+        for refused in (
+            app.migrate,
+            lambda: app.enqueue(app.task(name="t")(lambda: None).new()),
+            lambda: app.worker(drain=True).run(),
+        ):
+            with pytest.raises(UnsupportedDatabaseError, match=words):
+                refused()
+
+
+def test_a_url_without_a_database_needs_a_schema(mariadb: MariaDB) -> None:
+    with closing(sqlq.App(mariadb.url(""))) as app:
+        for refused in (app.migrate, lambda: app.enqueue(app.task(name="t")(lambda: None).new())):
+            with pytest.raises(ConfigurationError, match="names no database: add it, as in …/shop, or"):
+                refused()
+    works_in_a_schema(mariadb, mariadb.url(""))
+
+
+def test_a_schema_is_another_database_that_is_made_where_it_is_missing(mariadb: MariaDB) -> None:
+    with fresh_database(mariadb) as url:
+        works_in_a_schema(mariadb, url)
+
+
+def works_in_a_schema(mariadb: MariaDB, url: str) -> None:
+    name = f"queue_{uuid4().hex[:20]}"
+    with closing(sqlq.App(url, schema=name)) as app:
+        assert app.migrate() is None
+        first = app.task(name="a")(lambda: 1).new()
+        second = app.task(name="b")(lambda: 2).new()
+        app.enqueue(sqlq.chain(first, second))
+        assert app.worker(drain=True).run().completed == 2
+        assert app.migrate() == "0001"
+    mariadb.drop_database(mariadb.url(name))
+
+
+@pytest.mark.parametrize(
+    ("driver", "package"), [("pymysql", r"'sqlq\[mariadb\]'"), ("mysqldb", "mysqlclient")]
+)
+def test_a_missing_driver_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, driver: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    app = sqlq.App(f"mariadb+{driver}://u:secret@127.0.0.1/shop")
+    with closing(app), pytest.raises(UnsupportedDatabaseError, match=f": pip install {package}$") as refusal:
+        app.migrate()
+    assert "secret" not in str(refusal.value)
