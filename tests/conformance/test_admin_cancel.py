@@ -61,12 +61,10 @@ class Play:
             )
 
     def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
-        with self.app.database.begin() as conn:
-            done = settling.settle(
-                conn,
-                [Settlement(job.id, job.lease_token, job.attempts, outcome)],
-                keep_finished=keep_finished,
-            )
+        ended = [Settlement(job.id, job.lease_token, job.attempts, outcome)]
+        done = self.app.database.run(
+            lambda conn: settling.settle(conn, ended, keep_finished=keep_finished), tries=50
+        )
         return {id for id, _ in done}
 
     def extend(self, job: ClaimedJob) -> dict[tuple[int, int], bool]:

@@ -135,9 +135,11 @@ def test_a_worker_that_is_at_work_already_stops_and_goes_on(
 
         monkeypatch.setattr(Claimer, "claim", counted)
         # the worker hears of four jobs, claims in vain, and nothing has run
+        hears = hints or app.database.dialect.sees_commits
         for number in (2, 3, 4, 5):
             app.enqueue(task.new(number))
-            wait_until(claimed, what="a claim")
+            if hears:  # else it polls, and that leaves out a paused queue
+                wait_until(claimed, what="a claim")
         assert ran == [1]
         app.queues.resume("mail")
         wait_until(lambda: sorted(ran) == [1, 2, 3, 4, 5], what="the jobs that waited for the resume")
