@@ -39,11 +39,20 @@ def shop(app: sqlq.App) -> Shop:
 
 
 @pytest.fixture
-def place(database_url: str, tmp_path: Path) -> dict[str, Any]:
-    """Where the test is to be: another file, or a schema beside the real one in the same database."""
+def place(database_url: str, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Where the test is to be: another file, or a schema beside the real one in the same database. On MariaDB
+    that is a database of the same server."""
     if database_url.startswith("sqlite"):
-        return {"url": sqlite_url(tmp_path / "test.db")}
-    return {"url": database_url, "schema": TEST_SCHEMA}
+        yield {"url": sqlite_url(tmp_path / "test.db")}
+    elif database_url.startswith("postgresql"):
+        yield {"url": database_url, "schema": TEST_SCHEMA}
+    else:
+        schema = f"{TEST_SCHEMA}_{database_url[-12:]}"
+        yield {"url": database_url, "schema": schema}
+        engine = create_engine(database_url)
+        with engine.connect() as conn:
+            conn.execute(text(f"DROP DATABASE IF EXISTS {schema}"))
+        engine.dispose()
 
 
 @pytest.fixture(autouse=True)
