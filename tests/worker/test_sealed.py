@@ -67,6 +67,8 @@ def stored(engine: Engine, table: str = "jobs", column: str = "payload") -> list
 
 def write(engine: Engine, statement: str, **parameters: Any) -> None:
     with engine.begin() as conn:
+        if conn.dialect.name == "mariadb":
+            conn.execute(text("SET SESSION sql_mode = CONCAT(@@sql_mode, ',PIPES_AS_CONCAT')"))
         conn.execute(text(statement), parameters)
 
 
