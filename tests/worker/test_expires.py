@@ -323,7 +323,11 @@ def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine
         conn.execute(
             text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [1]}}', {now})")
         )
-        later = "4102444800000" if engine.dialect.name == "sqlite" else "'2100-01-01T00:00:00Z'"
+        later = {
+            "sqlite": "4102444800000",
+            "postgresql": "'2100-01-01T00:00:00Z'",
+            "mariadb": "'2100-01-01'",
+        }[engine.dialect.name]
         conn.execute(
             text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [2]}}', {later})")
         )
