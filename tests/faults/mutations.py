@@ -521,8 +521,8 @@ GUARDS = [
     Guard("migration-patience", None, "if True:", LIVE + "test_patience_ends_in_a_sentence_and_changes_nothing"),
     Guard("broken-index-is-dropped", None, "if False:", LIVE + "test_an_index_of_an_aborted_build_is_built_again"),
     # the connections of sqlq's own
-    Guard("read-committed", None, "else conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
-    Guard("read-committed", None, "else conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
+    Guard("read-committed", None, "return conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
+    Guard("read-committed", None, "return conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
     Guard("standby-is-not-believed", None, "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),
     Guard("resting-connection", "if moment - taken_at < TAKEN_SECONDS and", "if", DRIVER + "test_statements_that_follow_each_other_ask_the_pool_once[sqlite]"),

@@ -328,14 +328,15 @@ def test_jobs_with_and_without_a_follow_up_end_side_by_side(shop: Shop) -> None:
 
 def refuse_alarms(engine: Engine) -> None:
     """A rule of the host's own."""
+    rules = {
+        "sqlite": "CREATE TRIGGER no_alarms BEFORE INSERT ON jobs WHEN NEW.task = 'alarm' "
+        "BEGIN SELECT RAISE(ABORT, 'no alarms'); END",
+        "postgresql": "ALTER TABLE jobs ADD CONSTRAINT no_alarms CHECK (task <> 'alarm') NOT VALID",
+        "mariadb": "CREATE TRIGGER no_alarms BEFORE INSERT ON jobs FOR EACH ROW IF NEW.task = 'alarm' THEN "
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no_alarms'; END IF",
+    }
     with engine.begin() as conn:
-        if conn.dialect.name == "sqlite":
-            conn.exec_driver_sql(
-                "CREATE TRIGGER no_alarms BEFORE INSERT ON jobs WHEN NEW.task = 'alarm' "
-                "BEGIN SELECT RAISE(ABORT, 'no alarms'); END"
-            )
-            return
-        conn.exec_driver_sql("ALTER TABLE jobs ADD CONSTRAINT no_alarms CHECK (task <> 'alarm') NOT VALID")
+        conn.exec_driver_sql(rules[conn.dialect.name])
 
 
 def test_an_id_that_has_failed_before_keeps_no_other_job_from_its_rescue(
