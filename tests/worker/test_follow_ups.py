@@ -386,7 +386,7 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
     with engine.begin() as conn:
         drop = (
             "DROP TRIGGER no_alarms"
-            if conn.dialect.name == "sqlite"
+            if conn.dialect.name != "postgresql"
             else "ALTER TABLE jobs DROP CONSTRAINT no_alarms"
         )
         conn.exec_driver_sql(drop)
