@@ -17,7 +17,7 @@ from benchmarks.environments import Environments
 from benchmarks.measures import Measure
 from benchmarks.peers import OURS, PEERS, find
 from benchmarks.report import Report, Sample
-from benchmarks.servers import Servers
+from benchmarks.servers import Servers, why_no_mariadb
 
 
 def _peers(names: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def _peers(names: str) -> tuple[str, ...]:
     "only_databases",
     multiple=True,
     metavar="DATABASE",
-    help="Only on postgresql, sqlite or redis.",
+    help="Only on postgresql, sqlite, mariadb or redis.",
 )
 @click.option(
     "--peers",
@@ -123,6 +123,9 @@ def main(
     wanted = [measure for measure in known if not only or measure.name in only]
     begun, samples = time.monotonic(), list[Sample]()
     with Servers(database_url, redis_url) as servers:
+        absent = why_no_mariadb()
+        if absent and "mariadb" in (only_databases or ("mariadb",)):
+            click.secho(f"NOTHING IS MEASURED ON MARIADB: {absent}", err=True, bold=True)
         bench = Bench(servers, Environments(environments), size, patience=60.0 if quick else PATIENCE_SECONDS)
         for measure in wanted:
             cases = [
@@ -131,6 +134,7 @@ def main(
                 if (not quick or only or case in asked or measure.smoke(database, case))
                 and (not only_cases or any(part in case for part in only_cases))
                 and (not only_databases or database in only_databases)
+                and not (absent and database == "mariadb")
             ]
             if only_list:
                 click.echo(f"{measure.name}: {measure.title}")

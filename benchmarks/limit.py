@@ -1,14 +1,15 @@
-"""The limits: the same work written by hand for psycopg and sqlite3, with no framework at all.
+"""The limits: the same work written by hand for psycopg, sqlite3 and PyMySQL, with no framework at all.
 
-No validation, no retries, no leases to renew, no threads: a loop that claims 100 jobs in one statement, calls
-the handler for each and moves the 100 to a history in another. One limit, "lean", works on tables of its
-own, as small as a queue can have them: it is what a team without sqlq would write. The other, "limit", works
-on sqlq's tables: what is between it and the lean one is what sqlq's rows cost, and what is between it and
-sqlq is what sqlq's Python costs.
+No validation, no retries, no leases to renew, no threads: a loop that claims 100 jobs in one transaction,
+calls the handler for each and moves the 100 to a history in another. One limit, "lean", works on tables of
+its own, as small as a queue can have them: it is what a team without sqlq would write. The other, "limit",
+works on sqlq's tables: what is between it and the lean one is what sqlq's rows cost, and what is between it
+and sqlq is what sqlq's Python costs. On MariaDB there is only the latter.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import sys
 import time
@@ -34,6 +35,11 @@ class Limit(Sqlq):
         if url.startswith("sqlite"):
             with closing(_sqlite(url)) as connection:
                 yield SQLiteProducer(connection, self.given)
+        elif url.startswith("mariadb"):
+            from benchmarks.servers import mariadb_connection
+
+            with mariadb_connection(url) as mariadb, mariadb.cursor() as cursor:
+                yield MariaDBProducer(cursor, self.given)
         else:
             import psycopg
 
@@ -60,7 +66,7 @@ class Limit(Sqlq):
         """Return where the columns of a job that ended go, and what is written there."""
         from sqlq.schema.tables import CARRIED
 
-        carried = ", ".join(CARRIED)
+        carried = ", ".join(f'"{name}"' for name in CARRIED)
         return f"finished_jobs ({carried}, outcome)", f"{carried}, 'completed'"
 
     def reserve(self, moment: str, hour: str) -> str:
@@ -73,6 +79,7 @@ class Limit(Sqlq):
 
 class Lean(Limit):
     name = "lean"
+    databases = ("postgresql", "sqlite")
     settings = "tables of its own, as small as can be; claims 100, moves 100 to history, one thread"
     given = ("queue", "payload")
     settled = "SELECT count(*) FROM history"
@@ -133,17 +140,21 @@ class PostgreSQLProducer:
         self.one_row = f"{self.insert}{self.row} RETURNING id"
         self.notifying = f"WITH new AS ({self.one_row}) SELECT id, pg_notify('jobs', '') FROM new"
 
+    def run(self, statement: str, parameters: Sequence[Any]) -> Sequence[Any]:
+        rows: Sequence[Any] = self.connection.execute(statement, parameters).fetchall()
+        return rows
+
     def one(self, number: int) -> None:
-        self.connection.execute(self.one_row, _row(self.given, number)).fetchone()
+        self.run(self.one_row, _row(self.given, number))
 
     def tick(self, number: int) -> None:
         """With a notification in the same transaction, for a worker that sleeps."""
-        self.connection.execute(self.notifying, _row(self.given, number)).fetchone()
+        self.run(self.notifying, _row(self.given, number))
 
     def many(self, numbers: Sequence[int]) -> list[int]:
         statement = f"{self.insert}{', '.join([self.row] * len(numbers))} RETURNING id"
         parameters = [value for number in numbers for value in _row(self.given, number)]
-        return [id for (id,) in self.connection.execute(statement, parameters).fetchall()]
+        return [id for (id,) in self.run(statement, parameters)]
 
 
 class SQLiteProducer(PostgreSQLProducer):
@@ -151,6 +162,15 @@ class SQLiteProducer(PostgreSQLProducer):
 
     def tick(self, number: int) -> None:
         self.one(number)
+
+
+class MariaDBProducer(SQLiteProducer):
+    mark = "%s"
+
+    def run(self, statement: str, parameters: Sequence[Any]) -> Sequence[Any]:
+        self.connection.execute(statement, parameters)
+        rows: Sequence[Any] = self.connection.fetchall()
+        return rows
 
 
 def _sqlite(url: str) -> sqlite3.Connection:
@@ -233,6 +253,44 @@ def work_on_sqlite(subject: Limit, url: str) -> None:
                     seen = None
 
 
+def work_on_mariadb(subject: Limit, url: str) -> None:
+    """Claim 100, call, move 100; where there is nothing, look again after ten milliseconds."""
+    import json
+
+    from benchmarks.servers import mariadb_connection
+
+    into, what = subject.move()
+    ready = "reserved_at IS NULL AND queue = 'default'"
+    due = f"""
+        SELECT id, payload FROM jobs FORCE INDEX (jobs_claim)
+         WHERE {ready} AND priority = (SELECT MAX(priority) FROM jobs WHERE {ready})
+           AND available_at <= UTC_TIMESTAMP(6)
+         ORDER BY available_at, id LIMIT {BATCH} FOR UPDATE SKIP LOCKED"""
+    reserve = f"""
+        UPDATE jobs FORCE INDEX (PRIMARY) SET {subject.reserve("UTC_TIMESTAMP(6)", "INTERVAL 1 HOUR")}
+         WHERE id IN """
+    copy = f"INSERT INTO {into} SELECT {what} FROM jobs FORCE INDEX (PRIMARY) WHERE id IN "
+    with mariadb_connection(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION tx_isolation = 'READ-COMMITTED'")
+        while True:
+            cursor.execute("BEGIN")
+            cursor.execute(due)
+            if not (claimed := cursor.fetchall()):
+                cursor.execute("COMMIT")
+                time.sleep(0.01)
+                continue
+            ids = f"({', '.join(str(id) for id, _ in claimed)})"
+            cursor.execute(reserve + ids)
+            cursor.execute("COMMIT")
+            for _, arguments in claimed:
+                work.done(*json.loads(arguments)["args"])
+            cursor.execute("BEGIN")
+            cursor.execute(copy + ids)
+            # with an order and a limit, the rows are found by their ids, not by a scan
+            cursor.execute(f"DELETE FROM jobs WHERE id IN {ids} ORDER BY id LIMIT {BATCH}")
+            cursor.execute("COMMIT")
+
+
 _NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
 SUBJECTS = (Limit, Lean)
 
@@ -240,4 +298,5 @@ if __name__ == "__main__":
     from benchmarks.peers import find
 
     chosen: Any = find(sys.argv[1])
-    (work_on_sqlite if sys.argv[2].startswith("sqlite") else work_on_postgresql)(chosen, sys.argv[2])
+    works = {"sqlite": work_on_sqlite, "mariadb": work_on_mariadb, "postgresql": work_on_postgresql}
+    works[re.split(r"\W", sys.argv[2])[0]](chosen, sys.argv[2])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.own_waiting import Waiting
 from benchmarks.subject import Subject
@@ -17,8 +17,8 @@ from benchmarks.subject import Subject
 
 class Sqlq(Waiting, Subject):
     name = "sqlq"
-    databases = ("postgresql", "sqlite")
-    packages = ("sqlq", "SQLAlchemy", "psycopg")
+    databases: ClassVar[tuple[str, ...]] = ("postgresql", "sqlite", "mariadb")
+    packages = ("sqlq", "SQLAlchemy", "psycopg", "PyMySQL")
     settings = "sqlq work -c CONCURRENCY --log-level warning; finished jobs are kept"
     enqueued = "SELECT count(*) FROM jobs"
     settled = "SELECT count(*) FROM finished_jobs WHERE outcome = 'completed'"

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.measures import EVERY_DATABASE
+
 if TYPE_CHECKING:
     from benchmarks.report import Report
 
@@ -83,7 +85,7 @@ def _growth(report: Report, folder: Path) -> None:
     drawing = Figure(figsize=(7, 3), layout="constrained")
     rate, claim = drawing.subplots(1, 2)
     drawn = False
-    for database in ("postgresql", "sqlite"):
+    for database in EVERY_DATABASE:
         for ax, figure in ((rate, "rate"), (claim, "claim p99")):
             found = {n: report.medians.get("growth", database, case, figure) for case, n in SIZES.items()}
             points = [(n, value) for n, value in found.items() if value is not None]

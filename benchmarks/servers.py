@@ -1,8 +1,8 @@
-"""The databases everything is measured on: one PostgreSQL for all, files of SQLite, one Redis.
+"""The databases everything is measured on: one PostgreSQL for all, one MariaDB, files of SQLite, one Redis.
 
-PostgreSQL is the tests' own, but with fsync on: nothing is measured with less durability than people run
-with. A server named by URL is used as it is. Every measurement gets a database of its own, copied from one
-that its subject prepared.
+PostgreSQL and MariaDB are the tests' own, but on disk and with a flush for each commit: nothing is measured
+with less durability than people run with. A server named by URL is used as it is. Every measurement gets a
+database of its own, as its subject prepares it: copied, but on MariaDB, which copies none.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 from sqlalchemy import make_url
 
+from tests.mariadb import MariaDB, OwnMariaDB
+from tests.mariadb import found as program
 from tests.servers import OwnPostgreSQL, PostgreSQL
+
+MARIADB = (
+    "--innodb-flush-log-at-trx-commit=1",
+    "--innodb-buffer-pool-size=1G",  # it passes by the system's cache, which the others have beside theirs
+    "--innodb-log-file-size=1G",  # as PostgreSQL's max_wal_size
+)
 
 
 class UnavailableError(Exception):
@@ -34,7 +43,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.kind = url.partition(":")[0]
+        self.kind = make_url(url).get_backend_name()
 
     def number(self, question: str | Sequence[Sequence[str]]) -> int:
         """Return the number an SQL query gives, or the sum of what some Redis commands do."""
@@ -47,9 +56,13 @@ class Place:
         if self.kind == "sqlite":
             with closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
                 return connection.execute(statement).fetchall()
+        if self.kind == "mariadb":
+            with mariadb_connection(self.url) as mariadb, mariadb.cursor() as cursor:
+                cursor.execute(statement)
+                return list(cursor.fetchall())
         with psycopg.connect(self.url, autocommit=True) as postgresql:
-            cursor = postgresql.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+            done = postgresql.execute(statement)
+            return done.fetchall() if done.description else []
 
     @property
     def file(self) -> str:
@@ -64,6 +77,9 @@ class Place:
         elif self.kind == "sqlite":
             with closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
                 yield lambda question: _first(connection.execute(str(question)).fetchall())
+        elif self.kind == "mariadb":
+            with mariadb_connection(self.url) as mariadb, mariadb.cursor() as cursor:
+                yield lambda question: cursor.execute(str(question)) and _first(cursor.fetchall())
         else:
             yield self.number
 
@@ -74,6 +90,16 @@ class Place:
             self.rows("CHECKPOINT")
         elif self.kind == "sqlite":
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        elif self.kind == "mariadb":
+            tables = ", ".join(
+                f'"{name}"'
+                for (name,) in self.rows(
+                    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+                    " AND table_type = 'BASE TABLE'"
+                )
+            )
+            self.rows(f"ANALYZE TABLE {tables}")
+            self.rows(f"FLUSH TABLES {tables} FOR EXPORT")  # writes their pages; the connection's end unlocks
 
     def _redis(self, *command: str) -> int:
         url = make_url(self.url)
@@ -92,6 +118,7 @@ class Servers:
         self._postgresql_url = postgresql_url
         self._redis_url = redis_url
         self._postgresql: PostgreSQL | None = None
+        self._mariadb: MariaDB | None = None
         self._templates: dict[str, str] = {}
         self._exit = ExitStack()
         self.folder = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="sqlq-benchmarks-")))
@@ -118,16 +145,23 @@ class Servers:
                 place.rows("SELECT pg_reload_conf()")
         return self._postgresql
 
+    def mariadb(self) -> MariaDB:
+        if self._mariadb is None:
+            own = OwnMariaDB(*MARIADB, on_disk=True)
+            self._exit.callback(own.close)
+            self._mariadb = own
+        return self._mariadb
+
     def redis(self) -> str:
         """Return the URL of Redis: the one given, or of a server of our own with the settings it comes
         with."""
         if self._redis_url is None:
-            program = shutil.which("redis-server")
-            if program is None:
+            redis = shutil.which("redis-server")
+            if redis is None:
                 raise UnavailableError("there is no redis-server on PATH, and no --redis-url was given")
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 port = probe.getsockname()[1]
-            command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+            command = [redis, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
             server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
             self._exit.callback(server.wait)
             self._exit.callback(server.terminate)
@@ -137,8 +171,8 @@ class Servers:
 
     @contextmanager
     def place(self, kind: str, subject: str, prepare: Callable[[str], None]) -> Iterator[Place]:
-        """Yield a database of a kind, which `prepare` has prepared for the subject; once, then it is
-        copied."""
+        """Yield a database of a kind, which `prepare` has prepared for the subject; where it can be copied,
+        once."""
         template = f"{subject} on {kind}"
         match kind:
             case "postgresql":
@@ -159,6 +193,13 @@ class Servers:
                 with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                     shutil.copytree(self._templates[template], folder, dirs_exist_ok=True)
                     yield Place(f"sqlite:///{folder}/benchmark.db")
+            case "mariadb":
+                url = self.mariadb().create_database()
+                try:
+                    prepare(url)
+                    yield Place(url)
+                finally:
+                    self.mariadb().drop_database(url)
             case "redis":
                 place = Place(self.redis())
                 place.number([["FLUSHDB"]])
@@ -171,11 +212,37 @@ class Servers:
             place = Place(_plain(self._postgresql.url("postgres")))
             for name in ("server_version", "fsync", "synchronous_commit", "shared_buffers", "max_wal_size"):
                 found[f"PostgreSQL {name}"] = str(place.rows(f"SHOW {name}")[0][0])
+        if self._mariadb is not None:
+            for name in ("version", "innodb_flush_log_at_trx_commit", "innodb_buffer_pool_size"):
+                found[f"MariaDB {name}"] = str(self._mariadb.administer(f"SELECT @@{name}")[0][0])
         found["SQLite"] = sqlite3.sqlite_version + ", WAL, synchronous FULL"
         return found
 
 
-def _first(rows: list[tuple[Any, ...]]) -> int:
+def mariadb_connection(url: str) -> Any:
+    """Connect with PyMySQL, in the mode that reads standard SQL; each statement commits at once."""
+    at = make_url(url)
+    return pymysql.connect(
+        host=at.host,
+        port=at.port or 3306,
+        user=at.username,
+        password=at.password or "",
+        database=at.database,
+        sql_mode="ANSI,STRICT_ALL_TABLES",
+        autocommit=True,
+    )
+
+
+def why_no_mariadb() -> str | None:
+    """Return why no MariaDB can be started here; None where it can."""
+    try:
+        program("mariadbd")
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _first(rows: Sequence[tuple[Any, ...]]) -> int:
     return int(rows[0][0])
 
 

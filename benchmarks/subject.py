@@ -28,7 +28,7 @@ class Subject:
 
     name: ClassVar[str]
     databases: ClassVar[tuple[str, ...]]
-    """Of "postgresql", "sqlite" and "redis", those it is measured on."""
+    """Of "postgresql", "sqlite", "mariadb" and "redis", those it is measured on."""
     requirements: ClassVar[tuple[str, ...]] = ()
     """What pip installs into an environment of its own; nothing: it runs in ours."""
     packages: ClassVar[tuple[str, ...]] = ()

@@ -81,11 +81,13 @@ class MariaDB:
 
 
 class OwnMariaDB(MariaDB):
-    """A server of the tests' own, on a free port of 127.0.0.1, in a directory that goes with it."""
+    """A server of the tests' own, on a free port of 127.0.0.1, in a directory that goes with it; in memory
+    unless `on_disk`."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, on_disk: bool = False) -> None:
         program, install = found("mariadbd"), found("mariadb-install-db")
-        self.directory = Path(tempfile.mkdtemp(prefix="sqlq-mariadb-", dir=_memory()))
+        place = None if on_disk else _memory()
+        self.directory = Path(tempfile.mkdtemp(prefix="sqlq-mariadb-", dir=place))
         data, temporary = self.directory / "data", self.directory / "temporary"
         temporary.mkdir()  # each server that starts removes others' tables from a directory they share
         account = ["--user=root"] if os.geteuid() == 0 else []

@@ -82,6 +82,9 @@ class Measure:
     """How many rounds at most: what takes minutes is not repeated as often as the others."""
 
 
+EVERY_DATABASE = ("postgresql", "sqlite", "mariadb")
+
+
 def subjects(
     *,
     databases: tuple[str, ...] = ("postgresql", "sqlite"),
@@ -95,7 +98,9 @@ def subjects(
     def cases(bench: Bench, asked: tuple[str, ...]) -> list[tuple[str, str]]:
         from benchmarks.peers import find
 
-        found = [(database, name) for database in databases for name in ours]
+        found = [
+            (database, name) for database in databases for name in ours if database in find(name).databases
+        ]
         for name in asked if peers else ():
             subject = find(name)
             if many and not subject.many:

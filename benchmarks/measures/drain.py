@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.bench import Bench
-from benchmarks.measures import Figure, Measure, Medians, Target, ratio, subjects
+from benchmarks.measures import EVERY_DATABASE, Figure, Measure, Medians, Target, ratio, subjects
 from benchmarks.peers import find
 from benchmarks.subject import NOOP
 
@@ -53,6 +53,12 @@ def _of(measure: str, database: str, case: str, other: str) -> Callable[[Medians
     )
 
 
+def _of_one(database: str) -> Callable[[Medians], float | None]:
+    return lambda medians: ratio(
+        medians.get("drain-two", database, "sqlq", "rate"), medians.get("drain", database, "sqlq", "rate")
+    )
+
+
 def _of_best_peer(measure: str, case: str) -> Callable[[Medians], float | None]:
     return lambda medians: ratio(
         medians.get(measure, "postgresql", case, "rate"), medians.best_peer(measure, "postgresql", "rate")
@@ -73,7 +79,7 @@ MEASURES = [
         + "The limits: a loop in one thread that claims 100 and moves 100, on sqlq's tables or lean ones.",
         RATE,
         with_workers(10),
-        subjects(),
+        subjects(databases=EVERY_DATABASE),
         [
             *(
                 Target(
@@ -92,6 +98,10 @@ MEASURES = [
             *(
                 Target("sqlite", name, "of huey", _of("drain", "sqlite", name, "huey"), least=5.0)
                 for name in ("sqlq", "sqlq-async")
+            ),
+            *(
+                Target("mariadb", "sqlq", f"of {other}", _of("drain", "mariadb", "sqlq", other), least=least)
+                for other, least in (("limit", 0.8), ("django-tasks-db", 5.0))
             ),
         ],
         smoke=lambda database, case: (database, case) != ("sqlite", "sqlq-async"),
@@ -134,18 +144,9 @@ MEASURES = [
         _WHAT,
         RATE,
         with_workers(10, processes=2),
-        subjects(databases=("postgresql",)),
+        subjects(databases=("postgresql", "mariadb")),
         [
-            Target(
-                "postgresql",
-                "sqlq",
-                "of one process",
-                lambda m: ratio(
-                    m.get("drain-two", "postgresql", "sqlq", "rate"),
-                    m.get("drain", "postgresql", "sqlq", "rate"),
-                ),
-                least=1.0,
-            ),
+            *(Target(d, "sqlq", "of one process", _of_one(d), least=1.0) for d in ("postgresql", "mariadb")),
             Target("postgresql", "sqlq", "of the best peer", _of_best_peer("drain-two", "sqlq"), least=1.0),
         ],
         smoke=lambda database, case: case == "sqlq",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench, WrongCountError
 from benchmarks.inside import WARM_UP
-from benchmarks.measures import Figure, Measure, Medians, Target, ratio, subjects
+from benchmarks.measures import EVERY_DATABASE, Figure, Measure, Medians, Target, ratio, subjects
 from benchmarks.peers import find
 from benchmarks.servers import Place
 from benchmarks.subject import NOOP
@@ -119,7 +119,7 @@ MEASURES = [
         "flushed to disk (synchronous FULL).",
         RATE,
         one,
-        subjects(ours=("sqlq", "limit", "lean")),
+        subjects(databases=EVERY_DATABASE, ours=("sqlq", "limit", "lean")),
         [
             Target(
                 "postgresql", "sqlq", "of the lean limit", _of_limit("enqueue-one", "postgresql"), least=0.65
@@ -134,6 +134,13 @@ MEASURES = [
                 ),
                 least=1.0,
             ),
+            Target(
+                "mariadb",
+                "sqlq",
+                "of the limit",
+                _of_limit("enqueue-one", "mariadb", limit="limit"),
+                least=0.7,
+            ),
         ],
     ),
     Measure(
@@ -147,16 +154,16 @@ MEASURES = [
             "connection": Figure("µs", more_is_better=False, decimals=1),
         },
         session,
-        subjects(ours=("sqlq", "limit", "lean"), peers=False),
+        subjects(databases=EVERY_DATABASE, ours=("sqlq", "limit", "lean"), peers=False),
         [
             Target(
                 database,
                 "sqlq",
                 f"of the caller's own INSERT ({figure})",
                 _of_limit("enqueue-session", database, figure, "limit"),
-                most=1.3,
+                most=most,
             )
-            for database in ("postgresql", "sqlite")
+            for database, most in (("postgresql", 1.3), ("sqlite", 1.3), ("mariadb", 1 / 0.7))
             for figure in ("session", "connection")
         ],
     ),
@@ -168,10 +175,19 @@ MEASURES = [
         f"limits: one multi-row INSERT … RETURNING id per {MANY:,}, the JSON made in the loop.",
         RATE,
         many,
-        subjects(ours=("sqlq", "limit", "lean"), many=True),
+        subjects(databases=EVERY_DATABASE, ours=("sqlq", "limit", "lean"), many=True),
         [
             Target(d, "sqlq", "of the lean limit", _of_limit("enqueue-many", d), least=least)
             for d, least in (("postgresql", 0.85), ("sqlite", 0.6))
+        ]
+        + [
+            Target(
+                "mariadb",
+                "sqlq",
+                "of the limit",
+                _of_limit("enqueue-many", "mariadb", limit="limit"),
+                least=0.7,
+            )
         ],
         smoke=lambda database, case: (database, case) == ("postgresql", "sqlq"),
     ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from benchmarks.bench import Bench, WrongCountError
-from benchmarks.measures import Figure, Measure, Medians, Target, ratio
+from benchmarks.measures import EVERY_DATABASE, Figure, Measure, Medians, Target, ratio
 from benchmarks.peers import find
 from benchmarks.servers import Place
 
@@ -50,6 +50,7 @@ CASES = {
 SMOKE = {
     "postgresql": ("10⁶ scheduled, higher priority", "100 queues", "10⁷ finished"),
     "sqlite": ("10⁴ available",),
+    "mariadb": ("10⁶ scheduled, higher priority", "100 queues", "10⁷ finished"),
 }
 
 
@@ -139,12 +140,16 @@ def _numbers(place: Place, number: int) -> str:
             f"(WITH RECURSIVE up (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM up WHERE n < {number}) "
             "SELECT n FROM up)"
         )
+    if place.kind == "mariadb":
+        return f"(SELECT CAST(seq AS SIGNED) AS n FROM seq_1_to_{number}) AS numbers"
     return f"generate_series(1, {number}) AS n"
 
 
 def _moment(place: Place, ms: str) -> str:
     if place.kind == "sqlite":
         return f"CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + {ms}"
+    if place.kind == "mariadb":
+        return f"UTC_TIMESTAMP(6) + INTERVAL ({ms}) * 1000 MICROSECOND"
     return f"statement_timestamp() + ({ms}) * interval '1 millisecond'"
 
 
@@ -166,10 +171,10 @@ MEASURES = [
             "claim p99": Figure("ms", more_is_better=False, decimals=2),
         },
         growth,
-        lambda bench, asked: [(database, case) for database in ("postgresql", "sqlite") for case in CASES],
+        lambda bench, asked: [(database, case) for database in EVERY_DATABASE for case in CASES],
         [
             target
-            for database in ("postgresql", "sqlite")
+            for database in EVERY_DATABASE
             for case in CASES
             if case != EMPTY
             for target in (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import quantiles
 
 from benchmarks.bench import Bench, Workers
-from benchmarks.measures import Figure, Measure, Medians, Target, subjects
+from benchmarks.measures import EVERY_DATABASE, Figure, Measure, Medians, Target, subjects
 from benchmarks.peers import find
 from benchmarks.subject import NOOP
 
@@ -91,11 +91,13 @@ MEASURES = [
         "notification.",
         FIGURES,
         latency,
-        subjects(),
+        subjects(databases=EVERY_DATABASE),
         [
             Target("postgresql", "sqlq", "ms p50", _own("latency", "postgresql", "p50"), most=1.5),
             Target("postgresql", "sqlq", "ms p99", _own("latency", "postgresql", "p99"), most=3.0),
             Target("sqlite", "sqlq", "ms p50", _own("latency", "sqlite", "p50"), most=2.0),
+            # without notifications: a look about once a second
+            Target("mariadb", "sqlq", "ms p50", _own("latency", "mariadb", "p50"), most=1_250),
         ],
         smoke=lambda database, case: case == "sqlq" or (database, case) == ("postgresql", "limit"),
     ),

@@ -19,9 +19,9 @@ _TABLE = "django_tasks_database_dbtaskresult"
 
 class DjangoTasksDb(Subject):
     name = "django-tasks-db"
-    databases = ("postgresql",)
-    requirements = ("django-tasks-db", "django-tasks", "psycopg[binary,pool]")
-    packages = ("django-tasks-db", "django-tasks", "Django", "psycopg")
+    databases = ("postgresql", "mariadb")
+    requirements = ("django-tasks-db", "django-tasks", "psycopg[binary,pool]", "PyMySQL")
+    packages = ("django-tasks-db", "django-tasks", "Django", "psycopg", "PyMySQL")
     settings = "a process for each job at a time (it has no other concurrency), db_worker --interval 0.01"
     many = False
     enqueued = f"SELECT count(*) FROM {_TABLE}"
@@ -62,12 +62,18 @@ def _set_up(url: str) -> None:
     from django.conf import settings
 
     parts = urlsplit(url)
+    engine = "postgresql"
+    if parts.scheme.startswith("mariadb"):
+        import pymysql
+
+        pymysql.install_as_MySQLdb()
+        engine = "mysql"
     settings.configure(
         INSTALLED_APPS=["django_tasks", "django_tasks_db"],
         TASKS={"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}},
         DATABASES={
             "default": {
-                "ENGINE": "django.db.backends.postgresql",
+                "ENGINE": f"django.db.backends.{engine}",
                 "NAME": parts.path[1:],
                 "HOST": parts.hostname,
                 "PORT": parts.port or "",
