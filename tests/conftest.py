@@ -91,8 +91,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(600))
-    if os.environ.get(ALL) or any("::" in argument for argument in config.args):
+    if any("::" in argument for argument in config.args):
         return
+    left_out: set[pytest.Item] = set()
+    if "mariadb" not in DATABASES:  # its programs come from no wheel
+        left_out.update(item for item in items if _needs_mariadb(item))
+    if not os.environ.get(ALL):
+        left_out.update(_repeated(config, [item for item in items if item not in left_out]))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_header() -> str | None:
+    """Say aloud that the tests of MariaDB do not run."""
+    if "mariadb" in DATABASES:
+        return None
+    return "MariaDB is not tested: SQLQ_TEST_DATABASES=mariadb does so, with the programs of mariadb-server"
+
+
+def _needs_mariadb(item: pytest.Item) -> bool:
+    given: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return "mariadb" in given.values() or "mariadb" in getattr(item, "fixturenames", ())
+
+
+def _repeated(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that are like another one, and those of real processes unless they are asked for."""
     left_out: set[pytest.Item] = set()
     folder = Path(__file__).parent
     asked_for = [config.invocation_params.dir.joinpath(argument).resolve() for argument in config.args]
@@ -105,9 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, found in alike.items():
         chosen = sorted(found, key=lambda item: item.nodeid)[zlib.crc32(name.encode()) % len(found)]
         left_out.update(item for item in found if item is not chosen)
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+    return left_out
 
 
 def _but_for_what_is_alike(item: pytest.Item) -> str:
