@@ -1,4 +1,4 @@
-"""Every block of the README and of the guide is run: commands as processes, Python and SQL on both databases,
+"""Every block of the README and of the guide is run: commands as processes, Python and SQL on each database,
 GRANTs with real roles.
 
 A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block
@@ -45,6 +45,7 @@ from sqlalchemy import (
     Engine,
     MetaData,
     NullPool,
+    String,
     create_engine,
     event,
     func,
@@ -117,7 +118,8 @@ ELSEWHERE = {
     "sh": "test_quick_start, test_commands, test_replay_commands, test_key_commands, test_schedule_commands, "
     "test_commands_for_workers",
     "testing": "test_testing",
-    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
+    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants, "
+    "test_accounts_of_mariadb",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
     "django": "test_a_django_project",
@@ -506,7 +508,7 @@ class Order(Model):
     __tablename__ = "orders"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    item: Mapped[str]
+    item: Mapped[str] = mapped_column(String(40))
 
 
 class More(DeclarativeBase):
@@ -1112,10 +1114,11 @@ def test_inside_an_alembic_of_ones_own(empty_database_url: str) -> None:
 
 def test_enqueue_in_sql(names: dict[str, Any]) -> None:
     app: sqlq.App = names["app"]
+    unique = {name: block("sql", name) for name in ("unique", "unique_mariadb")}
     with names["engine"].begin() as conn:
         conn.exec_driver_sql(block("sql", "enqueue"))
         for _ in range(2):
-            conn.exec_driver_sql(block("sql", "unique"))
+            conn.exec_driver_sql(unique["unique_mariadb" if conn.dialect.name == "mariadb" else "unique"])
     assert found(app) == [*mail(7), ("mail", "available", {"kwargs": {"order_id": 7}})]
     assert drain(app).completed == 2
 
@@ -1145,7 +1148,8 @@ def history(names: dict[str, Any]) -> dict[str, int]:
     ids = {"finished": app.enqueue(receipt.new(1)).id}
     ids["failed"] = app.enqueue(bad.new().set(max_attempts=1)).id
     ids["retried"] = app.enqueue(bad.new().set(max_attempts=3)).id
-    app.enqueue_many([receipt.new(i) for i in range(2, 39)])
+    for i in range(2, 39):  # after a batch MariaDB would leave out some ids
+        app.enqueue(receipt.new(i))
     drain(app)
     ids["running"] = app.enqueue(receipt.new(41)).id
     with app.database.begin() as conn:
@@ -1207,6 +1211,33 @@ def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
 
 
 # -- GRANTs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_accounts_of_mariadb(database_url: str, app: sqlq.App, engine: Engine) -> None:
+    def as_account(name: str) -> sqlq.App:
+        return sqlq.App(make_url(database_url).set(username=name + mark, password=mark))
+
+    mark, grants = uuid4().hex[:12], block("sql", "mariadb_grants")
+    accounts = re.findall(r" TO (\w+);", grants)
+    with engine.connect() as conn:
+        for name in accounts:
+            conn.exec_driver_sql(f"CREATE USER {name}{mark} IDENTIFIED BY '{mark}'")
+        for grant in re.sub(r"(?<= TO )(\w+)", rf"\g<1>{mark}", grants).splitlines():
+            conn.exec_driver_sql(grant.replace("ON shop.", f"ON {make_url(database_url).database}."))
+    web, reader = (as_account(name) for name in accounts)
+    with closing(web), closing(reader):
+        once = web.task(name="t")(lambda: 7).new().set(unique_key="k")
+        job = web.enqueue(once)
+        assert web.enqueue(once).id == job.id
+        assert drain(web).completed == 1
+        assert reader.result(job) == 7
+        with pytest.raises(SQLAlchemyError, match="INSERT, UPDATE command denied"):
+            reader.enqueue(once)
+    with engine.connect() as conn:
+        for name in accounts:
+            conn.exec_driver_sql(f"DROP USER {name}{mark}")
+
 
 KINDS = dict(re.findall(r"^sqlq grants (\w+) --as ([\w-]+) --apply$", block("sh", "grants"), re.MULTILINE))
 """The page's roles, and of which kind each is."""
