@@ -18,7 +18,7 @@ from sqlalchemy.engine import IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.util import immutabledict
 
-from sqlq.database.caller.drivers import Answer, DriverConnection, Server
+from sqlq.database.caller.driver import Answer, DriverConnection, Server
 from sqlq.database.compiled import compiled_for
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA

@@ -11,121 +11,20 @@ SQLAlchemy's asynchronous sessions.
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from sqlalchemy import URL
-from sqlalchemy.util import await_only
 
+from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Server, answer, texts, wait
+from sqlq.database.caller.mariadb import Asyncmy, MySQLClient, PyMySQL
 from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
-
-T = TypeVar("T")
-
-
-class Answer(NamedTuple):
-    """The rows of a statement, and the names of their columns; both empty for one that returns none."""
-
-    names: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
-_NOTHING = Answer((), ())
-
-
-class Server(NamedTuple):
-    """The facts about a database that a statement for it depends on."""
-
-    url: URL
-    version: tuple[int, ...]
-    default_schema: str | None
-
-
-class DriverConnection:
-    """A caller's connection, as its driver has it."""
-
-    database: str
-    """The kind of database, by SQLAlchemy's name for it."""
-    driver: str
-    """SQLAlchemy's name of the driver, whose parameters a statement is written with."""
-    module: str
-    """The name of the driver's module."""
-    is_async = False
-    is_each_threads_own = False
-    """Whether the object has a connection of its own for each thread."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-
-    @property
-    def errors(self) -> Any:
-        """The exception class, or classes, of the driver."""
-        return sys.modules[self.module].Error
-
-    def run(self, statement: str, parameters: Any) -> Answer:
-        """Run a statement, written as the driver takes it, and return all of its rows as tuples."""
-        raise NotImplementedError
-
-    def say(self, command: str) -> None:
-        """Run a command, which returns no rows."""
-        self.run(command, ())
-
-    def identity(self) -> Hashable | None:
-        """Return a key of the database and the caller's rights in it, without a query; None where there is no
-        such key."""
-        raise NotImplementedError
-
-    def look(self) -> Server:
-        """Query the database for these facts, in statements that cannot fail."""
-        raise NotImplementedError
-
-    def in_transaction(self) -> bool:
-        """Whether a transaction is open."""
-        raise NotImplementedError
-
-    def has_begun(self) -> bool:
-        """Whether a transaction is open that the caller, or a statement of theirs, began."""
-        return self.in_transaction()
-
-    def commits_at_once(self) -> bool:
-        """Whether a statement outside any transaction is a transaction by itself, because the driver begins
-        none."""
-        raise NotImplementedError
-
-    def begin(self) -> None:
-        """Begin a transaction that the caller will end, where the driver begins one before a write. The
-        driver may not recognise sqlq's statement as a write."""
-
-    def transaction(self) -> Any:
-        """Return a context manager of a transaction, asynchronous where the connection is. It commits at the
-        end of the block, and rolls back if that raises."""
-        return self.connection.transaction()
-
-    def on_commit(self, callback: Callable[[], object]) -> bool:
-        """Call `callback` after the commit of the open transaction; False where the driver reports no
-        commits."""
-        return False
-
-    def refuse_broken(self) -> None:
-        """Raise the library's own error if its transaction can only be rolled back."""
-
-    def cut_off(self) -> None:
-        """Have every further statement on the connection fail, its commit too, where the database has undone
-        the transaction and would begin another."""
-        raise NotImplementedError
-
-
-def _wait(awaitable: Awaitable[T]) -> T:
-    return await_only(awaitable)
-
 
 # -- PostgreSQL ----------------------------------------------------------------------------------------------
 
@@ -187,7 +86,7 @@ class Psycopg(_PostgreSQL):
         with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
             cursor.execute(statement, parameters or None)
             rows = cursor.fetchall()  # in a pipeline the result comes now, with its description
-            return _answer(cursor.description, rows)
+            return answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
         with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
@@ -206,16 +105,16 @@ class AsyncPsycopg(Psycopg):
     is_async = True
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        return _wait(self._run(statement, parameters))
+        return wait(self._run(statement, parameters))
 
     async def _run(self, statement: str, parameters: Any) -> Answer:
         async with self._cursor(sys.modules["psycopg"].AsyncCursor) as cursor:
             await cursor.execute(statement, parameters or None)
             rows = await cursor.fetchall()
-            return _answer(cursor.description, rows)
+            return answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
-        _wait(self._say(command))
+        wait(self._say(command))
 
     async def _say(self, command: str) -> None:
         async with self._cursor(sys.modules["psycopg"].AsyncCursor) as cursor:
@@ -231,7 +130,7 @@ class Psycopg2(_PostgreSQL):
         plain = sys.modules["psycopg2.extensions"].cursor
         with self.connection.cursor(cursor_factory=plain) as cursor:
             cursor.execute(statement, parameters or None)
-            return _NOTHING if cursor.description is None else _answer(cursor.description, cursor.fetchall())
+            return NOTHING if cursor.description is None else answer(cursor.description, cursor.fetchall())
 
     def commits_at_once(self) -> bool:
         if self.connection.autocommit and not self.in_transaction():
@@ -255,11 +154,11 @@ class Asyncpg(_PostgreSQL):
         return asyncpg.PostgresError, asyncpg.InterfaceError
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        return _wait(self._run(statement, parameters))
+        return wait(self._run(statement, parameters))
 
     async def _run(self, statement: str, parameters: Any) -> Answer:
         rows = await self.connection.fetch(statement, *parameters)
-        return Answer(list(rows[0].keys()), list(map(tuple, map(_values, rows)))) if rows else _NOTHING
+        return Answer(list(rows[0].keys()), list(map(tuple, map(_values, rows)))) if rows else NOTHING
 
     def address(self) -> tuple[str | None, int | None, str | None]:
         host, port, _, user = self._known() or (None, None, None, None)
@@ -289,118 +188,6 @@ def _values(record: Any) -> Any:
     return record.values()
 
 
-# -- MariaDB -------------------------------------------------------------------------------------------------
-
-
-_PLACE = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
-
-
-class PyMySQL(DriverConnection):
-    """A connection of PyMySQL."""
-
-    database = "mariadb"
-    driver = module = "pymysql"
-
-    def run(self, statement: str, parameters: Any) -> Answer:
-        with self.connection.cursor(self._plain()) as cursor:
-            cursor.execute(statement, parameters or None)
-            return _texts(cursor.description, cursor.fetchall())
-
-    def _plain(self) -> Any:
-        """Return the class of plain cursors: those of the caller's may return rows as dicts."""
-        return sys.modules[f"{self.module}.cursors"].Cursor
-
-    def identity(self) -> Hashable | None:
-        return self.look()
-
-    def look(self) -> Server:
-        if self.connection not in _SEEN:
-            _SEEN[self.connection] = self._look()
-        return _SEEN[self.connection]
-
-    def _look(self) -> Server:
-        ((version, name, user, host, port),) = self.run(_PLACE, ()).rows
-        if "MariaDB" not in version:
-            raise UnsupportedDatabaseError(
-                f"sqlq runs on MariaDB, not on MySQL, and this connection leads to MySQL {version}"
-            )
-        url = URL.create(
-            f"mariadb+{self.driver}",
-            user.rpartition("@")[0],
-            host=getattr(self.connection, "host", host),
-            port=getattr(self.connection, "port", port),
-            database=name,
-        )
-        return Server(url, tuple(map(int, version.partition("-")[0].split("."))), name)
-
-    def in_transaction(self) -> bool:
-        # drivers keep the status of an earlier answer
-        return bool(self.run("SELECT @@in_transaction", ()).rows[0][0])
-
-    def commits_at_once(self) -> bool:
-        return bool(self.connection.get_autocommit()) and not self.in_transaction()
-
-    def transaction(self) -> Any:
-        return self._transaction()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self.connection.begin()
-        try:
-            yield
-            self.connection.commit()
-        except BaseException:
-            with suppress(self.errors):  # it may be cut off
-                self.connection.rollback()
-            raise
-
-    def cut_off(self) -> None:
-        self.connection._force_close()  # noqa: SLF001 - after close() a `with` block of the caller's raises
-
-
-class MySQLClient(PyMySQL):
-    """A connection of mysqlclient."""
-
-    driver, module = "mysqldb", "MySQLdb"
-
-    def cut_off(self) -> None:
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as its:  # as above
-            its.shutdown(socket.SHUT_RDWR)
-
-
-class Asyncmy(PyMySQL):
-    """A connection of asyncmy."""
-
-    driver = module = "asyncmy"
-    is_async = True
-
-    def run(self, statement: str, parameters: Any) -> Answer:
-        return _wait(self._run(statement, parameters))
-
-    async def _run(self, statement: str, parameters: Any) -> Answer:
-        async with self.connection.cursor(self._plain()) as cursor:
-            await cursor.execute(statement, parameters or None)
-            return _texts(cursor.description, await cursor.fetchall())
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:  # type: ignore[override]  # as its connection
-        await self.connection.begin()
-        try:
-            yield
-            await self.connection.commit()
-        except BaseException:
-            with suppress(self.errors):  # as above
-                await self.connection.rollback()
-            raise
-
-    def cut_off(self) -> None:
-        self.connection.close()
-
-
-_SEEN: WeakKeyDictionary[Any, Server] = WeakKeyDictionary()
-"""The place of each connection, as it was at first: a later USE sends no job elsewhere."""
-
-
 # -- SQLite --------------------------------------------------------------------------------------------------
 
 
@@ -415,7 +202,7 @@ class Sqlite3(DriverConnection):
         cursor = sys.modules["sqlite3"].Cursor(self.connection)  # which ignores the row_factory
         try:
             cursor.execute(statement, parameters)
-            return _texts(cursor.description, cursor.fetchall())
+            return texts(cursor.description, cursor.fetchall())
         finally:
             cursor.close()
 
@@ -468,13 +255,13 @@ class Aiosqlite(Sqlite3):
     is_async = True
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        return _wait(self._run(statement, parameters))
+        return wait(self._run(statement, parameters))
 
     async def _run(self, statement: str, parameters: Any) -> Answer:
         async with self.connection.cursor() as cursor:
             cursor.row_factory = None
             await cursor.execute(statement, parameters)
-            return _texts(cursor.description, await cursor.fetchall())
+            return texts(cursor.description, await cursor.fetchall())
 
     @asynccontextmanager
     async def _transaction(  # type: ignore[override]  # as its connection
@@ -492,20 +279,6 @@ class Aiosqlite(Sqlite3):
 
 
 _FILES = "PRAGMA database_list"
-
-
-def _answer(description: Any, rows: Sequence[Sequence[Any]]) -> Answer:
-    return Answer([column[0] for column in description], rows)
-
-
-def _texts(description: Any, rows: Any) -> Answer:
-    """Return rows with texts as str, even if the caller's driver has been told to return bytes."""
-    if description is None:
-        return _NOTHING
-    return _answer(
-        description,
-        [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in rows],
-    )
 
 
 # -- Django --------------------------------------------------------------------------------------------------

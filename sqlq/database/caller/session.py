@@ -19,7 +19,8 @@ from sqlalchemy.util import greenlet_spawn
 
 from sqlq.config.urls import supported
 from sqlq.database.caller.adapter import Adapter
-from sqlq.database.caller.drivers import DriverConnection, kind_of_connection, recognised
+from sqlq.database.caller.driver import DriverConnection
+from sqlq.database.caller.drivers import kind_of_connection, recognised
 from sqlq.database.dialect import in_schema
 from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
