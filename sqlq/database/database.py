@@ -34,11 +34,12 @@ from sqlq.config.constants import (
     LOOP_LONGEST_ANSWER_SECONDS,
 )
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
-from sqlq.database.dialect import SEAL, Ask, Dialect
+from sqlq.database.dialect import SEAL, Dialect
 from sqlq.database.dialects import DIALECTS, dialect_at, dialect_of
 from sqlq.database.raw import Driver
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, Turns, is_over
+from sqlq.database.values import Ask
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
 from sqlq.schema import version

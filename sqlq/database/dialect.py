@@ -8,140 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from functools import cache, cached_property
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     CTE,
     URL,
-    BigInteger,
     ColumnElement,
     Connection,
     Delete,
     Engine,
     Select,
     Table,
-    TextClause,
-    Update,
     delete,
     func,
     insert,
-    literal,
     null,
     select,
-    update,
 )
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
-from sqlalchemy.types import TypeEngine
 
+from sqlq.database.batch import NO_VALUES, Batch, Change, Key, Right, locked, rights
 from sqlq.database.timeouts import Patience
+from sqlq.database.values import (
+    Ask,
+    Backlog,
+    Burden,
+    Claimant,
+    ClaimOrder,
+    LookWanted,
+    QueuePosition,
+    Trouble,
+    Verdict,
+)
 from sqlq.payload.encryption import Encryption
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs, metadata
 from sqlq.schema.types import epoch_ms, since_ms
 
-QueuePosition: TypeAlias = tuple[str, int, int, int]
-"""A queue, a priority in it, and the due time (µs since 1970) and id of the last job that a claim took
-there."""
-
-ClaimOrder: TypeAlias = Literal["oldest", "newest", "evenly"]
-"""Which jobs a claim takes first in a queue. With "evenly" the oldest, and no queue comes before another."""
-
-Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
-"""Runs a statement with its parameters, as the driver takes them, and returns its rows."""
-
-Right: TypeAlias = tuple[int, int]
-"""A job's id and the lease token under which a worker holds it."""
-
-
 T = TypeVar("T")
-
-
-class Verdict(NamedTuple):
-    """The result for a batch of blocked steps: the number `found`, the ids now `free`, and those `cancelled`
-    since they can never run."""
-
-    found: int
-    free: list[int]
-    cancelled: list[int]
-
-
-class Trouble(NamedTuple):
-    """The meaning of a database error. All are False for an error of another kind."""
-
-    is_away: bool
-    """The database, or the way to it, is away for now, so that waiting is the remedy."""
-    rolled_back: bool
-    """The database undid the whole transaction for a reason that may have passed at the next run."""
-    refused: bool
-    """The database answers, and refuses this one statement: for want of a right, for example. It will refuse
-    it again until an operator changes something."""
-    takes_no_writes: bool
-    """The database answers, but takes no writes for now: it only reads, or its disk is full."""
-    has_no_room: bool = False
-    """The database undid the whole transaction for want of room, perhaps for notifications."""
-    is_useless: bool = False
-    """The connection is useless after this error, which SQLAlchemy does not know."""
-    advice: str | None = None
-    """The reason and the remedy of a refused write; None where the database's own message suffices."""
-
-    @property
-    def passes(self) -> bool:
-        """Whether the same statement may succeed later."""
-        return self.is_away or self.rolled_back
-
-
-class Claimant(NamedTuple):
-    """The owner of a claim, and JSON values that the claim writes into rows without them. `max_attempts` has
-    those of each task, which a rescue needs; `follow_ups` has those of each task with some."""
-
-    owner: str
-    lease_ms: int
-    max_attempts: str = "{}"
-    follow_ups: str | None = None
-
-
-class LookWanted(NamedTuple):
-    """The parameters of a poll: the channel of notifications, and the time within which a host had a
-    heartbeat. With `maintenance` it polls for the maintenance services, too; it reads the requests to these
-    `workers`."""
-
-    channel: str
-    hosts_within_ms: int | None
-    maintenance: bool
-    workers: list[str]
-
-
-class Backlog(NamedTuple):
-    """The line of a limit, and the jobs that an admission may take from it. It takes at most `most`, and no
-    more than leaves `running` of the key admitted. With `in_order` only the one with the least id, if it is
-    due; with `holds` none that comes after a failed one."""
-
-    key: str
-    running: int | None
-    most: int
-    in_order: bool
-    holds: bool
-
-
-class Rows(NamedTuple):
-    """The rows of the table jobs by the database's own estimate, and when they were vacuumed last."""
-
-    live: int
-    dead: int
-    vacuumed_at: datetime | None
-
-
-class Burden(NamedTuple):
-    """The causes of a slow database. None for what it does not have, or the role may not see."""
-
-    rows: Rows | None = None
-    oldest_transaction_seconds: float | None = None
-    wal_bytes: int | None = None
-    unpurged_transactions: int | None = None
 
 
 def schema_of(conn: Connection) -> str | None:
@@ -171,47 +77,8 @@ def seal_of(conn: Connection) -> Encryption | None:
     return seal
 
 
-def rights(rows: Iterable[Any]) -> set[Right]:
-    """Return the rights in rows of id and lease token."""
-    return {(id, token) for id, token in rows}
-
-
-class Batch:
-    """The shape of a batch of rows given as parameters, with the constants of all rows."""
-
-    def __init__(
-        self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
-    ) -> None:
-        self.columns = columns
-        self.constants = constants or {}
-        self.given = tuple(name for name in columns if name not in ("id", "token"))
-        self.extra = (*self.given, *self.constants)
-        """The columns of a statement beside the right to the job."""
-
-    @classmethod
-    def of_claims(
-        cls, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
-    ) -> Batch:
-        """Return the shape of rows that begin with the right to a job."""
-        return cls(constants, id=BigInteger, token=BigInteger, **columns)
-
-    def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
-        """Yield the columns of a statement, from a source with the given ones."""
-        yield from (source.c[name] for name in self.given)
-        yield from (literal(value).label(name) for name, value in self.constants.items())
-
-
 SEAL = "sqlq_seal"
 """The execution option of sqlq's own connections that holds the `Encryption` of their database."""
-NO_VALUES: Mapping[str, Any] = MappingProxyType({})
-RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
-
-
-class Key(NamedTuple):
-    """The columns of a unique index, and the predicate of a partial one, by which the database finds it."""
-
-    columns: tuple[str, ...]
-    where: ColumnElement[bool] | TextClause | None = None
 
 
 CLAIMED: tuple[ColumnElement[Any], ...] = (
@@ -243,63 +110,6 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
     jobs.c.limit_key,
 )
 """The fields of `ClaimedJob`, in their order."""
-
-
-class Change:
-    """An UPDATE of the rows that a query or a condition chooses, or without `values` a DELETE of them.
-
-    The query returns the table's key first, in the order in which the rows are locked. A row that another
-    transaction has locked is skipped, or with `waits` waited for; a condition always waits. `values` may be a
-    function that returns the new values from the chosen rows. The change applies only to rows that fulfil
-    `where`.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        chosen: Select[Any] | ColumnElement[bool],
-        values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
-        *,
-        returning: Sequence[ColumnElement[Any]],
-        where: Callable[[Any], ColumnElement[bool]] | None = None,
-        waits: bool = False,
-    ) -> None:
-        self.table = table
-        self.chosen = chosen
-        self.values = values
-        self.returning = returning
-        self.where = where
-        self.waits = waits
-
-    @cached_property
-    def statement(self) -> Any:
-        """One statement that chooses, locks, changes and returns."""
-        statement = delete(self.table) if self.values is None else update(self.table)
-        if not isinstance(self.chosen, Select):
-            statement = statement.where(self.chosen)
-            rows = None
-        else:
-            rows = locked(self.table, self.chosen, waits=self.waits)
-            (key,) = self.table.primary_key
-            mine = rows.c[key.name]
-            statement = statement.where(key.in_(select(mine)) if self.values is None else key == mine)
-        if self.where is not None:
-            statement = statement.where(self.where(rows))
-        if isinstance(statement, Update) and self.values is not None:
-            statement = statement.values(self.values(rows) if callable(self.values) else self.values)
-        return statement.returning(*self.returning)
-
-
-def locked(table: Table, chosen: Select[Any], *, waits: bool = False) -> CTE:
-    """Return the rows that a query chooses, locked.
-
-    A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
-    example) never blocks another. Skipped means not known, never lost. MATERIALIZED locks the rows once,
-    whatever plan the rest gets.
-    """
-    # guard: locked-rows-are-skipped
-    locking = chosen.with_for_update(of=table, skip_locked=not waits)
-    return locking.cte("held").prefix_with("MATERIALIZED")
 
 
 def claimed_columns(dialect: Any) -> str:
@@ -422,6 +232,11 @@ class Dialect:
     is_new: ColumnElement[Any] = null()
     """Whether `insert_or_change` inserted the row, for its RETURNING; NULL where the database does not report
     that."""
+
+    def returning_ids(self, statement: Any) -> Any:
+        """Return an insert of jobs that returns the id of each row, of one that it met, too, where the
+        database returns these."""
+        return statement.returning(jobs.c.id)
 
     def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Return the rows that an `insert_or_skip` or `insert_or_change` wrote, from those it returned."""

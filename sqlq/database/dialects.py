@@ -5,10 +5,11 @@ from __future__ import annotations
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.database.dialect import Dialect, Trouble
+from sqlq.database.dialect import Dialect
 from sqlq.database.mariadb.dialect import MariaDB
 from sqlq.database.postgresql.dialect import PostgreSQL
 from sqlq.database.sqlite.dialect import SQLite
+from sqlq.database.values import Trouble
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite(), MariaDB())}
 

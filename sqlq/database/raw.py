@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from sqlq.database.dialect import Ask, Dialect
+from sqlq.database.dialect import Dialect
+from sqlq.database.values import Ask
 
 T = TypeVar("T")
 

@@ -22,7 +22,8 @@ from sqlalchemy import (
     update,
 )
 
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.payload.encryption import HEAD, MARK, Kind
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, schedules

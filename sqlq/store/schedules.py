@@ -34,8 +34,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import IDS
+from sqlq.database.batch import Batch, Change, Key
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Change, Dialect, Key
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask, Claimant, ClaimOrder, QueuePosition
+from sqlq.database.values import Ask, Claimant, ClaimOrder, QueuePosition
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed

@@ -18,9 +18,9 @@ from sqlq.admin.doctor import mariadb, postgresql, sqlite
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.doctor.sqlite import filesystem
-from sqlq.database.dialect import Rows
 from sqlq.database.mariadb import health as mariadb_health
 from sqlq.database.postgresql import health
+from sqlq.database.values import Rows
 from sqlq.model.outcome import ErrorText, Failed, Released, Settlement
 from sqlq.store import rights
 from sqlq.store.health import counts

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask
+from sqlq.database.values import Ask
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, settle

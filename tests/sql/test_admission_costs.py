@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.database.dialect import Backlog
 from sqlq.database.postgresql.dialect import PostgreSQL
+from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from tests.sql.test_statements import walk

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.database import idle, raw
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask
+from sqlq.database.values import Ask
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

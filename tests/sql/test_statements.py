@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.database import dialects
 from sqlq.database.database import Database
-from sqlq.database.dialect import LookWanted
+from sqlq.database.values import LookWanted
 from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes

@@ -16,7 +16,8 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask, Dialect
+from sqlq.database.dialect import Dialect
+from sqlq.database.values import Ask
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.flows import unblock

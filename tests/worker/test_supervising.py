@@ -18,7 +18,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 import sqlq
-from sqlq.database.dialect import Right, in_schema
+from sqlq.database.batch import Right
+from sqlq.database.dialect import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED

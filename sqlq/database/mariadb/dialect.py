@@ -46,28 +46,21 @@ from sqlalchemy.types import Double, Integer
 
 from sqlq.config.constants import LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
-from sqlq.database.dialect import (
-    CLAIMED,
-    NO_VALUES,
-    Ask,
-    Backlog,
-    Batch,
-    Change,
-    Claimant,
-    ClaimOrder,
-    Dialect,
-    Key,
-    LookWanted,
-    QueuePosition,
-    Right,
-    Trouble,
-    Verdict,
-    held,
-    schema_of,
-)
+from sqlq.database.batch import NO_VALUES, Batch, Change, Key, Right
+from sqlq.database.dialect import CLAIMED, Dialect, held, schema_of
 from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, health, sql
 from sqlq.database.timeouts import Patience, bound
+from sqlq.database.values import (
+    Ask,
+    Backlog,
+    Claimant,
+    ClaimOrder,
+    LookWanted,
+    QueuePosition,
+    Trouble,
+    Verdict,
+)
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema import qualify, version
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.database.dialect import Burden, schema_of
+from sqlq.database.dialect import schema_of
+from sqlq.database.values import Burden
 from sqlq.schema.tables import metadata
 
 COLLATION = "utf8mb4_nopad_bin"

@@ -33,26 +33,21 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.dialect import (
-    Ask,
-    Backlog,
-    Batch,
-    Claimant,
-    ClaimOrder,
-    Dialect,
-    LookWanted,
-    QueuePosition,
-    Right,
-    Trouble,
-    Verdict,
-    held,
-    locked,
-    rights,
-    schema_of,
-)
+from sqlq.database.batch import Batch, Right, locked, rights
+from sqlq.database.dialect import Dialect, held, schema_of
 from sqlq.database.idle import look_at_idle
 from sqlq.database.postgresql import health, sql
 from sqlq.database.timeouts import Patience, bound
+from sqlq.database.values import (
+    Ask,
+    Backlog,
+    Claimant,
+    ClaimOrder,
+    LookWanted,
+    QueuePosition,
+    Trouble,
+    Verdict,
+)
 from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import CARRIED, jobs
 

@@ -15,7 +15,8 @@ from sqlalchemy import URL, Connection, CursorResult, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import granting
-from sqlq.database.dialect import Burden, Rows, schema_of
+from sqlq.database.dialect import schema_of
+from sqlq.database.values import Burden, Rows
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import metadata
 

@@ -25,19 +25,11 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 from sqlalchemy.util import await_only
 
-from sqlq.database.dialect import (
-    Ask,
-    Backlog,
-    Batch,
-    Claimant,
-    ClaimOrder,
-    Dialect,
-    Trouble,
-    Verdict,
-    claimed_columns,
-)
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect, claimed_columns
 from sqlq.database.sqlite import health
 from sqlq.database.timeouts import Patience
+from sqlq.database.values import Ask, Backlog, Claimant, ClaimOrder, Trouble, Verdict
 from sqlq.errors import ConfigurationError
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.tables import CARRIED

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlq.database.dialect import Burden
+from sqlq.database.values import Burden
 
 
 def pragma(conn: Connection, name: str) -> Any:

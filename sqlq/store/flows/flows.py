@@ -29,8 +29,9 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import IDS
+from sqlq.database.batch import Batch
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Dialect, seal_of
+from sqlq.database.dialect import Dialect, seal_of
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import SealError
 from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan

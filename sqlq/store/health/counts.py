@@ -29,8 +29,10 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from sqlq.database.dialect import Batch, Dialect, Rows
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.values import Rows
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs
 from sqlq.schema.types import FAR, Moment, now
 from sqlq.store.workers.pauses import paused

@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import CTE, Connection, Text, case, select
 
-from sqlq.database.dialect import Batch, Change, Dialect, Right, held
+from sqlq.database.batch import Batch, Change, Right
+from sqlq.database.dialect import Dialect, held
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs
 

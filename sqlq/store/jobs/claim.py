@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlq.database.dialect import Claimant, ClaimOrder, schema_of
+from sqlq.database.dialect import schema_of
 from sqlq.database.dialects import dialect_of
+from sqlq.database.values import Claimant, ClaimOrder
 from sqlq.model.job import ClaimedJob
 
 # -- claim ---------------------------------------------------------------------------------------------------

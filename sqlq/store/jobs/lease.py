@@ -8,7 +8,8 @@ from functools import cache
 
 from sqlalchemy import BigInteger, Connection, bindparam, literal, select
 
-from sqlq.database.dialect import RIGHT, Batch, Change, Dialect, Right, held
+from sqlq.database.batch import RIGHT, Batch, Change, Right
+from sqlq.database.dialect import Dialect, held
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs
 from sqlq.schema.types import after

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import CTE, DOUBLE_PRECISION, BigInteger, Connection, Text, case, func
 
-from sqlq.database.dialect import RIGHT, Batch, Change, Dialect, Right, held, rights
+from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
+from sqlq.database.dialect import Dialect, held
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs
 

@@ -18,7 +18,7 @@ from sqlalchemy import (
     select,
 )
 
-from sqlq.database.dialect import Change
+from sqlq.database.batch import Change
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import after, now

@@ -36,7 +36,8 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import HEADERS_BYTES
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.model.job import State

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, Text, case, cast, null, select, text, union_all
 
+from sqlq.database.batch import Batch
 from sqlq.database.compiled import Compiled
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Dialect, schema_of
+from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.database.notifications import ANY_JOB
 from sqlq.model.job import State

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from sqlalchemy import BigInteger, ColumnElement, Integer, Table, Text, bindparam, case, func, literal, null
 from sqlalchemy.types import TypeEngine
 
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, after, far, moment_after, now

@@ -40,17 +40,8 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
-from sqlq.database.dialect import (
-    CLAIMED,
-    RIGHT,
-    Batch,
-    Change,
-    Dialect,
-    Right,
-    held,
-    rights,
-    seal_of,
-)
+from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
+from sqlq.database.dialect import CLAIMED, Dialect, held, seal_of
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history

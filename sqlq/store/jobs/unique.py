@@ -29,7 +29,8 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.dialect import Batch, Dialect, Key
+from sqlq.database.batch import Batch, Key
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State

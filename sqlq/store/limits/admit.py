@@ -31,9 +31,11 @@ from sqlalchemy import (
     update,
 )
 
+from sqlq.database.batch import Batch, Change, Key
 from sqlq.database.database import Database
-from sqlq.database.dialect import Backlog, Batch, Change, Dialect, Key
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import failed_jobs, jobs, limits, queues, wakes

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, Text, case
 
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.model.job import NewJob

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import LookWanted
+from sqlq.database.values import LookWanted
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
 from sqlq.store.workers.workers import Wanted

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, func, literal, null, select, type_coerce, update
 
-from sqlq.database.dialect import Change, Key
+from sqlq.database.batch import Change, Key
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import queues
 from sqlq.schema.types import Moment, after, now

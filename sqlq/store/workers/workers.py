@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, String, bindparam, delete, insert, select, type_coerce, update
 
 from sqlq.config.constants import LEASE_MS
-from sqlq.database.dialect import Change, Right
+from sqlq.database.batch import Change, Right
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs, workers
 from sqlq.schema.types import Moment, after, now

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.database.dialect import Right
 from sqlq.errors import ConfigurationError
 from sqlq.model.flow import AnyFlow, Growth, Plan
 from sqlq.model.job import ClaimedJob, Progress

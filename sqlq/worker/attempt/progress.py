@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.database.dialect import Right
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease, progress
 from sqlq.worker.attempt.attempt import Attempt

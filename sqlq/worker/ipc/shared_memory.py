@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from sqlq.database.dialect import Right
+from sqlq.database.batch import Right
 
 CELLS = 8_192
 """More than a worker may hold: jobs in its slots, ready jobs, and jobs that wait to be settled."""

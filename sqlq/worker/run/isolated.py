@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from sqlq.database.dialect import Right
+from sqlq.database.batch import Right
 from sqlq.errors import WorkerLostError
 from sqlq.model.job import Progress
 from sqlq.model.middleware import Scope

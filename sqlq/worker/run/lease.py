@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from sqlalchemy import Connection
 
 from sqlq.config.constants import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
+from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.database.dialect import Right
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt

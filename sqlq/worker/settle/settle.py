@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.database.dialect import Right
 from sqlq.model.callbacks import settlement
 from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (

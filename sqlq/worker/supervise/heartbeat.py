@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.database.batch import Right
 from sqlq.database.database import STANDS_IN, Address, Database
-from sqlq.database.dialect import Right
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption

@@ -1,0 +1,129 @@
+"""Batches of rows that are parameters of one statement, and changes of chosen rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    Select,
+    Table,
+    TextClause,
+    Update,
+    delete,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.types import TypeEngine
+
+from sqlq.schema.tables import jobs
+
+Right: TypeAlias = tuple[int, int]
+"""A job's id and the lease token under which a worker holds it."""
+
+
+def rights(rows: Iterable[Any]) -> set[Right]:
+    """Return the rights in rows of id and lease token."""
+    return {(id, token) for id, token in rows}
+
+
+class Batch:
+    """The shape of a batch of rows given as parameters, with the constants of all rows."""
+
+    def __init__(
+        self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
+    ) -> None:
+        self.columns = columns
+        self.constants = constants or {}
+        self.given = tuple(name for name in columns if name not in ("id", "token"))
+        self.extra = (*self.given, *self.constants)
+        """The columns of a statement beside the right to the job."""
+
+    @classmethod
+    def of_claims(
+        cls, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
+    ) -> Batch:
+        """Return the shape of rows that begin with the right to a job."""
+        return cls(constants, id=BigInteger, token=BigInteger, **columns)
+
+    def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
+        """Yield the columns of a statement, from a source with the given ones."""
+        yield from (source.c[name] for name in self.given)
+        yield from (literal(value).label(name) for name, value in self.constants.items())
+
+
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+
+
+RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
+
+
+class Key(NamedTuple):
+    """The columns of a unique index, and the predicate of a partial one, by which the database finds it."""
+
+    columns: tuple[str, ...]
+    where: ColumnElement[bool] | TextClause | None = None
+
+
+class Change:
+    """An UPDATE of the rows that a query or a condition chooses, or without `values` a DELETE of them.
+
+    The query returns the table's key first, in the order in which the rows are locked. A row that another
+    transaction has locked is skipped, or with `waits` waited for; a condition always waits. `values` may be a
+    function that returns the new values from the chosen rows. The change applies only to rows that fulfil
+    `where`.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        chosen: Select[Any] | ColumnElement[bool],
+        values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+        *,
+        returning: Sequence[ColumnElement[Any]],
+        where: Callable[[Any], ColumnElement[bool]] | None = None,
+        waits: bool = False,
+    ) -> None:
+        self.table = table
+        self.chosen = chosen
+        self.values = values
+        self.returning = returning
+        self.where = where
+        self.waits = waits
+
+    @cached_property
+    def statement(self) -> Any:
+        """One statement that chooses, locks, changes and returns."""
+        statement = delete(self.table) if self.values is None else update(self.table)
+        if not isinstance(self.chosen, Select):
+            statement = statement.where(self.chosen)
+            rows = None
+        else:
+            rows = locked(self.table, self.chosen, waits=self.waits)
+            (key,) = self.table.primary_key
+            mine = rows.c[key.name]
+            statement = statement.where(key.in_(select(mine)) if self.values is None else key == mine)
+        if self.where is not None:
+            statement = statement.where(self.where(rows))
+        if isinstance(statement, Update) and self.values is not None:
+            statement = statement.values(self.values(rows) if callable(self.values) else self.values)
+        return statement.returning(*self.returning)
+
+
+def locked(table: Table, chosen: Select[Any], *, waits: bool = False) -> CTE:
+    """Return the rows that a query chooses, locked.
+
+    A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
+    example) never blocks another. Skipped means not known, never lost. MATERIALIZED locks the rows once,
+    whatever plan the rest gets.
+    """
+    # guard: locked-rows-are-skipped
+    locking = chosen.with_for_update(of=table, skip_locked=not waits)
+    return locking.cte("held").prefix_with("MATERIALIZED")

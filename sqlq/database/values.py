@@ -1,0 +1,103 @@
+"""The values that the methods of a `Dialect` take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+QueuePosition: TypeAlias = tuple[str, int, int, int]
+"""A queue, a priority in it, and the due time (µs since 1970) and id of the last job that a claim took
+there."""
+
+
+ClaimOrder: TypeAlias = Literal["oldest", "newest", "evenly"]
+"""Which jobs a claim takes first in a queue. With "evenly" the oldest, and no queue comes before another."""
+
+
+Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
+"""Runs a statement with its parameters, as the driver takes them, and returns its rows."""
+
+
+class Verdict(NamedTuple):
+    """The result for a batch of blocked steps: the number `found`, the ids now `free`, and those `cancelled`
+    since they can never run."""
+
+    found: int
+    free: list[int]
+    cancelled: list[int]
+
+
+class Trouble(NamedTuple):
+    """The meaning of a database error. All are False for an error of another kind."""
+
+    is_away: bool
+    """The database, or the way to it, is away for now, so that waiting is the remedy."""
+    rolled_back: bool
+    """The database undid the whole transaction for a reason that may have passed at the next run."""
+    refused: bool
+    """The database answers, and refuses this one statement: for want of a right, for example. It will refuse
+    it again until an operator changes something."""
+    takes_no_writes: bool
+    """The database answers, but takes no writes for now: it only reads, or its disk is full."""
+    has_no_room: bool = False
+    """The database undid the whole transaction for want of room, perhaps for notifications."""
+    is_useless: bool = False
+    """The connection is useless after this error, which SQLAlchemy does not know."""
+    advice: str | None = None
+    """The reason and the remedy of a refused write; None where the database's own message suffices."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same statement may succeed later."""
+        return self.is_away or self.rolled_back
+
+
+class Claimant(NamedTuple):
+    """The owner of a claim, and JSON values that the claim writes into rows without them. `max_attempts` has
+    those of each task, which a rescue needs; `follow_ups` has those of each task with some."""
+
+    owner: str
+    lease_ms: int
+    max_attempts: str = "{}"
+    follow_ups: str | None = None
+
+
+class LookWanted(NamedTuple):
+    """The parameters of a poll: the channel of notifications, and the time within which a host had a
+    heartbeat. With `maintenance` it polls for the maintenance services, too; it reads the requests to these
+    `workers`."""
+
+    channel: str
+    hosts_within_ms: int | None
+    maintenance: bool
+    workers: list[str]
+
+
+class Backlog(NamedTuple):
+    """The line of a limit, and the jobs that an admission may take from it. It takes at most `most`, and no
+    more than leaves `running` of the key admitted. With `in_order` only the one with the least id, if it is
+    due; with `holds` none that comes after a failed one."""
+
+    key: str
+    running: int | None
+    most: int
+    in_order: bool
+    holds: bool
+
+
+class Rows(NamedTuple):
+    """The rows of the table jobs by the database's own estimate, and when they were vacuumed last."""
+
+    live: int
+    dead: int
+    vacuumed_at: datetime | None
+
+
+class Burden(NamedTuple):
+    """The causes of a slow database. None for what it does not have, or the role may not see."""
+
+    rows: Rows | None = None
+    oldest_transaction_seconds: float | None = None
+    wal_bytes: int | None = None
+    unpurged_transactions: int | None = None
