@@ -12,44 +12,39 @@ import re
 import select as select_module
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
     URL,
-    BigInteger,
     ColumnElement,
     Connection,
     Engine,
     Select,
     Table,
-    bindparam,
-    delete,
     event,
     func,
-    insert,
     literal_column,
     or_,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
-from sqlalchemy.engine import ExceptionContext, result_tuple
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql import operators, visitors
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.selectable import FromClause, Subquery
-from sqlalchemy.types import Double, Integer
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.types import Integer
 
 from sqlq.config.constants import LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
 from sqlq.database.batch import NO_VALUES, Batch, Change, Key, Right
-from sqlq.database.dialect import CLAIMED, Dialect, held, schema_of
+from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, health, sql
+from sqlq.database.mariadb.batches import TEXT, in_json, json_table, json_type
+from sqlq.database.mariadb.claims import due_in_one, due_statement, listed, reserved, time_of
+from sqlq.database.mariadb.locking import copying, deletion, is_kept, locking, met_key, plan_of
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
     Ask,
@@ -63,8 +58,7 @@ from sqlq.database.values import (
 )
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema import qualify, version
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import Moment, naive
+from sqlq.schema.tables import jobs
 
 T = TypeVar("T")
 
@@ -104,12 +98,6 @@ _USELESS = {*_LOST, *_READ_ONLY, 1047}
 """The server may lead to another one by now: the next connection finds it."""
 
 
-def _met(key: str) -> str:
-    """Return the key of the row that an insert met. Without an assignment in front of it, MariaDB would read
-    the variable before it inserts, or take an unknown one for NULL."""
-    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := 0, @sqlq_met_{key})"
-
-
 class MariaDB(Dialect):
     name, title = "mariadb", "MariaDB"
     oldest = (10, 11)
@@ -128,7 +116,7 @@ class MariaDB(Dialect):
     changes_tables_in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
     # A row that the insert met has left its id in the variable.
-    is_new = literal_column(f"NOT ({_met('id')} <=> id)")
+    is_new = literal_column(f"NOT ({met_key('id')} <=> id)")
 
     def for_parameters(self, style: Any) -> Any:
         return qualify.qualified(MariaDBDialect(paramstyle=style))
@@ -148,7 +136,7 @@ class MariaDB(Dialect):
         name = next(column.name for column in table.columns if column is not row)
         met = text(f"IF((@sqlq_met_{row.name} \\:= `{row.name}`) IS NULL, `{name}`, `{name}`)")
         statement = statement.on_duplicate_key_update({name: met})
-        return statement.returning(*returning, _kept(row)) if returning else statement
+        return statement.returning(*returning, is_kept(row)) if returning else statement
 
     def insert_or_change(
         self,
@@ -172,7 +160,7 @@ class MariaDB(Dialect):
         statement = statement.on_duplicate_key_update(changed)
         if not returning:
             return statement
-        return statement.returning(*returning, _kept(row) if where is None else or_(_kept(row), where))
+        return statement.returning(*returning, is_kept(row) if where is None else or_(is_kept(row), where))
 
     def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
         return [row[:-1] for row in rows if row[-1]]
@@ -208,20 +196,20 @@ class MariaDB(Dialect):
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
-        locking, ids = _locking(query, waits), None
-        if locking.chooses is not None:
-            ids = list(conn.scalars(locking.chooses, parameters))
+        way, ids = locking(query, waits), None
+        if way.chooses is not None:
+            ids = list(conn.scalars(way.chooses, parameters))
             if not ids:
                 return []
             parameters = {**(parameters or {}), "sqlq_ids": sorted(ids)}
-        rows = conn.execute(locking.locks, parameters).all()
-        if ids is None or locking.place is None:
+        rows = conn.execute(way.locks, parameters).all()
+        if ids is None or way.place is None:
             return rows
         order = {id: place for place, id in enumerate(ids)}
-        return sorted(rows, key=lambda row: order[row[locking.place]])
+        return sorted(rows, key=lambda row: order[row[way.place]])
 
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
-        plan = _plan(self, change)
+        plan = plan_of(self, change)
         rows = self.lock(conn, plan.chosen, parameters, waits=plan.waits)
         if not rows:
             return []
@@ -244,7 +232,7 @@ class MariaDB(Dialect):
         if where:  # whose subqueries would lock the rows that they read
             values = conn.scalars(select(column).where(column.in_(values), *where)).all()
         if values:
-            batch, statement = _deletion(self, column)
+            batch, statement = deletion(self, column)
             conn.execute(statement, self.batch_parameters(batch, [(value,) for value in sorted(values)]))
 
     def move(
@@ -256,7 +244,7 @@ class MariaDB(Dialect):
         *,
         waits: bool = False,
     ) -> set[Right]:
-        copy, query = _copy(self, batch, target)
+        copy, query = copying(self, batch, target)
         mine = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
         rights = {(row[0], row[-1]) for row in mine}
         if rights:
@@ -271,24 +259,24 @@ class MariaDB(Dialect):
     def claim(
         self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
     ) -> list[Sequence[Any]]:
-        first = _due(schema, newest_first=order == "newest")
-        at_level = _due(schema, given_level=True, newest_first=order == "newest")
+        first = due_statement(schema, newest_first=order == "newest")
+        at_level = due_statement(schema, given_level=True, newest_first=order == "newest")
         due: list[Sequence[Any]] = []
         for name in names:
             if len(due) < limit:
-                due += _due_in_one(ask, schema, (first, at_level), name, limit - len(due))
-        return _reserved(ask, schema, due, by)
+                due += due_in_one(ask, schema, (first, at_level), name, limit - len(due))
+        return reserved(ask, schema, due, by)
 
     def claim_beyond(
         self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
     ) -> list[Sequence[Any]]:
-        statement = _due(schema, given_level=True, beyond=True)
+        statement = due_statement(schema, given_level=True, beyond=True)
         due: list[Sequence[Any]] = []
         for queue, priority, due_us, id in positions:
             if len(due) < limit:
-                at = _time(due_us)
+                at = time_of(due_us)
                 due += ask(statement, (queue, priority, at, at, id, limit - len(due)))
-        return _reserved(ask, schema, due, by)
+        return reserved(ask, schema, due, by)
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         if names is not None and not names:
@@ -307,10 +295,10 @@ class MariaDB(Dialect):
 
     def batch_table(self, batch: Batch) -> FromClause:
         columns = ", ".join(
-            f"`{name}` {_json_type(kind)} PATH '$[{i}]'"
+            f"`{name}` {json_type(kind)} PATH '$[{i}]'"
             for i, (name, kind) in enumerate(batch.columns.items())
         )
-        return _json_table("batch", columns, batch.columns)
+        return json_table("batch", columns, batch.columns)
 
     def portions(self, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterable[Sequence[T]]:
         begin, size = 0, 0
@@ -324,11 +312,11 @@ class MariaDB(Dialect):
         yield rows[begin:]
 
     def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
+        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=in_json)}
 
     def texts(self) -> FromClause:
-        columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"
-        return _json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
+        columns = f"place FOR ORDINALITY, value {TEXT} PATH '$'"
+        return json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
 
     def joined(self, texts: Sequence[str]) -> str | None:
         return json.dumps(texts, ensure_ascii=False)
@@ -340,23 +328,23 @@ class MariaDB(Dialect):
     ) -> Verdict:
         steps = list(ids)
         if not are_steps:
-            steps = [id for (id,) in ask(f"{sql.waiting_for(schema, _list(ids))} LIMIT {most}", ())]
-        rows = ask(sql.verdict(schema, _list(steps)), ()) if steps else []
+            steps = [id for (id,) in ask(f"{sql.waiting_for(schema, listed(ids))} LIMIT {most}", ())]
+        rows = ask(sql.verdict(schema, listed(steps)), ()) if steps else []
         judged = {id: bool(never) for id, never in rows}
-        locked = [id for (id,) in ask(sql.lock_steps(schema, _list(judged)), ())] if judged else []
+        locked = [id for (id,) in ask(sql.lock_steps(schema, listed(judged)), ())] if judged else []
         free = [id for id in locked if not judged[id]]
         cancelled = [id for id in locked if judged[id]]
         if free:
-            ask(sql.wake(schema, _list(free)), ())
-            ask(sql.free(schema, _list(free)), ())
+            ask(sql.wake(schema, listed(free)), ())
+            ask(sql.free(schema, listed(free)), ())
         if cancelled:
-            copy, remove = sql.cancel(schema, _list(cancelled))
+            copy, remove = sql.cancel(schema, listed(cancelled))
             ask(copy, (reason,))
             ask(remove, ())
         return Verdict(len(steps), free, cancelled)
 
     def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
-        return [id for (id,) in ask(sql.waiting_for(schema, _list(ended)), ())] if ended else []
+        return [id for (id,) in ask(sql.waiting_for(schema, listed(ended)), ())] if ended else []
 
     def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
         return [id for (id,) in ask(sql.waiting_for_recent(schema), (within_ms, within_ms))]
@@ -552,7 +540,7 @@ _LIMITED = "sqlq_limited"
 # guard: workers-read-committed-mariadb
 _SESSION = (
     "SET SESSION autocommit = 1, tx_isolation = 'READ-COMMITTED', "
-    f"wait_timeout = GREATEST(@@wait_timeout, 600), lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
+    "wait_timeout = GREATEST(@@wait_timeout, 600), "
     f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
     "max_statement_time = 0, sql_mode = "
     "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"
@@ -561,226 +549,3 @@ _SESSION = (
 # guard: a-session-stays-as-it-was-made
 _IS_SOUND = "SELECT @@tx_isolation = 'READ-COMMITTED' AND @@autocommit AND NOT @@in_transaction"
 """A proxy between here and the server may have given the connection another session."""
-
-
-# -- locking by primary key ----------------------------------------------------------------------------------
-
-
-class _Locking:
-    """How a query locks its rows: `chooses` selects their keys without a lock, if it has to look for them;
-    `locks` locks them by these keys. `place` is the place of the key among the columns, if it is there."""
-
-    def __init__(self, chooses: Select[Any] | None, locks: Select[Any], place: int | None) -> None:
-        self.chooses, self.locks, self.place = chooses, locks, place
-
-
-@lru_cache(maxsize=512)
-def _locking(query: Select[Any], waits: bool) -> _Locking:
-    table: Any = next(iter(query.selected_columns)).table
-    (key,) = table.primary_key
-    by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
-    if any(isinstance(source, Subquery) and source.name == "batch" for source in _parts(query)):
-        # the rows of a batch are in the order of their ids, and find the table's by these
-        return _Locking(None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
-    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
-        return _Locking(None, by_key, None)
-    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
-    locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
-    names = [column.name for column in query.selected_columns]
-    place = names.index(key.name) if key.name in names else None
-    return _Locking(query.with_only_columns(key), locks, place)
-
-
-def _parts(element: Any) -> Iterable[Any]:
-    return visitors.iterate(element)
-
-
-_LARGE = (jobs, finished_jobs, failed_jobs)
-
-
-class _Plan:
-    """How a `Change` is made: the rows are chosen and locked, then changed by their keys, then read again if
-    the change writes columns that it returns."""
-
-    def __init__(self, chosen: Select[Any], waits: bool) -> None:
-        self.chosen, self.waits = chosen, waits
-        self.given: Batch | None = None
-        self.changes: Any = None
-        self.takes: list[str] = []
-        """The parameters of the changing statement, which takes no others."""
-        self.returns: Any = None
-        self.returned_from = 0
-        self.row: Callable[[Any], Any] = tuple
-
-
-@lru_cache(maxsize=512)
-def _plan(dialect: MariaDB, change: Change) -> _Plan:
-    table, (key,) = change.table, change.table.primary_key
-    chosen: Select[Any] = (
-        change.chosen if isinstance(change.chosen, Select) else select(key).where(change.chosen).order_by(key)
-    )
-    if change.where is not None:
-        chosen = chosen.where(change.where(_Columns(chosen.selected_columns)))
-    plan = _Plan(chosen, change.waits or not isinstance(change.chosen, Select))
-    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
-    written: set[str] = set()
-    if callable(change.values):
-        plan.given = Batch(**{column.name: type(column.type) for column in chosen.selected_columns})
-        rows = dialect.batch_table(plan.given)
-        values = change.values(rows)
-        written = set(values)
-        plan.changes = update(table).where(key == rows.c[key.name]).values(values)
-        plan.takes = ["batch"]
-    elif change.values is not None:
-        written = set(change.values)
-        plan.changes = update(table).where(key.in_(ids)).values(change.values)
-    plan.takes += [
-        bound.key
-        for bound in ([] if plan.changes is None else _parts(plan.changes))
-        if isinstance(bound, BindParameter) and bound.required and bound.key != "batch"
-    ]
-    read = {c.name for each in change.returning for c in _parts(each) if getattr(c, "table", None) is table}
-    if written & read:
-        plan.returns = select(*change.returning).where(key.in_(ids)).order_by(key)
-    else:
-        plan.returned_from = len(chosen.selected_columns)
-        plan.chosen = chosen.add_columns(*(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning)))
-        plan.row = result_tuple([str(c.key) for c in change.returning])
-    return plan
-
-
-class _Columns:
-    """The columns that a query selects, as those of a table."""
-
-    def __init__(self, c: Any) -> None:
-        self.c = c
-
-
-def _kept(row: ColumnElement[Any]) -> ColumnElement[Any]:
-    return literal_column(f"NOT ({_met(row.name)} <=> `{row.name}`)")
-
-
-@lru_cache(maxsize=64)
-def _deletion(dialect: MariaDB, column: Any) -> tuple[Batch, Any]:
-    batch = Batch(**{column.name: type(column.type)})
-    rows = dialect.batch_table(batch)
-    return batch, delete(column.table).where(column == rows.c[column.name])
-
-
-@lru_cache(maxsize=64)
-def _copy(dialect: MariaDB, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
-    rows = dialect.batch_table(batch)
-    source = (
-        select(*(jobs.c[name] for name in CARRIED), *batch.carried(rows))
-        .join_from(rows, jobs, jobs.c.id == rows.c.id)
-        .prefix_with("STRAIGHT_JOIN")
-        .with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
-    )
-    copy = insert(target).from_select([*CARRIED, *batch.extra], source)
-    return copy, held(dialect, batch, jobs.c.lease_token)
-
-
-# -- claims --------------------------------------------------------------------------------------------------
-
-_PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
-_AFTER_CLAIM = {"lease_token": sql.NEXT_TOKEN, "attempts": sql.ONE_MORE}
-
-
-@lru_cache
-def _due(
-    schema: str | None, *, given_level: bool = False, beyond: bool = False, newest_first: bool = False
-) -> str:
-    """Return the statement that locks due jobs, with the columns of a claim as they are after it."""
-    dialect: Any = qualify.qualified(MariaDBDialect())
-    columns = [
-        _AFTER_CLAIM.get(column.name)
-        or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
-        for column in CLAIMED
-    ]
-    said = ", ".join([*columns, "max_attempts"])
-    return sql.due(schema, said, given_level=given_level, beyond=beyond, newest_first=newest_first)
-
-
-def _due_in_one(
-    ask: Ask, schema: str | None, statements: tuple[str, str], name: str, most: int
-) -> list[Sequence[Any]]:
-    at_top, at_level = statements
-    due = ask(at_top, (name, name, most))
-    level = due[0][_PLACE["priority"]] if due else None
-    if level is None:
-        ((level,),) = ask(sql.next_level(schema), (name, _ABOVE_ALL))
-    while level is not None and len(due) < most:
-        ((level,),) = ask(sql.next_level(schema), (name, level))
-        if level is not None:
-            due = [*due, *ask(at_level, (name, level, most - len(due)))]
-    return due
-
-
-_ABOVE_ALL = 1_000
-
-
-def _reserved(
-    ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant
-) -> list[Sequence[Any]]:
-    """Reserve locked jobs, and return them. Rows without values of their own get those of their tasks."""
-    if not due:
-        return []
-    claimed = [list(row[:-1]) for row in due]
-    allowed: dict[str, int] = json.loads(by.max_attempts)
-    follow_ups: dict[str, dict[str, str]] = json.loads(by.follow_ups or "{}")
-    missing: dict[tuple[str, Any], list[int]] = {}
-    for row, own in zip(claimed, due, strict=True):
-        task = row[_PLACE["task"]]
-        values: dict[str, Any] = {
-            name: text for name, text in follow_ups.get(task, {}).items() if row[_PLACE[name]] is None
-        }
-        if own[-1] is None and task in allowed:
-            values["max_attempts"] = allowed[task]
-        for name, value in values.items():
-            if value is not None:
-                row[_PLACE[name]] = value
-                missing.setdefault((name, value), []).append(row[0])
-    sets = {
-        name: " ".join(
-            f"WHEN id IN ({_list(ids)}) THEN %s" for (other, _), ids in missing.items() if other == name
-        )
-        for name, _ in missing
-    }
-    given = [value for column in sets for name, value in missing if name == column]
-    ask(sql.reserve(schema, _list(row[0] for row in due), sets), (by.owner, by.lease_ms, *given))
-    return [tuple(row) for row in claimed]
-
-
-def _list(ids: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ids)))
-
-
-def _time(us: int) -> datetime:
-    return datetime(1970, 1, 1) + timedelta(microseconds=us)  # noqa: DTZ001 - as the columns have it
-
-
-# -- batches -------------------------------------------------------------------------------------------------
-
-_TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
-
-
-def _json_type(kind: type[Any]) -> str:
-    for known, said in (
-        (BigInteger, "BIGINT"),
-        (Integer, "INT"),
-        (Moment, "DATETIME(6)"),
-        (Double, "DOUBLE"),
-    ):
-        if issubclass(kind, known):
-            return said
-    return _TEXT
-
-
-def _json_table(name: str, columns: str, types: Mapping[str, Any]) -> FromClause:
-    """Return a table of the rows of a JSON array, a parameter of this name."""
-    rows = text(f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS given")
-    return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)
-
-
-def _in_json(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(naive(value))

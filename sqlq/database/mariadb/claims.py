@@ -1,0 +1,95 @@
+"""Claims on MariaDB: one statement locks due jobs, another reserves them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
+
+from sqlq.database.dialect import CLAIMED
+from sqlq.database.mariadb import sql
+from sqlq.database.values import (
+    Ask,
+    Claimant,
+)
+from sqlq.schema import qualify
+from sqlq.schema.tables import TOKEN_SCHEMA
+
+_PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
+_AFTER_CLAIM = {"lease_token": sql.NEXT_TOKEN, "attempts": sql.ONE_MORE}
+
+
+@lru_cache
+def due_statement(
+    schema: str | None, *, given_level: bool = False, beyond: bool = False, newest_first: bool = False
+) -> str:
+    """Return the statement that locks due jobs, with the columns of a claim as they are after it."""
+    dialect: Any = qualify.qualified(MariaDBDialect())
+    columns = [
+        _AFTER_CLAIM.get(column.name)
+        or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
+        for column in CLAIMED
+    ]
+    said = ", ".join([*columns, "max_attempts"])
+    return sql.due(schema, said, given_level=given_level, beyond=beyond, newest_first=newest_first)
+
+
+def due_in_one(
+    ask: Ask, schema: str | None, statements: tuple[str, str], name: str, most: int
+) -> list[Sequence[Any]]:
+    at_top, at_level = statements
+    due = ask(at_top, (name, name, most))
+    level = due[0][_PLACE["priority"]] if due else None
+    if level is None:
+        ((level,),) = ask(sql.next_level(schema), (name, _ABOVE_ALL))
+    while level is not None and len(due) < most:
+        ((level,),) = ask(sql.next_level(schema), (name, level))
+        if level is not None:
+            due = [*due, *ask(at_level, (name, level, most - len(due)))]
+    return due
+
+
+_ABOVE_ALL = 1_000
+
+
+def reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant) -> list[Sequence[Any]]:
+    """Reserve locked jobs, and return them. Rows without values of their own get those of their tasks."""
+    if not due:
+        return []
+    claimed = [list(row[:-1]) for row in due]
+    allowed: dict[str, int] = json.loads(by.max_attempts)
+    follow_ups: dict[str, dict[str, str]] = json.loads(by.follow_ups or "{}")
+    missing: dict[tuple[str, Any], list[int]] = {}
+    for row, own in zip(claimed, due, strict=True):
+        task = row[_PLACE["task"]]
+        values: dict[str, Any] = {
+            name: text for name, text in follow_ups.get(task, {}).items() if row[_PLACE[name]] is None
+        }
+        if own[-1] is None and task in allowed:
+            values["max_attempts"] = allowed[task]
+        for name, value in values.items():
+            if value is not None:
+                row[_PLACE[name]] = value
+                missing.setdefault((name, value), []).append(row[0])
+    sets = {
+        name: " ".join(
+            f"WHEN id IN ({listed(ids)}) THEN %s" for (other, _), ids in missing.items() if other == name
+        )
+        for name, _ in missing
+    }
+    given = [value for column in sets for name, value in missing if name == column]
+    ask(sql.reserve(schema, listed(row[0] for row in due), sets), (by.owner, by.lease_ms, *given))
+    return [tuple(row) for row in claimed]
+
+
+def listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))
+
+
+def time_of(us: int) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(microseconds=us)  # noqa: DTZ001 - as the columns have it

@@ -1,0 +1,147 @@
+"""How rows are locked and changed on MariaDB: by their primary keys, in ascending order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    insert,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.engine import result_tuple
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.selectable import Subquery
+
+from sqlq.database.batch import Batch, Change
+from sqlq.database.dialect import Dialect, held
+from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
+
+
+def met_key(key: str) -> str:
+    """Return the key of the row that an insert met. Without an assignment in front of it, MariaDB would read
+    the variable before it inserts, or take an unknown one for NULL."""
+    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := 0, @sqlq_met_{key})"
+
+
+class Locking:
+    """How a query locks its rows: `chooses` selects their keys without a lock, if it has to look for them;
+    `locks` locks them by these keys. `place` is the place of the key among the columns, if it is there."""
+
+    def __init__(self, chooses: Select[Any] | None, locks: Select[Any], place: int | None) -> None:
+        self.chooses, self.locks, self.place = chooses, locks, place
+
+
+@lru_cache(maxsize=512)
+def locking(query: Select[Any], waits: bool) -> Locking:
+    table: Any = next(iter(query.selected_columns)).table
+    (key,) = table.primary_key
+    by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
+    if any(isinstance(source, Subquery) and source.name == "batch" for source in _parts(query)):
+        # the rows of a batch are in the order of their ids, and find the table's by these
+        return Locking(None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
+    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
+        return Locking(None, by_key, None)
+    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
+    locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
+    names = [column.name for column in query.selected_columns]
+    place = names.index(key.name) if key.name in names else None
+    return Locking(query.with_only_columns(key), locks, place)
+
+
+def _parts(element: Any) -> Iterable[Any]:
+    return visitors.iterate(element)
+
+
+_LARGE = (jobs, finished_jobs, failed_jobs)
+
+
+class Plan:
+    """How a `Change` is made: the rows are chosen and locked, then changed by their keys, then read again if
+    the change writes columns that it returns."""
+
+    def __init__(self, chosen: Select[Any], waits: bool) -> None:
+        self.chosen, self.waits = chosen, waits
+        self.given: Batch | None = None
+        self.changes: Any = None
+        self.takes: list[str] = []
+        """The parameters of the changing statement, which takes no others."""
+        self.returns: Any = None
+        self.returned_from = 0
+        self.row: Callable[[Any], Any] = tuple
+
+
+@lru_cache(maxsize=512)
+def plan_of(dialect: Dialect, change: Change) -> Plan:
+    table, (key,) = change.table, change.table.primary_key
+    chosen: Select[Any] = (
+        change.chosen if isinstance(change.chosen, Select) else select(key).where(change.chosen).order_by(key)
+    )
+    if change.where is not None:
+        chosen = chosen.where(change.where(_Columns(chosen.selected_columns)))
+    plan = Plan(chosen, change.waits or not isinstance(change.chosen, Select))
+    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
+    written: set[str] = set()
+    if callable(change.values):
+        plan.given = Batch(**{column.name: type(column.type) for column in chosen.selected_columns})
+        rows = dialect.batch_table(plan.given)
+        values = change.values(rows)
+        written = set(values)
+        plan.changes = update(table).where(key == rows.c[key.name]).values(values)
+        plan.takes = ["batch"]
+    elif change.values is not None:
+        written = set(change.values)
+        plan.changes = update(table).where(key.in_(ids)).values(change.values)
+    plan.takes += [
+        bound.key
+        for bound in ([] if plan.changes is None else _parts(plan.changes))
+        if isinstance(bound, BindParameter) and bound.required and bound.key != "batch"
+    ]
+    read = {c.name for each in change.returning for c in _parts(each) if getattr(c, "table", None) is table}
+    if written & read:
+        plan.returns = select(*change.returning).where(key.in_(ids)).order_by(key)
+    else:
+        plan.returned_from = len(chosen.selected_columns)
+        plan.chosen = chosen.add_columns(*(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning)))
+        plan.row = result_tuple([str(c.key) for c in change.returning])
+    return plan
+
+
+class _Columns:
+    """The columns that a query selects, as those of a table."""
+
+    def __init__(self, c: Any) -> None:
+        self.c = c
+
+
+def is_kept(row: ColumnElement[Any]) -> ColumnElement[Any]:
+    return literal_column(f"NOT ({met_key(row.name)} <=> `{row.name}`)")
+
+
+@lru_cache(maxsize=64)
+def deletion(dialect: Dialect, column: Any) -> tuple[Batch, Any]:
+    batch = Batch(**{column.name: type(column.type)})
+    rows = dialect.batch_table(batch)
+    return batch, delete(column.table).where(column == rows.c[column.name])
+
+
+@lru_cache(maxsize=64)
+def copying(dialect: Dialect, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
+    rows = dialect.batch_table(batch)
+    source = (
+        select(*(jobs.c[name] for name in CARRIED), *batch.carried(rows))
+        .join_from(rows, jobs, jobs.c.id == rows.c.id)
+        .prefix_with("STRAIGHT_JOIN")
+        .with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
+    )
+    copy = insert(target).from_select([*CARRIED, *batch.extra], source)
+    return copy, held(dialect, batch, jobs.c.lease_token)
