@@ -1,0 +1,27 @@
+SELECT job.id,
+       MAX(failed.id IS NULL AND edge.on_outcome <> 'ended'
+           AND (edge.on_outcome = 'failure' OR NOT (finished.outcome <=> 'completed'))) AS never
+  FROM shop.jobs AS job FORCE INDEX (PRIMARY)
+ STRAIGHT_JOIN shop.sqlq_edges AS edge FORCE INDEX (PRIMARY) ON edge.job_id = job.id
+  LEFT JOIN shop.finished_jobs AS finished ON finished.id = edge.depends_on
+  LEFT JOIN shop.failed_jobs AS failed ON failed.id = edge.depends_on
+ WHERE job.id IN (3) AND job.blocked_by = 'flow' AND job.reserved_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM shop.sqlq_edges AS open
+                    STRAIGHT_JOIN shop.jobs AS live FORCE INDEX (PRIMARY) ON live.id = open.depends_on
+                    WHERE open.job_id = job.id)
+ GROUP BY job.id
+HAVING never OR NOT MAX(failed.id IS NOT NULL AND edge.on_outcome = 'success');
+
+SELECT id FROM shop.jobs FORCE INDEX (PRIMARY)
+ WHERE id IN (3) AND blocked_by = 'flow' AND reserved_at IS NULL
+ ORDER BY id FOR UPDATE SKIP LOCKED;
+
+INSERT INTO shop.sqlq_wakes (limit_key)
+SELECT DISTINCT limit_key FROM shop.jobs WHERE id IN (3) AND limit_key IS NOT NULL;
+
+UPDATE shop.jobs FORCE INDEX (PRIMARY)
+   SET available_at = IF(limit_key IS NULL, GREATEST(UTC_TIMESTAMP(6), COALESCE(due_at, UTC_TIMESTAMP(6))), available_at),
+       due_at = IF(limit_key IS NULL, NULL, GREATEST(UTC_TIMESTAMP(6), COALESCE(due_at, UTC_TIMESTAMP(6)))),
+       blocked_by = IF(limit_key IS NULL, NULL, 'limit')
+ WHERE id IN (3);
+
