@@ -96,7 +96,8 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def texts_of(job: NewJob) -> tuple[Any, ...]:
     """Return a job's texts, and other values."""
-    return job.payload, *_values(job)
+    values = _values(job)
+    return (job.payload,) if values == _UNSAID else (job.payload, *values)
 
 
 def said_by(job: NewJob) -> tuple[str, ...]:
