@@ -145,6 +145,8 @@ class Dialect:
     """Whether one transaction at a time may write, and keeps all others waiting."""
     sees_commits = False
     """Whether a connection sees another's commit without a statement, and so needs no notification."""
+    claims_queues_apart = False
+    """Whether a claim takes a statement for each queue."""
     claims_beyond = True
     """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
     most_unwritten = 2_000

@@ -274,7 +274,8 @@ class Claimer:
             limit,
         )
         if dialect.claims_beyond:
-            self._frontier.began_anew(claimed, time.monotonic() - begun)
+            parts = len({job.queue for job in claimed}) if dialect.claims_queues_apart else 1
+            self._frontier.began_anew(claimed, (time.monotonic() - begun) / max(1, parts))
         return claimed
 
     def _may_go_on(self, first: str) -> bool:

@@ -110,6 +110,7 @@ class MariaDB(Dialect):
     correlates_in_from = False
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     single_changes = False
+    claims_queues_apart = True
     drivers = ("pymysql", "MySQLdb", "asyncmy")
     where_it_leads = "SELECT DATABASE()"
     which_server = "SELECT DATABASE(), @@server_uid"
@@ -262,6 +263,9 @@ class MariaDB(Dialect):
         first = due_statement(schema, newest_first=order == "newest")
         at_level = due_statement(schema, given_level=True, newest_first=order == "newest")
         due: list[Sequence[Any]] = []
+        if len(names) > 1:  # one statement for all finds those that are worth one of their own
+            ready = {queue for queue, ms in self.due_in(ask, schema, names) if ms <= 0}
+            names = [name for name in names if name in ready]
         for name in names:
             if len(due) < limit:
                 due += due_in_one(ask, schema, (first, at_level), name, limit - len(due))
