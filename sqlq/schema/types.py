@@ -47,7 +47,7 @@ class Moment(TypeDecorator[datetime]):
         if dialect.name == "sqlite":
             return moment_of(value)
         if dialect.name == "mariadb":
-            # a sum with a parameter is text; guard: read-moments-are-in-utc
+            # a sum with a parameter is text
             moment = datetime.fromisoformat(value) if isinstance(value, str) else value
             return moment.replace(tzinfo=UTC)
         # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc

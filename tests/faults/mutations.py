@@ -1,7 +1,7 @@
 """Take away one guard at a time: the test named beside it must fail.
 
     python -m tests.faults.mutations [WORD…]        all of them, or those whose line holds one of the words
-    python -m tests.faults.mutations --tenth        a tenth of them, another one each day
+    python -m tests.faults.mutations --tenth        a tenth of them, another one each day; MariaDB's where it is
 
 A guard is a line of sqlq that carries the comment `# guard: NAME`, or the statement below a line that is such a
 comment. Of it `was` is replaced by `instead`; without `was` all of it is. So neither a reformatted line nor one
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -35,6 +35,7 @@ from rich.table import Table
 from tests.faults import seal_guards
 from tests.faults.border_guards import BORDER
 from tests.faults.waiting_guards import WAITING
+from tests.mariadb import found, own_mariadb
 from tests.servers import own_postgresql
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,8 @@ AT_A_TIME = 8
 """More than there are processors: most tests that miss a guard wait until their patience is at an end."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 PYTEST_FAILED = 1
+OF_MARIADB = re.compile("mariadb|pymysql")
+"""What names a test that runs on MariaDB."""
 MARK = re.compile(r"(?:#|;) guard: ([\w-]+)$")
 
 
@@ -143,6 +146,7 @@ GUARDS = [
     Guard("drain-claims-anew", None, "if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
     Guard("dear-claims-are-measured", None, "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
     Guard("claim-beyond-a-place", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
+    Guard("claim-beyond-a-place-mariadb", "AND id > %s", "AND id >= %s", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[mariadb]"),
     Guard("claims-are-planned-once", "plans_once=use.plan_once", "plans_once=False", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
@@ -154,6 +158,9 @@ GUARDS = [
     Guard("gone-is-settled-without-retention", None, "return Fate.LOST", SMALL + "test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled[sqlite]"),
     Guard("lost-is-not-settled", None, "if False:", ZOMBIES + "test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else[sqlite]"),
     # the claim
+    Guard("claim-mariadb", "FOR UPDATE SKIP LOCKED", "", LEASES + "test_the_claim_skips_what_a_rival_is_claiming[mariadb]"),
+    Guard("claim-mariadb", "AND available_at <= {NOW}", "", MACHINE + "test_the_database_walks_as_the_contract_says[mariadb]"),
+    Guard("claim-mariadb", "ORDER BY {order}", "ORDER BY {order}, task", "tests/sql/test_mariadb.py::test_a_statement_reads_and_locks_a_bounded_number_of_rows[60]"),
     Guard("claim-postgresql", "THEN lease_token + 1", "THEN lease_token", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
     Guard("claim-postgresql", "least(attempts + 1, {MOST_COUNTED})", "attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
     Guard("claim-sqlite", "THEN lease_token + 1", "THEN lease_token", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
@@ -197,6 +204,10 @@ GUARDS = [
     Guard("a-key-is-waited-for", 'dialect.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)', 'conn.execute(_LOCK, {"keys": list(keys)}).all()', LIMITS + "test_an_admission_counts_after_it_has_waited_for_the_key[postgresql]"),
     Guard("slots-are-counted-postgresql", "blocked_by IS NULL", "reserved_at IS NOT NULL", LIMITS + "test_two_admissions_at_once_grant_no_slot_twice[postgresql]"),
     Guard("slots-are-counted-sqlite", "blocked_by IS NULL", "reserved_at IS NOT NULL", LIMITS + "test_two_admissions_at_once_grant_no_slot_twice[sqlite]"),
+    Guard("slots-are-counted-mariadb", "blocked_by IS NULL", "reserved_at IS NOT NULL", LIMITS + "test_two_admissions_at_once_grant_no_slot_twice[mariadb]"),
+    Guard("the-head-of-a-line-mariadb", "ORDER BY id", "ORDER BY priority DESC, id", SERIAL + "test_jobs_of_a_key_run_in_the_order_of_their_ids[mariadb]"),
+    Guard("the-head-of-a-line-mariadb", "%s AND EXISTS", "%s AND false AND EXISTS", SERIAL + "test_a_failure_holds_the_key_until_it_is_retried[mariadb]"),
+    Guard("the-head-of-a-line-mariadb", "head.due_at <= {NOW} AND", "", SERIAL + "test_one_that_is_not_due_yet_keeps_those_after_it[mariadb]"),
     Guard("the-head-of-a-line-postgresql", "ORDER BY id", "ORDER BY priority DESC, id", SERIAL + "test_jobs_of_a_key_run_in_the_order_of_their_ids[postgresql]"),
     Guard("the-head-of-a-line-postgresql", "free.holds AND", "false AND", SERIAL + "test_a_failure_holds_the_key_until_it_is_retried[postgresql]"),
     Guard("the-head-of-a-line-sqlite", "ORDER BY id", "ORDER BY priority DESC, id", SERIAL + "test_jobs_of_a_key_run_in_the_order_of_their_ids[sqlite]"),
@@ -439,6 +450,8 @@ GUARDS = [
     Guard("a-stop-has-an-end", "until - time.monotonic()", "until - time.monotonic(), 5.0", "tests/faults/test_stops.py::test_outcomes_may_be_written_until_a_moment"),
     Guard("every-wait-of-pymysql-has-an-end", " or is_over()", "", "tests/faults/test_stops.py::test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience[mariadb]"),
     Guard("a-session-stays-as-it-was-made", None, '_IS_SOUND = "SELECT 1"', DRIVER + "test_a_session_that_is_not_as_it_was_made_is_replaced[mariadb]"),
+    Guard("workers-read-committed-mariadb", "'READ-COMMITTED'", "'REPEATABLE-READ'", LEASES + "test_a_claim_of_all_that_is_due_keeps_no_producer_waiting[mariadb]"),
+    Guard("rows-are-changed-by-their-ids", " FORCE INDEX (PRIMARY)", "", "tests/sql/test_mariadb.py::test_a_statement_reads_and_locks_a_bounded_number_of_rows[60]"),
     Guard("workers-wait-for-no-key", None, "is_locked = False", "tests/faults/test_storm.py::test_who_holds_a_job_waits_for_no_key[mariadb]"),
     Guard("what-is-rolled-back-for-long-delays-no-other", "(0, ROLLED_BACK_OFTEN)", "(0,)", "tests/faults/test_storm.py::test_an_outcome_whose_key_is_locked_delays_no_other[mariadb]"),
     Guard("a-statement-fits-its-packet", "size + own > MOST_CHARACTERS", "False", OUTCOMES + "test_batches_of_large_jobs_are_written_whatever_their_size[plain-mariadb]"),
@@ -726,14 +739,16 @@ def mutant(guard: Guard, where: Marked) -> str:
     return mutated
 
 
-def try_without(guard: Guard, where: Marked, server_url: str, copies: SimpleQueue[Path]) -> tuple[str, float]:
+def try_without(
+    guard: Guard, where: Marked, servers: Mapping[str, str], copies: SimpleQueue[Path]
+) -> tuple[str, float]:
     """Return what became of the mutant, "killed" if all is well, and how long that took. A copy of the tree
     is used for many, one after the other: to copy and compile it takes as long as most tests."""
     begin = time.monotonic()
     copy = copies.get()
     try:
         (copy / where.file).write_text(mutant(guard, where))
-        done = run(copy, server_url, [guard.killed_by], SECONDS)
+        done = run(copy, servers, [guard.killed_by], SECONDS)
     except subprocess.TimeoutExpired:
         return "killed (it hung)", time.monotonic() - begin
     finally:
@@ -765,14 +780,15 @@ def copy_of_the_tree() -> Iterator[Path]:
 
 
 def run(
-    copy: Path, server_url: str, tests: Sequence[str], seconds: float, processes: str = "0"
+    copy: Path, servers: Mapping[str, str], tests: Sequence[str], seconds: float, processes: str = "0"
 ) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy, on the sqlq that is in it."""
     environment = {
         **os.environ,
+        **servers,
         "PYTHONPATH": str(copy),  # before the installed sqlq
         "PYTHONDONTWRITEBYTECODE": "1",
-        "SQLQ_TEST_POSTGRESQL_URL": server_url,
+        "SQLQ_TEST_DATABASES": "sqlite,postgresql" + ",mariadb" * any(map(OF_MARIADB.search, tests)),
         "SPT_NOENV": "1",  # a process's title would be written over the environment it is found by
         "PGOPTIONS": "-c lock_timeout=10s",  # a guard against waiting is missed by waiting
     }
@@ -817,10 +833,21 @@ def _read(file: Path) -> bytes:
 def chosen(words: Sequence[str]) -> list[Guard]:
     """Return the guards that the command line means."""
     if list(words) == ["--tenth"]:
-        return GUARDS[dt.datetime.now(dt.UTC).toordinal() % 10 :: 10]
+        return _that_can_run(GUARDS[dt.datetime.now(dt.UTC).toordinal() % 10 :: 10])
     return [
         guard for guard in GUARDS if not words or any(word in " ".join(map(str, guard)) for word in words)
     ]
+
+
+def _that_can_run(guards: Sequence[Guard]) -> list[Guard]:
+    """Return the guards without those of MariaDB where its programs are not, and say so."""
+    try:
+        found("mariadbd")
+    except RuntimeError as error:
+        kept = [guard for guard in guards if not OF_MARIADB.search(guard.killed_by)]
+        print(f"!!! {len(guards) - len(kept)} GUARDS OF MARIADB ARE NOT TRIED: {error}", flush=True)
+        return kept
+    return list(guards)
 
 
 def main(words: Sequence[str]) -> int:
@@ -836,7 +863,9 @@ def main(words: Sequence[str]) -> int:
     )
     bad = 0
     with ExitStack() as stack:
-        server = stack.enter_context(own_postgresql())
+        servers = {"SQLQ_TEST_POSTGRESQL_URL": stack.enter_context(own_postgresql()).url("postgres")}
+        if any(OF_MARIADB.search(guard.killed_by) for guard in guards):
+            servers["SQLQ_TEST_MARIADB_URL"] = stack.enter_context(own_mariadb()).url("mysql")
         copies: SimpleQueue[Path] = SimpleQueue()
         trees = [stack.enter_context(copy_of_the_tree()) for _ in range(AT_A_TIME)]
         for tree in trees:
@@ -844,15 +873,14 @@ def main(words: Sequence[str]) -> int:
         pool = stack.enter_context(ThreadPoolExecutor(AT_A_TIME))
         named = sorted({guard.killed_by for guard in guards})
         # else it would be the copy that kills
-        done = run(trees[0], server.url("postgres"), named, 15 * SECONDS, "auto")
+        done = run(trees[0], servers, named, 15 * SECONDS, "auto")
         kill_what_runs_on(trees[0])
         if done.returncode:
             print(
                 f"with every guard in its place the tests fail, too:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
             )
             return 1
-        url = server.url("postgres")
-        fates = pool.map(lambda guard: try_without(guard, marked[guard.mark][0], url, copies), guards)
+        fates = pool.map(lambda guard: try_without(guard, marked[guard.mark][0], servers, copies), guards)
         for guard, (fate, seconds) in zip(guards, fates, strict=True):
             bad += not fate.startswith("killed")
             file = str(marked[guard.mark][0].file)

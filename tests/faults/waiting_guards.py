@@ -12,6 +12,7 @@ BESIDE = "tests/worker/test_limits_and.py::"
 WAITING: Final[list[tuple[str, str | None, str, str]]] = [
     ("only-what-is-served-is-admitted-postgresql", "queue = ANY(CAST(%(served)s AS varchar[]))", "true", BESIDE + "test_jobs_of_a_queue_that_no_worker_serves_stay_in_line[postgresql-limit]"),
     ("only-what-is-served-is-admitted-sqlite", "? IS NULL OR queue IN (SELECT value FROM json_each(?))", "? IS NULL OR ? IS NOT NULL", BESIDE + "test_jobs_of_a_queue_that_no_worker_serves_stay_in_line[sqlite-serial]"),
+    ("only-what-is-served-is-admitted-mariadb", "AND queue IN", "AND '' NOT IN", BESIDE + "test_jobs_of_a_queue_that_no_worker_serves_stay_in_line[mariadb-limit]"),
     ("unserved-hold-no-slots", None, "if False:", BESIDE + "test_a_queue_that_is_served_no_more_gives_its_slots_back[sqlite]"),
     ("a-rule-is-said-at-once", "Wake(job.limit_key, rule)", "Wake(job.limit_key, rule, job.delay_ms, job.available_at)", BESIDE + "test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says[sqlite]"),
     ("a-schedule-knows-its-limit", None, "pass", BESIDE + "test_the_job_of_a_schedule_knows_the_limit_that_it_names[postgresql]"),

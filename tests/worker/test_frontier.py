@@ -58,7 +58,7 @@ def test_places_are_those_of_the_last_claim_in_each_queue_and_priority() -> None
     assert frontier.positions(["b"]) == [("b", 0, 7_250, 9)]
 
 
-@on_postgresql
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

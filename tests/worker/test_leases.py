@@ -260,6 +260,16 @@ def test_the_claim_skips_what_a_rival_is_claiming(app: sqlq.App, noop: Any) -> N
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
 
 
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_claim_of_all_that_is_due_keeps_no_producer_waiting(app: sqlq.App, noop: Any) -> None:
+    """As it would where it locks what lies between rows."""
+    first = app.enqueue(noop.new())
+    with app.database.begin() as conn:
+        claimed = claiming.claim(conn, ["default"], limit=2, owner="me", lease_ms=30_000)
+        second = app.enqueue(noop.new())
+    assert [job.id for job in (*claimed, *claim(app))] == [first.id, second.id]
+
+
 def test_each_claim_raises_the_token_and_counts_the_attempt(app: sqlq.App, noop: Any) -> None:
     app.enqueue(noop.new())
     for token in range(1, 4):
@@ -367,7 +377,7 @@ def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_lo
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("columns", ["reserved_at", "reserved_at, reserved_by"])
 def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engine, columns: str) -> None:
-    """SQLite refuses such a row."""
+    """SQLite and MariaDB refuse such a row."""
     values = ", ".join({"reserved_at": "now()", "reserved_by": "'me'"}[name] for name in columns.split(", "))
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))

@@ -35,8 +35,8 @@ def compiler(kind: type[Any]) -> Any:
             return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {said}" if is_locked else said
 
         def update_tables_clause(self, update: Any, table: Any, others: Any, **kw: Any) -> str:
-            # guard: rows-are-changed-by-their-ids
             tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
+            # guard: rows-are-changed-by-their-ids
             return f"{' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
 
         def delete_table_clause(self, delete: Any, table: Any, others: Any, **kw: Any) -> str:
@@ -45,8 +45,7 @@ def compiler(kind: type[Any]) -> Any:
         def delete_extra_from_clause(
             self, delete: Any, table: Any, others: Any, hints: Any, **kw: Any
         ) -> str:
-            tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
-            return f"USING {' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
+            return f"USING {self.update_tables_clause(delete, table, others, **kw)}"
 
     return Compiler
 

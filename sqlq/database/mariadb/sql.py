@@ -107,7 +107,6 @@ def look(schema: str | None, workers: int) -> str:
     """Poll everything but due jobs: schedules, hosts, maintenance, and requests to so many workers."""
     prefix = quoted(schema)
     theirs = ", ".join(["%s"] * workers) or "NULL"
-    # guard: the-look-sees-what-a-rescue-takes-mariadb
     return f"""
 SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
                 FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL ORDER BY next_at LIMIT 1),
@@ -117,7 +116,7 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
              WHERE seen_at > {NOW} - INTERVAL %s * 1000 MICROSECOND) END,
        CASE WHEN %s THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs WHERE reserved_at IS NOT NULL
-               AND COALESCE(lease_expires_at, reserved_at) <= {NOW}) END,
+               AND lease_expires_at <= {NOW}) END,
        CASE WHEN %s THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= {NOW}) END,
        CASE WHEN %s THEN

@@ -13,7 +13,7 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_at) / 100
              WHERE seen_at > UTC_TIMESTAMP(6) - INTERVAL %s * 1000 MICROSECOND) END,
        CASE WHEN %s THEN EXISTS (
             SELECT 1 FROM shop.jobs WHERE reserved_at IS NOT NULL
-               AND COALESCE(lease_expires_at, reserved_at) <= UTC_TIMESTAMP(6)) END,
+               AND lease_expires_at <= UTC_TIMESTAMP(6)) END,
        CASE WHEN %s THEN EXISTS (
             SELECT 1 FROM shop.jobs WHERE start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0 AND start_by <= UTC_TIMESTAMP(6)) END,
        CASE WHEN %s THEN
