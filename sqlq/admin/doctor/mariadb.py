@@ -12,7 +12,6 @@ OLD_TRANSACTION_S = 300.0
 VERY_OLD_TRANSACTION_S = 3_600.0
 FREE_CONNECTIONS = 10
 UNPURGED = 100_000
-SHORTEST_REST_S = 60
 SMALLEST_PACKET = 16 << 20
 
 
@@ -21,7 +20,7 @@ class MariaDBChecks(PlaceChecks):
 
     def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         of_server = (self.primary, self.binlog, self.durability, self.connections, self.sessions)
-        return *of_server, self.timeouts, self.packets, self.transactions, self.purge
+        return *of_server, self.packets, self.transactions, self.purge
 
     def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         return (self.tables,)
@@ -94,17 +93,6 @@ class MariaDBChecks(PlaceChecks):
             yield ok(f"sqlq's are READ COMMITTED, and strict; innodb_snapshot_isolation is ON: {said}")
         else:
             yield ok("sqlq's are READ COMMITTED, and strict")
-
-    def timeouts(self) -> Iterator[Answer]:
-        seconds = self._ask(healths.variable, "wait_timeout")
-        if seconds < SHORTEST_REST_S:
-            yield check(
-                f"wait_timeout is {seconds} s: the server ends connections that rest, and workers "
-                "connect anew all the time",
-                f"set wait_timeout to {SHORTEST_REST_S} or more",
-            )
-        else:
-            yield ok(f"a connection may rest for {span(seconds)}")
 
     def packets(self) -> Iterator[Answer]:
         most = self._ask(healths.variable, "max_allowed_packet")
