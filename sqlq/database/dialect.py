@@ -278,14 +278,14 @@ class Dialect:
     ) -> Select[Any]:
         """Return a query of the distinct values of an index's columns, by one probe of the index for each.
 
-        `among` names the one value of the column with which the index begins. Of one column only the values
-        after `after` count.
+        `among` names the one value of the column with which the index begins. With `after` only the
+        values of the last column after it count.
         """
         found = _stepped((among, *where), columns, after)
         return select(*found.c).where(found.c[str(columns[-1].key)].is_not(None))
 
     def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
-        """Return the advice for the role in a URL where an error says that it lacks a right of its kind."""
+        """Return the advice for the role in a URL where an error means that it lacks a right of its kind."""
         return None
 
     def for_parameters(self, style: Any) -> Any:

@@ -7,7 +7,7 @@ killed. An empty database is upgraded in one transaction. One with tables is upg
 no lock is held for longer than one revision needs, and workers can run at each revision.
 
 On MariaDB each statement that changes a table commits. So each statement of a revision can be repeated there,
-and says ALGORITHM and LOCK: it would rather fail than keep the traffic waiting. The version number is written
+and has ALGORITHM and LOCK: it would rather fail than keep the traffic waiting. The version number is written
 last, and after a kill the next migration repeats the revision.
 
 A revision that changes a view names it in `views = ("queue_stats",)`. It drops no other, since users' views

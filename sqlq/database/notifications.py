@@ -121,8 +121,8 @@ def named_in(words: bytes) -> list[int]:
 # -- within a process ----------------------------------------------------------------------------------------
 
 _WAITING: dict[Hashable, tuple[Callable[[], None], ...]] = {}
-"""What wakes the workers of this process, by the places of their databases. It is for databases without
-notifications whose commits no connection sees."""
+"""The calls that wake the workers of this process, by the places of their databases. It is for
+databases without notifications whose commits no connection sees."""
 
 
 def _place(url: URL) -> Hashable:

@@ -122,7 +122,7 @@ def bound(driver: Any, patience: Patience) -> None:
 
 
 class _Bounded(io.RawIOBase):
-    """Reads the socket of a PyMySQL connection, which asks for no step between two turns of a wait."""
+    """Reads the socket of a PyMySQL connection, which has no step between two turns of a wait."""
 
     def __init__(self, sock: Any, patience: Patience) -> None:
         self._sock, self._patience = sock, patience

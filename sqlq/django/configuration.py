@@ -167,7 +167,7 @@ def _mariadb(parameters: Mapping[str, Any]) -> URL:
 
 
 _MARIADBS = ("charset", "unix_socket", "read_default_file", "read_default_group", "connect_timeout")
-"""Django's options that say how to connect. sqlq sets all else on its own connections."""
+"""Django's options of how to connect. sqlq sets all else on its own connections."""
 
 
 def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:

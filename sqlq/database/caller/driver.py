@@ -113,7 +113,7 @@ def answer(description: Any, rows: Sequence[Sequence[Any]]) -> Answer:
 
 
 def texts(description: Any, rows: Any) -> Answer:
-    """Return rows with texts as str, even if the caller's driver has been told to return bytes."""
+    """Return rows with texts as str, even if the caller's driver returns bytes."""
     if description is None:
         return NOTHING
     return answer(

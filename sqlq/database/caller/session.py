@@ -242,8 +242,8 @@ def database_error(conn: Connection | Adapter, error: BaseException) -> BaseExce
 def on_callers(conn: Connection | Adapter, schema: str | None) -> Iterator[None]:
     """Write on a caller's connection, in this schema.
 
-    A database may undo the whole transaction for an error, and end it. What the caller writes next would
-    begin another, and its commit would keep only that part. So the connection then refuses to go on.
+    A database may undo the whole transaction for an error, and end it. The caller's next write would begin
+    another, and its commit would keep only that part. So the connection then refuses to go on.
     """
     try:
         with in_schema(conn, schema):

@@ -26,7 +26,7 @@ def compiler(kind: type[Any]) -> Any:
 
         def _without_waits(self, said: str) -> str:
             """Write a change of rows that are locked already so that it waits for nothing. Producers lock a
-            unique key before its job, workers the job before its key. Of both only one may wait. A handler
+            unique key before its job, workers the job before its key. So only one of them may wait. A handler
             that completes its job in a transaction of its own is no worker."""
             # guard: workers-wait-for-no-key
             is_locked = IS_OWN in vars(self.dialect) and not self.binds.keys().isdisjoint(

@@ -1,8 +1,9 @@
 """MariaDB: two statements where PostgreSQL needs one, and every row found by its primary key.
 
 InnoDB locks each row that a statement reads, not only those that it returns. So a statement that locks reads
-no other rows, whatever the size of the table is: by an index that holds only these, or by their ids in
-ascending order. The statements name the index, since for a small table the planner prefers to read all of it.
+no other rows, whatever the size of the table is. It reads an index that holds only these, or finds them by
+their ids in ascending order. The statements name the index, since for a small table the planner prefers to
+read all of it.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def met_key(key: str) -> str:
 
 
 class Locking:
-    """How a query locks its rows: `chooses` selects their keys without a lock, if it has to look for them;
-    `locks` locks them by these keys. `place` is the place of the key among the columns, if it is there."""
+    """The statements that lock the rows of a query. `chooses` selects their keys without a lock, if it has to
+    look for them. `locks` locks them by these keys. `place` is the key's place among the columns, if any."""
 
     def __init__(self, chooses: Select[Any] | None, locks: Select[Any], place: int | None) -> None:
         self.chooses, self.locks, self.place = chooses, locks, place
@@ -66,8 +66,8 @@ _LARGE = (jobs, finished_jobs, failed_jobs)
 
 
 class Plan:
-    """How a `Change` is made: the rows are chosen and locked, then changed by their keys, then read again if
-    the change writes columns that it returns."""
+    """The statements of a `Change`. The rows are chosen and locked, then changed by their keys. They are read
+    again if the change writes columns that it returns."""
 
     def __init__(self, chosen: Select[Any], waits: bool) -> None:
         self.chosen, self.waits = chosen, waits
