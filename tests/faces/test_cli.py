@@ -205,7 +205,7 @@ def test_which_database_counts(bare: Command) -> None:
 CANNOT_BE_USED = {
     "nonsense": "the database URL cannot be read",
     "postgresql://u:secret@h:port/x": "the database URL cannot be read",
-    "mysql://u:secret@h/x": "sqlq runs on PostgreSQL and SQLite, not on 'mysql' (mysql://u:***@h/x)",
+    "mysql://u:secret@h/x": "for MariaDB write mariadb://u:***@h/x",
     "sqlite://": "an SQLite database in memory",
     "sqlite:///:memory:": "an SQLite database in memory",
     "postgresql+pg8000://u:secret@h/x": "by psycopg or psycopg2, not by 'postgresql+pg8000'",

@@ -663,6 +663,7 @@ def test_a_result_that_cannot_be_stored_is_said_in_the_row(app: sqlq.App, result
         assert seen.scalar_one() == done.reason
 
 
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 def test_batches_of_large_jobs_are_written_whatever_their_size(app: sqlq.App, *, keyed: bool) -> None:
     """They take more than one packet of MariaDB's together, whose size is 16 MB."""
