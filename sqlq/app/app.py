@@ -365,9 +365,8 @@ class App(Declares):
         no row, on MariaDB the id of that job. `paramstyle` is one of PEP 249 ("qmark", "numeric", "named",
         "format", "pyformat"), or "numeric_dollar" for $1. Its default is "pyformat" for PostgreSQL, "format"
         for MariaDB and "qmark" for SQLite. Named parameters are a dict, others a tuple. The table is that of
-        the App's `schema`, or else the first named jobs on the connection's search_path. An idle worker on
-        PostgreSQL finds the job within 1.25 s. Raises `EnqueueError` as `enqueue`; a missing table is the
-        database's error.
+        the App's `schema`, or else the first named jobs on the connection's search_path. An idle worker of
+        a server finds the job within 1.25 s. Raises `EnqueueError` as `enqueue`.
 
         >>> app = App("sqlite:///shop.db")
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
