@@ -362,11 +362,11 @@ class App(Declares):
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
 
         The statement is one INSERT. It returns the job's id. Where a live job holds the unique key it returns
-        no row, on MariaDB the id of that job. `paramstyle` is one of PEP 249 ("qmark", "numeric", "named",
-        "format", "pyformat"), or "numeric_dollar" for $1. Its default is "pyformat" for PostgreSQL, "format"
-        for MariaDB and "qmark" for SQLite. Named parameters are a dict, others a tuple. The table is that of
-        the App's `schema`, or else the first named jobs on the connection's search_path. An idle worker of
-        a server finds the job within 1.25 s. Raises `EnqueueError` as `enqueue`.
+        no row, on MariaDB the id of that job. `paramstyle` is one of PEP 249, or "numeric_dollar" for $1. Its
+        default is "pyformat" for PostgreSQL, "format" for MariaDB and "qmark" for SQLite. Named parameters
+        are a dict, others a tuple. The table is that of the App's `schema`, or else the first named jobs on
+        the connection's search_path. An idle worker of PostgreSQL or MariaDB finds the job within 1.25 s.
+        Raises `EnqueueError` as `enqueue`; a missing table is the database's error.
 
         >>> app = App("sqlite:///shop.db")
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
