@@ -21,6 +21,8 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.database.mariadb.dialect import LOCK_WAIT_SECONDS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
+from sqlq.store.jobs import lease
+from sqlq.worker.settle.settle import Settler
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
@@ -161,6 +163,24 @@ def test_an_outcome_whose_key_is_locked_delays_no_other(app: sqlq.App, engine: E
 
 
 @on_mariadb
+def test_an_outcome_whose_key_stays_locked_is_told_once(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
+    write, tries = Settler._write_singly, threading.Semaphore(0)
+
+    def noted(settler: Settler, *given: Any) -> None:
+        tries.release()
+        write(settler, *given)
+
+    monkeypatch.setattr(Settler, "_write_singly", noted)
+    with locked(engine, A_KEY), working(app, grace="1s"):
+        for _ in range(3):
+            assert tries.acquire(timeout=60)
+    assert sum("one by one" in message for message in caplog.messages) == 1
+
+
+@on_mariadb
 def test_who_holds_a_job_waits_for_no_key(app: sqlq.App, engine: Engine) -> None:
     app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
     (job,) = claim(app)
@@ -186,3 +206,14 @@ def test_a_settle_waits_for_no_other_row_of_a_small_table(
         for job in (first, *others[:-1]):
             assert settle(app, job, outcome) == {job.id}
         assert settle(app, others[-1], outcome) == set()
+
+
+@on_mariadb
+def test_a_renewal_waits_for_no_other_row_of_a_small_table(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(30)])
+    jobs = claim(app, limit=20)
+    mine = [(job.id, job.lease_token) for job in jobs if job is not jobs[10]]
+    theirs = f"SELECT 1 FROM jobs WHERE id = {jobs[10].id} FOR UPDATE"
+    with locked(engine, theirs), app.database.begin() as conn:
+        assert lease.extend(conn, mine, lease_ms=30_000).keys() == set(mine)

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.config.durations import LONGEST_MS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.store.health import health
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
@@ -258,6 +261,34 @@ def test_the_claim_skips_what_a_rival_is_claiming(app: sqlq.App, noop: Any) -> N
         ours = claim(app)
     assert len(theirs) == len(ours) == 3
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
+
+
+def test_a_job_that_is_not_due_is_not_claimed(app: sqlq.App, noop: Any) -> None:
+    app.enqueue_many([noop.new().set(delay="1h", priority=priority) for priority in (0, 50)])
+    due = app.enqueue(noop.new())
+    assert [job.id for job in claim(app)] == [due.id]
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_claim_writes_what_the_checks_allow_when_counters_are_at_their_end(
+    app: sqlq.App, engine: Engine, noop: Any
+) -> None:
+    """MariaDB does not check the table's rules in a claim, but in each later change of the row."""
+    app.enqueue_many([noop.new() for _ in range(3)])
+    execute(engine, f"UPDATE jobs SET attempts = {MOST_COUNTED}, lease_token = {LARGEST_TOKEN} WHERE id < 3")
+    execute(engine, "UPDATE jobs SET max_attempts = IF(id = 1, 1, NULL)")
+    most = f'{{"noop": {MOST_COUNTED}}}'
+    with app.database.begin() as conn:
+        jobs = claiming.claim(
+            conn, ["default"], limit=3, owner="o" * 36, lease_ms=LONGEST_MS, max_attempts=most
+        )
+    at_their_end = [(1, MOST_COUNTED)] * 2
+    assert [(job.lease_token, job.attempts) for job in jobs] == [*at_their_end, (1, 1)]
+    assert [job.max_attempts for job in jobs] == [1, MOST_COUNTED, MOST_COUNTED]
+    execute(engine, "UPDATE jobs SET progress = 0.5")
+    execute(engine, "SET STATEMENT check_constraint_checks = 0 FOR UPDATE jobs SET attempts = -1")
+    with pytest.raises(DBAPIError, match="4025"):
+        execute(engine, "UPDATE jobs SET progress = 1")
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)

@@ -34,6 +34,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.gather import Gatherer
+from sqlq.worker.outage import SAY_EVERY_SECONDS
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.settle.after import AfterSettling, tell_idle
@@ -95,6 +96,7 @@ class Settler(Gatherer[Item]):
         self._doubtful = False
         self._refused: str | None = None
         self._rolled_back = 0
+        self._said_at = -SAY_EVERY_SECONDS
         self.tally = Tally()
 
     def settle(self, job: Attempt, outcome: Outcome) -> None:
@@ -275,7 +277,9 @@ class Settler(Gatherer[Item]):
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """Write row by row, since the database refuses something in the batch. Write an outcome that it
         refuses alone without its texts."""
-        log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
+        if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
+            self._said_at = time.monotonic()
+            log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
         for right, (job, outcome, seconds) in list(pending.items()):
             for version in (outcome, *_plainer(outcome)):
                 try:
