@@ -7,7 +7,7 @@ kill, or after a deploy, goes on there: no merchant is left out, and none gets t
 import argparse
 import os
 
-from sqlalchemy import ForeignKey, create_engine, func, insert, select
+from sqlalchemy import ForeignKey, String, create_engine, func, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
@@ -35,7 +35,7 @@ class Coupon(Model):
 
     __tablename__ = "coupons"
     id: Mapped[int] = mapped_column(primary_key=True)
-    campaign: Mapped[str]
+    campaign: Mapped[str] = mapped_column(String(100))  # MariaDB wants to know the length
     merchant_id: Mapped[int] = mapped_column(ForeignKey(Merchant.id), index=True)
 
 

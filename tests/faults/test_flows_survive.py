@@ -27,26 +27,20 @@ def watch(engine: Engine) -> None:
     frees = "OLD.blocked_by = 'flow' AND NEW.blocked_by IS NULL"
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE freed (id BIGINT NOT NULL)"))
+        begins, note = "CREATE TRIGGER note_freed AFTER UPDATE ON jobs", "INSERT INTO freed VALUES (NEW.id);"
         if engine.dialect.name == "sqlite":
-            conn.execute(
-                text(
-                    f"CREATE TRIGGER note_freed AFTER UPDATE ON jobs WHEN {frees} "
-                    "BEGIN INSERT INTO freed VALUES (NEW.id); END"
-                )
-            )
+            conn.execute(text(f"{begins} WHEN {frees} BEGIN {note} END"))
+            return
+        if engine.dialect.name == "mariadb":
+            conn.execute(text(f"{begins} FOR EACH ROW IF {frees} THEN {note} END IF"))
             return
         conn.execute(
             text(
                 "CREATE FUNCTION note_freed() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN INSERT INTO freed VALUES (NEW.id); RETURN NULL; END $$"
+                f"$$ BEGIN {note} RETURN NULL; END $$"
             )
         )
-        conn.execute(
-            text(
-                f"CREATE TRIGGER note_freed AFTER UPDATE ON jobs FOR EACH ROW WHEN ({frees}) "
-                "EXECUTE FUNCTION note_freed()"
-            )
-        )
+        conn.execute(text(f"{begins} FOR EACH ROW WHEN ({frees}) EXECUTE FUNCTION note_freed()"))
 
 
 def live(engine: Engine) -> int:
