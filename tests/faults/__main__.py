@@ -1,7 +1,8 @@
 """The whole fault suite by one command, and the scorecard it ends with.
 
-    python -m tests.faults [--markdown FILE] [--operated] [what pytest takes …]
+    python -m tests.faults [--markdown FILE] [--mariadb] [--operated] [what pytest takes …]
 
+It runs on PostgreSQL and SQLite, with --mariadb on MariaDB.
 With --operated those of its tests that start workers run with payloads encrypted, somebody who waits for each
 job, and metrics on, in their short forms: what holds without must hold with it.
 
@@ -90,6 +91,7 @@ def main() -> int:
         prog="python -m tests.faults", description="Run the whole fault suite and print its scorecard."
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scorecard to a file, too")
+    parser.add_argument("--mariadb", action="store_true", help="on MariaDB, and on no other database")
     parser.add_argument(
         "--operated",
         action="store_true",
@@ -98,6 +100,9 @@ def main() -> int:
     options, pytest_options = parser.parse_known_args()
     chosen = [option for option in pytest_options if Path(option.partition("::")[0]).exists()]
     environment = {**os.environ, "SQLQ_TEST_ALL": "1"}
+    if options.mariadb:
+        environment["SQLQ_TEST_DATABASES"] = "mariadb"
+        pytest_options = ["-k", "mariadb", *pytest_options]  # tests of one other database have its name
     if options.operated:
         environment[OPERATED] = "1"
         chosen = chosen or [f"tests/faults/test_{name}.py" for name in OPERATED_TESTS]

@@ -112,6 +112,15 @@ class Load:
         """How many numbers ran more than once: allowed, but worth knowing."""
         return sum(1 for times in self.ran().values() if times > 1)
 
+    def damaged(self) -> dict[str, int]:
+        """Return how many tables are damaged, for the scorecard; nothing where that is not known."""
+        if self._engine.dialect.name != "mariadb":
+            return {}
+        with self._engine.connect() as conn:
+            checked = conn.execute(text("CHECK TABLE jobs, finished_jobs, failed_jobs EXTENDED")).all()
+        assert len(checked) == 3
+        return {"damaged": sum(table.Msg_text != "OK" for table in checked)}
+
     def __enter__(self) -> Self:
         return self
 

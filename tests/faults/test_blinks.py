@@ -81,9 +81,11 @@ def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float],
         "refused": load.refused,
         "ran_again": load.ran_again(),
         "log_lines": lines,
+        **(damaged := load.damaged()),
     }
     print(guarantee, [round(seconds, 2) for seconds in resumed], figures)
     record(guarantee, lost=0, cases=len(load.acknowledged), resume_seconds=resumed, **figures)
+    assert not any(damaged.values())
 
 
 # -- restarts and killed backends ----------------------------------------------------------------------------

@@ -125,6 +125,7 @@ def test_workers_and_producers_meet_no_deadlock(
         ran_twice=len(twice),
         refused=len(refused),
         deadlocks=met,
+        lock_errors=len(refused) + sum(failed.values()),
     )
     assert not refused
     assert not lost
