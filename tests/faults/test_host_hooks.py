@@ -53,6 +53,10 @@ REFUSE_ONE = {
         "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs FOR EACH ROW WHEN (NEW.id = 3) "
         "EXECUTE FUNCTION refuse()",
     ],
+    "mariadb": [
+        "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs FOR EACH ROW "
+        "IF NEW.id = 3 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF"
+    ],
 }
 
 
@@ -90,25 +94,38 @@ def test_a_locked_table_is_a_sentence_of_migrations(
             migrate.downgrade(app.database.engine, None, "base")
 
 
-@on_postgresql
-@pytest.mark.parametrize("state", ["40001", "40P01"])
-def test_what_the_database_rolled_back_is_run_again(app: sqlq.App, state: str) -> None:
+def raising(*codes: object) -> list[tuple[str, str]]:
+    """Return statements that raise these errors: SQLSTATEs of PostgreSQL, or numbers of MariaDB."""
+    return [
+        ("mariadb", f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}")
+        if isinstance(code, int)
+        else ("postgresql", f"DO $$ BEGIN RAISE SQLSTATE '{code}'; END $$")
+        for code in codes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("database_url", "error"), raising("40001", "40P01", 1213, 1020, 1205), indirect=["database_url"]
+)
+def test_what_the_database_rolled_back_is_run_again(app: sqlq.App, error: str) -> None:
     tries = []
 
     def work(conn: Connection) -> None:
         tries.append(1)
         if len(tries) == 1:
-            conn.exec_driver_sql(f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$")
+            conn.exec_driver_sql(error)
 
     app.database.run(work)
     assert len(tries) == 2
 
 
-@on_postgresql
-def test_a_connection_of_no_use_is_given_up(app: sqlq.App) -> None:
+@pytest.mark.parametrize(
+    ("database_url", "error"), raising("25006", 1290, 1792, 1836, 1047), indirect=["database_url"]
+)
+def test_a_connection_of_no_use_is_given_up(app: sqlq.App, error: str) -> None:
     """A standby's, for example, which says that it is read-only."""
     with pytest.raises(DBAPIError) as caught, app.database.begin() as conn:
-        conn.exec_driver_sql("DO $$ BEGIN RAISE SQLSTATE '25006'; END $$")
+        conn.exec_driver_sql(error)
     assert caught.value.connection_invalidated
 
 

@@ -140,7 +140,7 @@ def test_a_retry_keeps_its_queue_and_priority_where_its_error_is_refused(
                 "BEGIN SELECT RAISE(ABORT, 'refused'); END"
             )
         else:
-            conn.exec_driver_sql("ALTER TABLE jobs ADD CHECK (errors::text NOT LIKE '%%poison%%')")
+            conn.exec_driver_sql("ALTER TABLE jobs ADD CHECK (errors NOT LIKE '%%poison%%')")
 
     @app.task(name="t")
     def task() -> None:
