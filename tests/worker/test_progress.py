@@ -203,6 +203,11 @@ def test_what_the_database_refuses_fails_no_job(
                 "CREATE TRIGGER refuse BEFORE UPDATE OF progress ON jobs WHEN NEW.progress IS NOT NULL "
                 "BEGIN SELECT RAISE(ABORT, 'no progress here'); END"
             )
+        elif engine.dialect.name == "mariadb":
+            conn.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON jobs FOR EACH ROW IF NEW.progress IS NOT NULL "
+                "THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no progress here'; END IF"
+            )
         else:
             conn.exec_driver_sql(
                 "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
