@@ -1,4 +1,4 @@
-"""`app.jobs`: to look at jobs, and to cancel, retry, replay, delete and prune them."""
+"""`app.jobs`: to look at jobs, and to cancel, reschedule, retry, replay, delete and prune them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,8 @@ from sqlalchemy import Connection
 
 from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
 from sqlq.admin.facet import Facet, check_most, check_names, for_asyncio, portions
-from sqlq.config.durations import Duration, milliseconds
+from sqlq.admin.reschedule import reschedule
+from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.database.database import Database
 from sqlq.database.dialect import in_schema
 from sqlq.enqueue.prepare import Stamps
@@ -194,6 +196,38 @@ class Jobs(Facet):
 
     acancel = for_asyncio(cancel)
 
+    # -- reschedule ------------------------------------------------------------------------------------------
+
+    def reschedule(
+        self,
+        ids: AnyJobs = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        all: bool = False,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+    ) -> builtins.list[int]:
+        """Move waiting jobs to another time: to `at`, a time with a time zone, or by `delay` from now, or
+        with neither to now. Return the ids moved.
+
+        By ids, task or queue, or `all=True`. A job that waits for a retry counts as waiting. For one that
+        waits under a limit or in a flow this is the time before which it does not start. Running and ended
+        jobs stay as they are. A limit on the start (`expires`) stays, too.
+
+        >>> app.jobs.reschedule(task="shop.send_receipt", delay="1h")  # doctest: +SKIP
+        [42, 43]
+        """
+        selections = _selections(self.ids_of(ids), task, queue, all, "waiting jobs")
+        if at is not None and delay is not None:
+            raise ConfigurationError("at and delay both say when: give one of the two")
+        moment = None if at is None else aware(at, "at")
+        delay_ms = 0 if delay is None else milliseconds(delay, "delay")
+        self._database.require_tables()
+        return reschedule(self._database, selections, at=moment, delay_ms=delay_ms)
+
+    areschedule = for_asyncio(reschedule)
+
     # -- retry and replay ------------------------------------------------------------------------------------
 
     def retry(
@@ -336,15 +370,11 @@ def _selections(
     check_names(task, queue)
     given = bool(ids) or task is not None or queue is not None
     if not given and not all:
-        ways = (
-            "by id, by task, by queue, or all of them"
-            if what == "failed jobs"
-            else "by id, by task or by queue"
-        )
+        ways = "by id, by task or by queue" if what == "jobs" else "by id, by task, by queue, or all of them"
         raise ConfigurationError(f"name the {what} that are meant: {ways}")
     if given and all:
         raise ConfigurationError(
-            "all failed jobs are meant, but ids, a task or a queue are named too: give one of the two"
+            f"all {what} are meant, but ids, a task or a queue are named too: give one of the two"
         )
     return portions(sorted({id_of(id) for id in ids}), task, queue)
 

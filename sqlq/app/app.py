@@ -210,7 +210,7 @@ class App(Declares):
 
     @property
     def jobs(self) -> Jobs:
-        """The jobs in the database: to get, list, cancel, retry, replay, delete and prune them."""
+        """The jobs in the database: to get, list, cancel, reschedule, retry, replay, delete and prune."""
         from sqlq.admin.jobs import Jobs
 
         code, connected = self._code, self._connected

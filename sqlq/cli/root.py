@@ -27,6 +27,7 @@ from sqlq.cli.metrics import metrics
 from sqlq.cli.migrate import migrate
 from sqlq.cli.queues import queues
 from sqlq.cli.replay import replay
+from sqlq.cli.reschedule import reschedule
 from sqlq.cli.schedules import schedules
 from sqlq.cli.status import status
 from sqlq.cli.work import work
@@ -121,7 +122,7 @@ def sqlq() -> None:
 
 for command in (
     *(migrate, work, enqueue),
-    *(status, jobs, show, failed, retry, cancel, delete, replay, prune),
+    *(status, jobs, show, failed, retry, cancel, reschedule, delete, replay, prune),
     *(queues, workers, flows, limits, schedules),
     *(keys, grants, doctor, health, metrics, demo),
 ):

@@ -82,6 +82,7 @@ LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
 LASTING = "tests/conformance/test_lasting_keys.py::"
 LOOKOUT, RESULTS = "tests/worker/test_lookout.py::", "tests/worker/test_results.py::"
 LINK, DRIVER = "tests/unit/test_link.py::", "tests/sql/test_driver.py::"
+RESCHEDULE = "tests/conformance/test_admin_reschedule.py::"
 CANCEL, QUEUES, BLINKS = (
     "tests/conformance/test_admin_cancel.py::",
     "tests/conformance/test_admin_queues.py::",
@@ -472,6 +473,9 @@ GUARDS = [
     # operators
     Guard("forced-cancel-raises-the-token", "values(lease_token=next_token(jobs.c.lease_token))", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),
     Guard("cancel-passes-over-locked", "waits=wait_ms is not None", "waits=True", CANCEL + "test_a_claim_that_came_first_makes_of_a_cancel_a_request[False-postgresql]"),
+    Guard("the-claimed-are-not-rescheduled", ", _WAITS)", ")", RESCHEDULE + "test_a_job_claimed_meanwhile_is_not_touched[sqlite]"),
+    Guard("the-rescheduled-hold-no-slot", None, "by = jobs.c.blocked_by", RESCHEDULE + "test_a_job_under_a_limit_gives_its_slot_back_until_its_new_time[sqlite]"),
+    Guard("the-rescheduled-are-looked-at", None, "pass", RESCHEDULE + "test_a_job_under_a_limit_gives_its_slot_back_until_its_new_time[sqlite]"),
     Guard("cancel-is-requested", None, "requested = null()", CANCEL + "test_a_running_job_is_asked_and_still_its_owners[sqlite]"),
     Guard("cancel-is-noted", None, "if False:", LEASES + "test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at[sqlite]"),
     Guard("stopped-is-not-finished", None, "if False:", CANCEL + "test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled[sqlite-def]"),

@@ -1,0 +1,59 @@
+"""`sqlq reschedule`: move waiting jobs to another time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.options import ids_argument, require_named, takes_json, those_of_one, time_option
+from sqlq.cli.output import answer, counted, listed, naming_options, of
+
+
+@click.command()
+@ids_argument
+@those_of_one
+@click.option("--all", is_flag=True, help="All waiting jobs.")
+@time_option("When they are due.", "--at")
+@click.option("--in", "delay", metavar="DURATION", help="How long from now they are due, as in 10m.")
+@takes_json
+def reschedule(
+    context: Context, /, at: datetime | None, delay: str | None, as_json: bool, **chosen: Any
+) -> None:
+    """Move waiting jobs to another time; without --at or --in to now.
+
+    Choose them by id, --task, --queue, or --all. Jobs that wait for a retry are moved, too. Those that wait
+    under a limit or in a flow do not start before that time. Exits with 1 if one of the ids was not moved.
+    """
+    require_named("waiting jobs", "--task, --queue or --all", *chosen.values())
+    if at is not None and delay is not None:
+        raise click.UsageError("--at and --in both say when: give one of the two")
+    with naming_options(at="at", delay="in"):
+        moved = context.app().jobs.reschedule(**chosen, at=at, delay=delay)
+    missing, which = sorted(set(chosen["ids"]) - set(moved)), of(chosen["task"], chosen["queue"])
+    when = "now" if delay is None else f"in {delay.strip()}"
+    when = when if at is None else f"at {at.isoformat()}"
+    line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
+    if not moved:
+        line = f"no waiting jobs{which} to move"
+    answer({"rescheduled": moved, "not_waiting": missing}, line, as_json=as_json)
+    for id in missing:
+        click.echo(f"sqlq: job {id}: {_why_not(context, id)}", err=True)
+    if missing:
+        raise SystemExit(1)
+
+
+def _why_not(context: Context, id: int) -> str:
+    from sqlq.errors import JobNotFoundError
+
+    try:
+        state = context.app().jobs.get(id).state
+    except JobNotFoundError:
+        return "there is no such job"
+    if state == "running":
+        return "it is running, and only waiting jobs are moved"
+    if state in ("available", "scheduled", "blocked"):
+        return f"it is {state}, but not of the task and queue named, or locked by another transaction"
+    return f"it is {state} already; sqlq retry and sqlq replay run jobs again"

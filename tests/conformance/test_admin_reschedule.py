@@ -1,0 +1,170 @@
+"""Moving waiting jobs to another time: which are moved, and what stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import ErrorText, Retried, Settlement
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import reschedule, settle
+from sqlq.store.limits import admit
+from tests.kit import working
+from tests.waiting import wait_until
+
+SOON = timedelta(minutes=5)
+
+
+def claim(app: sqlq.App, limit: int = 100) -> list[ClaimedJob]:
+    with app.database.begin() as conn:
+        return claiming.claim(conn, ["default"], limit=limit, owner="me", lease_ms=30_000)
+
+
+def due(app: sqlq.App, id: int) -> timedelta:
+    """How far from now a job is due."""
+    job = app.jobs.get(id)
+    at = job.available_at or job.due_at
+    assert at is not None
+    return at - datetime.now(UTC)
+
+
+def test_waiting_jobs_are_moved_by_id_task_and_queue(app: sqlq.App) -> None:
+    send = app.task(name="send")(lambda: None)
+    pack = app.task(name="pack", queue="packing")(lambda: None)
+    first, second, third = (
+        app.enqueue(each).id for each in (send.new(), send.new().set(delay="1h"), pack.new())
+    )
+    assert app.jobs.reschedule([first], delay="2h") == [first]
+    assert due(app, first) > timedelta(minutes=119)
+    assert app.jobs.reschedule(task="send") == [first, second]
+    assert due(app, first) < SOON
+    assert due(app, second) < SOON
+    assert app.jobs.reschedule([first, third], queue="packing", at=datetime.now(UTC) + timedelta(days=1)) == [
+        third
+    ]
+    assert due(app, third) > timedelta(hours=23)
+    assert asyncio.run(app.jobs.areschedule(all=True)) == [first, second, third]
+    assert {app.jobs.get(id).state for id in (first, second, third)} == {"available"}
+
+
+def test_a_job_that_waits_for_a_retry_is_moved_with_its_attempts(app: sqlq.App) -> None:
+    id = app.enqueue(app.task(name="send", max_attempts=3)(lambda: None).new()).id
+    (held,) = claim(app)
+    again = Retried(3_600_000, ErrorText("ValueError", "no"))
+    with app.database.begin() as conn:
+        settle.settle(conn, [Settlement(id, held.lease_token, 1, again)])
+    assert app.jobs.get(id).state == "scheduled"
+    assert app.jobs.reschedule([id]) == [id]
+    job = app.jobs.get(id)
+    assert (job.state, job.attempts, len(job.errors)) == ("available", 1, 1)
+
+
+def test_many_jobs_are_moved_in_batches(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reschedule, "BATCH", 2)
+    ids = [job.id for job in app.enqueue_many([app.task(name="t")(lambda: None).new()] * 5)]
+    assert app.jobs.reschedule(task="t", delay="1h") == ids
+    assert {app.jobs.get(id).state for id in ids} == {"scheduled"}
+
+
+def test_running_and_ended_jobs_are_left_alone(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    running, ended = (app.enqueue(task.new()).id for _ in range(2))
+    app.jobs.cancel([ended])
+    (held,) = claim(app)
+    before = app.jobs.get(running)
+    assert app.jobs.reschedule([running, ended, 4711], delay="1h") == []
+    assert app.jobs.reschedule(task="t") == []
+    assert app.jobs.get(running) == before
+    assert held.id == running
+
+
+def test_a_job_claimed_meanwhile_is_not_touched(app: sqlq.App) -> None:
+    """The claim came between the look for waiting jobs and the lock on their rows."""
+    first, second = (job.id for job in app.enqueue_many([app.task(name="t")(lambda: None).new()] * 2))
+    claim(app, 1)
+    before = app.jobs.get(first)
+    with app.database.begin() as conn:
+        assert reschedule.reschedule(conn, [first, second], delay_ms=3_600_000) == [second]
+    after = app.jobs.get(first)
+    assert after == before
+    assert (after.state, after.available_at) == ("running", before.available_at)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_reschedule_waits_for_a_claim_under_way_and_leaves_its_lease(app: sqlq.App, engine: Engine) -> None:
+    first, second = (job.id for job in app.enqueue_many([app.task(name="t")(lambda: None).new()] * 2))
+
+    def waits() -> bool:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        with engine.connect() as conn:
+            return bool(conn.scalar(text(f"{waiting} AND wait_event_type = 'Lock'")))
+
+    lease = "SELECT lease_token, lease_expires_at, available_at, attempts FROM jobs WHERE id = :id"
+    with ThreadPoolExecutor(1) as pool:
+        with app.database.begin() as conn:
+            (held,) = claiming.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            before = conn.execute(text(lease), {"id": held.id}).one()
+            moving = pool.submit(app.jobs.reschedule, [first, second], delay="1h")
+            wait_until(waits, what="the reschedule to wait for the claim")
+            assert app.jobs.get(second).state == "scheduled", "a locked row holds up no other"
+        assert moving.result(20) == [second]
+    with app.database.read() as conn:
+        assert conn.execute(text(lease), {"id": first}).one() == before
+
+
+def test_a_job_under_a_limit_gives_its_slot_back_until_its_new_time(app: sqlq.App) -> None:
+    call = app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
+    first, second = (job.id for job in app.enqueue_many([call.new(), call.new()]))
+    admit.look(app.database)
+    assert app.jobs.get(first).blocked_by is None
+    assert app.jobs.reschedule([first], delay="1h") == [first]
+    assert (app.jobs.get(first).blocked_by, due(app, first) > SOON) == ("limit", True)
+    admit.look(app.database)  # by the wake alone
+    assert app.jobs.get(second).blocked_by is None
+    assert app.jobs.cancel([second]) == {second: "cancelled"}
+    assert app.jobs.reschedule([first]) == [first]
+    admit.look(app.database)
+    assert app.jobs.get(first).state == "available"
+
+
+def test_a_step_that_waits_for_another_is_due_later_and_stays_blocked(app: sqlq.App) -> None:
+    step = app.task(name="step")(lambda: None)
+    flow = app.enqueue(sqlq.chain(step.new(), step.new()))
+    first, second = (job.id for job in flow.jobs)
+    assert app.jobs.reschedule([second], delay="1h") == [second]
+    assert (app.jobs.get(second).blocked_by, due(app, second) > SOON) == ("flow", True)
+    app.worker(drain=True).run()
+    assert [app.jobs.get(id).state for id in (first, second)] == ["finished", "scheduled"]
+
+
+def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None:
+    id = app.enqueue(app.task(name="t")(lambda: None).new().set(delay="1h")).id
+    with working(app):
+        assert app.jobs.reschedule([id]) == [id]
+        wait_until(lambda: app.jobs.get(id).state == "finished", what="the job to run")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda jobs: jobs.reschedule(), "by id, by task, by queue, or all of them"),
+        (lambda jobs: jobs.reschedule([1], all=True), "all waiting jobs are meant"),
+        (lambda jobs: jobs.reschedule([1], at=datetime.now(UTC), delay="1h"), "give one of the two"),
+        (lambda jobs: jobs.reschedule([1], at=datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001
+        (lambda jobs: jobs.reschedule([1], delay="soon"), "delay is 'soon'"),
+    ],
+)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_reschedule_without_sense_is_refused(
+    app: sqlq.App, call: Callable[[object], object], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        call(app.jobs)
