@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq import Job
 from sqlq.database.dialect import in_schema
-from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
+from sqlq.model.outcome import Completed, ErrorText, Failed, Retried, Settlement
 from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
@@ -345,3 +345,15 @@ def test_what_is_said_by_halves_is_refused(options: dict[str, Any], says: str) -
     with pytest.raises(sqlq.EnqueueError) as refused:
         new.set(**options)
     assert says in str(refused.value)
+
+
+def test_a_failed_job_that_an_enqueue_has_met_is_put_back_whole(
+    app: sqlq.App, engine: Engine, index: sqlq.Task[..., None]
+) -> None:
+    new = index.new(1).set(unique_key="k", on_conflict="replace")
+    first, second = app.enqueue(new), app.enqueue(new)
+    assert (second.id, second.created) == (first.id, False)
+    (held,) = claim_all(app)
+    settle(app, held, Failed("error", ErrorText("E", "no")))
+    assert app.jobs.retry([first.id]) == [first.id]
+    assert (count(app), app.jobs.list(state="failed")) == (1, [])

@@ -456,6 +456,7 @@ GUARDS = [
     Guard("workers-wait-for-no-key", None, "is_locked = False", "tests/faults/test_storm.py::test_who_holds_a_job_waits_for_no_key[mariadb]"),
     Guard("what-is-rolled-back-for-long-delays-no-other", "(0, ROLLED_BACK_OFTEN)", "(0,)", "tests/faults/test_storm.py::test_an_outcome_whose_key_is_locked_delays_no_other[mariadb]"),
     Guard("what-is-locked-is-told-seldom", None, "if True:", "tests/faults/test_storm.py::test_an_outcome_whose_key_stays_locked_is_told_once[mariadb]"),
+    Guard("a-row-is-met-by-one-statement", ", ' ', UTC_TIMESTAMP(6)", "", "tests/conformance/test_enqueue_conflict.py::test_a_failed_job_that_an_enqueue_has_met_is_put_back_whole[mariadb]"),
     Guard("a-statement-fits-its-packet", "size + own > MOST_CHARACTERS", "False", OUTCOMES + "test_batches_of_large_jobs_are_written_whatever_their_size[plain-mariadb]"),
     Guard("workers-of-this-process-are-told", None, "return not self._notifies", LOOKOUT + "test_without_notifications_a_worker_hears_of_the_jobs_of_its_process[sqlq-mariadb]"),
     Guard("a-stop-ends-the-wait-for-an-answer", " or (not ready and is_over())", "", "tests/faults/test_stops.py::test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience"),

@@ -69,7 +69,7 @@ ILLEGAL = [
         "a cursor was saved by somebody who did not hold",
     ),
     ("UPDATE jobs SET releases = 1 WHERE id = {running}", "releases or losses were taken back"),
-    ("UPDATE jobs SET losses = 1, cursor = '1' WHERE id = {running}", "releases or losses were taken back"),
+    ("UPDATE jobs SET losses = 1, {cursor} = '1' WHERE id = {running}", "releases or losses were taken back"),
     ("UPDATE jobs SET flow_id = 7 WHERE id = {waiting}", "which job it is was changed"),
     (
         "INSERT INTO jobs (task, blocked_by, available_at) VALUES ('t', 'flow', {far})",

@@ -45,7 +45,7 @@ from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, health, sql
 from sqlq.database.mariadb.batches import TEXT, in_json, json_table, json_type
 from sqlq.database.mariadb.claims import due_in_one, due_statement, listed, reserved, time_of
-from sqlq.database.mariadb.locking import copying, deletion, is_kept, locking, met_key, plan_of
+from sqlq.database.mariadb.locking import copying, deletion, is_kept, is_met, locking, note_met, plan_of
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
     Ask,
@@ -118,7 +118,7 @@ class MariaDB(Dialect):
     changes_tables_in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
     # A row that the insert met has left its id in the variable.
-    is_new = literal_column(f"NOT ({met_key('id')} <=> id)")
+    is_new = literal_column(f"NOT ({is_met('id')})")
 
     def for_parameters(self, style: Any) -> Any:
         return qualify.qualified(MariaDBDialect(paramstyle=style))
@@ -136,7 +136,7 @@ class MariaDB(Dialect):
         statement = mysql.insert(table).values(**values)
         (row,) = table.primary_key
         name = next(column.name for column in table.columns if column is not row)
-        met = text(f"IF((@sqlq_met_{row.name} \\:= `{row.name}`) IS NULL, `{name}`, `{name}`)")
+        met: Any = literal_column(f"IF({note_met(row.name)} IS NULL, `{name}`, `{name}`)")
         statement = statement.on_duplicate_key_update({name: met})
         return statement.returning(*returning, is_kept(row)) if returning else statement
 
@@ -157,7 +157,7 @@ class MariaDB(Dialect):
             changed = {name: func.if_(where, value, table.c[name]) for name, value in changed.items()}
         if returning:
             name = next(iter(changed))
-            met: Any = literal_column(f"(@sqlq_met_{row.name} := `{row.name}`)")
+            met: Any = literal_column(note_met(row.name))
             changed[name] = func.if_(met.is_(None), changed[name], changed[name])
         statement = statement.on_duplicate_key_update(changed)
         if not returning:

@@ -27,10 +27,20 @@ from sqlq.database.dialect import Dialect, held
 from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 
 
-def met_key(key: str) -> str:
-    """Return the key of the row that an insert met. Without an assignment in front of it, MariaDB would read
-    the variable before it inserts, or take an unknown one for NULL."""
-    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := 0, @sqlq_met_{key})"
+def note_met(key: str) -> str:
+    """Note the key of a row that an insert meets, with the time of the statement. A later statement of the
+    session may insert a row of this key, as where a failed job is put back."""
+    return f"(@sqlq_met_{key} := {_met_now(key)})"
+
+
+def is_met(key: str) -> str:
+    """Whether the insert has met the row that it returns. Without an assignment in front of it, MariaDB would
+    read the variable before it inserts, or take an unknown one for NULL."""
+    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := '', @sqlq_met_{key}) <=> {_met_now(key)}"
+
+
+def _met_now(key: str) -> str:
+    return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: a-row-is-met-by-one-statement
 
 
 class Locking:
@@ -124,7 +134,7 @@ class _Columns:
 
 
 def is_kept(row: ColumnElement[Any]) -> ColumnElement[Any]:
-    return literal_column(f"NOT ({met_key(row.name)} <=> `{row.name}`)")
+    return literal_column(f"NOT ({is_met(row.name)})")
 
 
 @lru_cache(maxsize=64)
