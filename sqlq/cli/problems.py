@@ -71,6 +71,8 @@ _MENDS = (
         "check that it is a file, and that you may read and write it and its directory",
     ),
     (r"database is locked", "another program has held the write lock for long; try again when it has ended"),
+    (r"Deadlock found", "another transaction came first, and nothing was changed: run it again"),
+    (r"WSREP has not yet prepared node", "the node has lost its cluster: try again, or name another node"),
     (r"Lock wait timeout", "another program has held a lock for long; try again when it has ended"),
 )
 

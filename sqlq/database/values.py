@@ -40,6 +40,8 @@ class Trouble(NamedTuple):
     it again until an operator changes something."""
     takes_no_writes: bool
     """The database answers, but takes no writes for now: it only reads, or its disk is full."""
+    only_reads: bool = False
+    """It takes no writes because another server does, as the primary of a standby."""
     has_no_room: bool = False
     """The database undid the whole transaction for want of room, perhaps for notifications."""
     is_useless: bool = False

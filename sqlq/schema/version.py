@@ -83,6 +83,8 @@ class _Catalog(NamedTuple):
     columns: TextClause
     or_unseen: str = ""
     """Another reason why a table seems to lack its columns."""
+    or_granted: str = ""
+    """Another remedy where no table seems to be there."""
 
 
 _READABLE = in_catalog(
@@ -158,6 +160,7 @@ _CATALOGS = {
         text("SELECT 1 FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table"),
         text("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = :schema"),
         or_unseen="the account lacks the right to see them (GRANT SELECT on the tables), or ",
+        or_granted=", or GRANT SELECT on them to the account in the URL, if others see them",
     ),
 }
 
@@ -187,7 +190,8 @@ def complaint(connection: Connection | Engine, schema: str | None, found: str | 
     named = None if schema == connection.dialect.default_schema_name else schema
     migrate = partial(command, url=connection.engine.url, schema=named)
     if found is None:
-        return f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`"
+        granted = _CATALOGS[connection.dialect.name].or_granted
+        return f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`{granted}"
     if found > HEAD:
         return (
             f"{where} holds sqlq's tables at revision {found}, newer than the {HEAD} this sqlq knows: "

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Integer
@@ -112,6 +112,7 @@ class MariaDB(Dialect):
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     single_changes = False
     claims_queues_apart = True
+    locks_on_one_node = True
     drivers = ("pymysql", "MySQLdb", "asyncmy")
     where_it_leads = "SELECT DATABASE()"
     which_server = "SELECT DATABASE(), @@server_uid"
@@ -394,7 +395,7 @@ class MariaDB(Dialect):
         return bool(conn.scalar(_LOCK, {"name": _lock_of(conn, schema)}))
 
     def unlock_for_migration(self, conn: Connection, schema: str | None) -> None:
-        with suppress(DBAPIError):  # a lost session holds no lock
+        with suppress(DBAPIError, PendingRollbackError):  # a lost session holds no lock
             conn.scalar(_UNLOCK, {"name": _lock_of(conn, schema)})
 
     def migrate_beside_traffic(self, conn: Connection, lock_ms: int) -> None:
@@ -474,6 +475,7 @@ class MariaDB(Dialect):
             rolled_back=code in _ROLLED_BACK,
             refused=code is not None and not (code in _AWAY or lost or code in _ROLLED_BACK),
             takes_no_writes=code in _READ_ONLY or code in _NO_ROOM,
+            only_reads=code in _READ_ONLY,
             is_useless=lost or code in _USELESS,
         )
 
@@ -484,6 +486,7 @@ class MariaDB(Dialect):
 
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
         setattr(engine.dialect, compiler.IS_OWN, True)
+        settings = [_SESSION]
 
         # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
@@ -493,7 +496,10 @@ class MariaDB(Dialect):
                 if engine.dialect.server_version_info is None:  # a first connection, perhaps to MySQL
                     cursor.execute("SELECT VERSION()")
                     _require_mariadb(cursor.fetchone()[0], engine.url)
-                cursor.execute(_SESSION)
+                    cursor.execute("SHOW VARIABLES LIKE 'wsrep_retry_autocommit'")
+                    if cursor.fetchone():
+                        settings[1:] = [_NO_REPETITION]
+                cursor.execute(", ".join(settings))
 
         @event.listens_for(engine, "begin")
         def _began(conn: Connection) -> None:
@@ -505,7 +511,7 @@ class MariaDB(Dialect):
         def _rests(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_LIMITED, False):
                 with dbapi_connection.cursor() as cursor:
-                    cursor.execute(_SESSION)
+                    cursor.execute(", ".join(settings))
 
         @event.listens_for(engine, "handle_error")
         def _failed(context: ExceptionContext) -> None:
@@ -551,6 +557,9 @@ _SESSION = (
     "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"
 )
 """The settings of sqlq's own sessions. An UPDATE sets all its columns at once, as in standard SQL."""
+_NO_REPETITION = "wsrep_retry_autocommit = 0"
+"""A node of Galera would repeat an INSERT … RETURNING that lost to another node, and return the rows of both
+attempts."""
 # guard: a-session-stays-as-it-was-made
 _IS_SOUND = "SELECT @@tx_isolation = 'READ-COMMITTED' AND @@autocommit AND NOT @@in_transaction"
 """A proxy between here and the server may have given the connection another session."""

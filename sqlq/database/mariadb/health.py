@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.config.command_hint import OWNER
 from sqlq.database.dialect import schema_of
 from sqlq.database.values import Burden
 from sqlq.schema.tables import metadata
@@ -26,6 +27,12 @@ def variable(conn: Connection, name: str, *, of_server: bool = False) -> Any:
 def status(conn: Connection, name: str) -> int:
     """Return a counter of the server."""
     return int(conn.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").one()[1])
+
+
+def nodes(conn: Connection) -> int:
+    """Return the number of nodes of its cluster of Galera; 0 for a server without one."""
+    row = conn.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'").first()
+    return 0 if row is None else int(row[1])
 
 
 def unpurged_transactions(conn: Connection) -> int:
@@ -111,7 +118,7 @@ def missing_grant(error: BaseException, kind: str | None) -> str | None:
         return None
     if denied["account"] is None:
         return "GRANT PROCESS ON *.* to the account in the URL"
-    rights = "SELECT" if kind == "reader" else "SELECT, INSERT, UPDATE, DELETE"
+    rights = {"reader": "SELECT", OWNER: "ALL"}.get(kind or "", "SELECT, INSERT, UPDATE, DELETE")
     return f"an administrator mends it: GRANT {rights} on all tables of the database TO {denied['account']}"
 
 

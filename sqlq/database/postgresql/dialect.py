@@ -208,6 +208,7 @@ class PostgreSQL(Dialect):
             rolled_back=rolled_back,
             refused=bool(state) and not (goes_on or rolled_back),
             takes_no_writes=state in (_READ_ONLY, _DISK_FULL),
+            only_reads=state == _READ_ONLY,
             has_no_room=state == _LIMIT_EXCEEDED,
             is_useless=state.startswith(_USELESS),
         )
@@ -353,11 +354,6 @@ def is_in_transaction(driver: Any) -> bool:
         return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
     except Exception:  # closed meanwhile, or another driver's
         return False
-
-
-def is_read_only(error: BaseException) -> bool:
-    """Whether a database refused to write because it is a standby."""
-    return _state_of(getattr(error, "orig", error)) == _READ_ONLY
 
 
 _TCP_ENDS = {

@@ -23,7 +23,6 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import VERSION
 from sqlq.database.database import Database
-from sqlq.database.postgresql.dialect import is_read_only
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
@@ -254,7 +253,8 @@ class Control:
             except DBAPIError as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
-                if not self._database.dialect.trouble(error).is_away or not (patient or is_read_only(error)):
+                trouble = self._database.dialect.trouble(error)
+                if not trouble.is_away or not (patient or trouble.only_reads):
                     raise
                 self._grace.pulse()  # a worker that waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))

@@ -1,0 +1,202 @@
+"""`sqlq` at a MariaDB that refuses, or goes away: one sentence says so, and no job is lost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.conftest import fresh_database
+from tests.faces.command import Command
+from tests.mariadb import MariaDB, OwnMariaDB, found
+from tests.waiting import wait_until
+
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+Account = Callable[[str], str]
+
+
+@pytest.fixture
+def account(mariadb: MariaDB, database_url: str) -> Iterator[Account]:
+    """Make an account with a right to something of the database; return the URL of that for it."""
+    name, url = f"sqlq_{uuid4().hex[:12]}", make_url(database_url)
+    mariadb.administer(f"CREATE USER {name} IDENTIFIED BY 'secret'")
+
+    def grant(right: str) -> str:
+        mariadb.administer(f"GRANT {right.format(database=url.database)} TO {name}")
+        return url.set(username=name, password="secret").render_as_string(hide_password=False)
+
+    yield grant
+    mariadb.administer(f"DROP USER {name}")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown database": ({"database": "nodb"}, "Unknown database 'nodb'; create it first"),
+    "a wrong password": ({"password": "secret"}, "Access denied .*; check the user and password in the URL"),
+    "a URL of MySQL": ({"drivername": "mysql+pymysql"}, r"not on MySQL, .*: for MariaDB write mariadb\+"),
+    "no server": ({"port": 1}, "start the server, or check host and port in the URL"),
+}
+
+
+@on_mariadb
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_url_that_leads_nowhere_is_one_sentence(bare: Command, database_url: str, what: str) -> None:
+    changes, words = REFUSED[what]
+    url = make_url(database_url).set(**changes).render_as_string(hide_password=False)
+    for command in (["status"], ["migrate"], ["--app", "shop:app", "enqueue", "shop.send", "7"]):
+        said = bare("-d", url, *command).sentence()
+        assert "secret" not in said
+        assert re.search(words, said), said
+
+
+@pytest.mark.parametrize("version", ["8.0.36", "10.6.18-MariaDB"])
+@on_mariadb
+def test_another_server_is_one_sentence(bare: Command, database_url: str, version: str) -> None:
+    server = OwnMariaDB(f"--version={version}")
+    try:
+        words = f"needs MariaDB 10.11 or newer; {server.url('mysql')} is version {version}"
+        for command in ("status", "migrate"):
+            assert words in bare("-d", server.url("mysql"), command).sentence()
+        assert words in bare("-d", server.url("mysql"), "doctor").out
+    finally:
+        server.close()
+
+
+@on_mariadb
+def test_a_missing_right_is_one_sentence(bare: Command, database_url: str, account: Account) -> None:
+    enqueue = ("--app", "shop:app", "enqueue", "shop.send", "7")
+    url = account("SELECT ON mysql.help_topic")
+    assert "to database" in bare("-d", url, "status").sentence()
+    url = account("CREATE TEMPORARY TABLES ON {database}.*")
+    assert "or GRANT SELECT on them to the account" in bare("-d", url, "status").sentence()
+    url = account("SELECT ON {database}.*")
+    assert bare.ok("-d", url, "status")
+    for command in (enqueue, ("queues", "pause", "mail")):
+        said = bare("-d", url, *command).sentence()
+        assert re.search("command denied .* GRANT SELECT, INSERT, UPDATE, DELETE on all tables", said), said
+    said = bare("-d", url, "migrate", "--down", "base", "--force").sentence()
+    assert "GRANT ALL on" in said
+    account("ALL ON {database}.*")
+    bare.ok("-d", url, *enqueue)
+    assert bare("-d", url, "jobs", "--json").json()
+
+
+@on_mariadb
+def test_a_replica_that_is_read_only_is_one_sentence(
+    bare: Command, database_url: str, account: Account, mariadb: MariaDB
+) -> None:
+    url = account("ALL ON {database}.*")
+    enqueue = ("-d", url, "--app", "shop:app", "enqueue", "shop.send", "7")
+    mariadb.administer("SET GLOBAL read_only = 1")
+    try:
+        for command in (enqueue, ("-d", url, "queues", "pause", "mail")):
+            assert "use the primary server" in bare(*command).sentence()
+        assert "use the primary server" in bare("-d", url, "migrate", "--down", "base", "--force").sentence()
+        assert "this server is read-only" in bare("-d", url, "doctor").out
+        with bare.working("-d", url):
+            wait_until(lambda: "takes no writes" in bare.log(), what="the worker saying that it waits")
+            mariadb.administer("SET GLOBAL read_only = 0")
+            bare.ok(*enqueue)
+            wait_until(lambda: "finished in" in bare.log(), what="the job done")
+    finally:
+        mariadb.administer("SET GLOBAL read_only = 0")
+
+
+@on_mariadb
+def test_tables_that_others_changed_are_found(bare: Command, database_url: str, mariadb: MariaDB) -> None:
+    database = make_url(database_url).database
+    mariadb.administer(f"ALTER TABLE {database}.sqlq_edges ENGINE = MyISAM")
+    mariadb.administer(
+        f"ALTER TABLE {database}.sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    )
+    done = bare("-d", database_url, "doctor")
+    assert done.code == 1
+    assert "the table sqlq_edges is MyISAM's, which has no transactions" in done.out
+    assert "the table sqlq_limits has text in utf8mb4_bin" in done.out
+
+
+@on_mariadb
+def test_sessions_that_the_server_ends_soon_are_not_missed(
+    sqlq_: Command, database_url: str, mariadb: MariaDB
+) -> None:
+    (before,) = mariadb.administer("SELECT @@global.wait_timeout")
+    mariadb.administer("SET GLOBAL wait_timeout = 1")
+    try:
+        with sqlq_.working():
+            sqlq_.wait_for_worker()
+            threading.Event().wait(3)  # as long as nobody works
+            assert sqlq_.shop("enqueue", "wait", "late").code == 0
+            sqlq_.wait_for("late.started")
+            sqlq_.touch("late.go")
+            wait_until(lambda: finished(sqlq_), what="the job finished")
+        assert "WARNING" not in sqlq_.log()
+    finally:
+        mariadb.administer(f"SET GLOBAL wait_timeout = {before[0]}")
+
+
+def finished(command: Command) -> bool:
+    jobs = command("jobs", "--state", "finished", "--json").json()
+    return [(job["attempts"], job["state"]) for job in jobs] == [(1, "finished")]
+
+
+@on_mariadb
+def test_a_server_that_dies_costs_no_job(
+    sqlq_: Command, database_url: str, restartable_mariadb: OwnMariaDB
+) -> None:
+    """It dies before the claim, while the handler runs, and again before the job is settled."""
+    server = restartable_mariadb
+    try:
+        with sqlq_.working():
+            sqlq_.wait_for_worker()
+            server.stop("immediate")
+            assert "start the server, or check host" in sqlq_.shop("enqueue", "wait", "b").sentence()
+            wait_until(lambda: "does not answer" in sqlq_.log(), what="the worker saying that it waits")
+            server.start()
+            assert sqlq_.shop("enqueue", "wait", "a").code == 0
+            sqlq_.wait_for("a.started")
+            server.restart("immediate")
+            server.stop("immediate")
+            sqlq_.touch("a.go")
+            threading.Event().wait(1)  # until the handler has returned, which nothing shows
+            server.start()
+            wait_until(lambda: finished(sqlq_), what="the job finished")
+        assert "Traceback" not in sqlq_.log()
+    finally:
+        if not server._answers():
+            server.start()
+
+
+def test_a_migration_whose_server_dies_goes_on(bare: Command, restartable_mariadb: OwnMariaDB) -> None:
+    server = restartable_mariadb
+    with fresh_database(server) as url:
+        bare.ok("-d", url, "migrate")
+        with server._connect() as holder, holder.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+            cursor.execute("BEGIN")
+            cursor.execute(f"SELECT * FROM {make_url(url).database}.jobs")
+            migration = pool.submit(bare, "-d", url, "migrate", "--down", "base", "--force")
+            waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'"
+            wait_until(lambda: server.administer(waiting), what="the migration waiting for a table")
+            server.restart("immediate")
+            assert migration.result().sentence().startswith(url)
+        bare.ok("-d", url, "migrate", "--down", "base", "--force")
+        bare.ok("-d", url, "migrate")
+        bare.ok("-d", url, "--app", "shop:app", "enqueue", "shop.send", "7")
+
+
+@on_mariadb
+def test_a_job_that_the_client_inserts_is_run(sqlq_: Command, database_url: str) -> None:
+    url = make_url(database_url)
+    subprocess.run(
+        [found("mariadb"), "--no-defaults", "-h", str(url.host), "-P", str(url.port), "-u", str(url.username),
+         str(url.database), "-e",
+         """INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send', '{"args": [7]}')"""],
+        check=True,
+    )  # fmt: skip
+    sqlq_.work()
+    assert finished(sqlq_)
