@@ -112,7 +112,8 @@ def pytest_report_header() -> str | None:
 
 def _needs_mariadb(item: pytest.Item) -> bool:
     given: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return "mariadb" in given.values() or "mariadb" in getattr(item, "fixturenames", ())
+    wanted = {"mariadb", "galera"}.intersection(getattr(item, "fixturenames", ()))
+    return "mariadb" in given.values() or bool(wanted)
 
 
 def _repeated(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:

@@ -82,18 +82,21 @@ class MariaDB:
 
 class OwnMariaDB(MariaDB):
     """A server of the tests' own, on a free port of 127.0.0.1, in a directory that goes with it; in memory
-    unless `on_disk`."""
+    unless `on_disk`. Where the tests run as root it is of another account, if one is named."""
 
-    def __init__(self, *settings: str, on_disk: bool = False) -> None:
+    def __init__(self, *settings: str, on_disk: bool = False, account: str = "root") -> None:
         program, install = found("mariadbd"), found("mariadb-install-db")
         place = None if on_disk else _memory()
         self.directory = Path(tempfile.mkdtemp(prefix="sqlq-mariadb-", dir=place))
         data, temporary = self.directory / "data", self.directory / "temporary"
         temporary.mkdir()  # each server that starts removes others' tables from a directory they share
-        account = ["--user=root"] if os.geteuid() == 0 else []
+        user = [f"--user={account}"] if os.geteuid() == 0 else []
+        if user:
+            shutil.chown(self.directory, account)
+            shutil.chown(temporary, account)
         subprocess.run(
             [install, "--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}", "--skip-test-db",
-             "--auth-root-authentication-method=normal", *account],
+             "--auth-root-authentication-method=normal", *user],
             check=True, capture_output=True, start_new_session=True,
         )  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -108,7 +111,7 @@ class OwnMariaDB(MariaDB):
         self._command = [
             program,
             "--no-defaults",
-            *account,
+            *user,
             f"--datadir={data}",
             f"--tmpdir={temporary}",
             f"--socket={self.directory}/socket",
@@ -121,11 +124,12 @@ class OwnMariaDB(MariaDB):
         super().__init__(URL.create("mariadb", "root", host="127.0.0.1", port=self.port))
         self.start()
 
-    def start(self) -> None:
+    def start(self, *settings: str) -> None:
         """Start the server, also after a `stop()`, on the same port, and return when it answers."""
+        command = [*self._command, *settings]
         with (self.directory / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         (self.directory / "server").write_text(str(self._server.pid))
         wait_until(self._answers, what="the tests' MariaDB")

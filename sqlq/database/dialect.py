@@ -147,6 +147,9 @@ class Dialect:
     """Whether a connection sees another's commit without a statement, and so needs no notification."""
     claims_queues_apart = False
     """Whether a claim takes a statement for each queue."""
+    locks_on_one_node = False
+    """Whether a cluster may have several writers, each with row locks of its own. They see what the others
+    wrote, and not what they locked."""
     claims_beyond = True
     """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
     most_unwritten = 2_000

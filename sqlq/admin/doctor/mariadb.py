@@ -20,7 +20,7 @@ class MariaDBChecks(PlaceChecks):
 
     def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         of_server = (self.primary, self.binlog, self.durability, self.connections, self.sessions)
-        return *of_server, self.packets, self.transactions, self.purge
+        return *of_server, self.packets, self.transactions, self.purge, self.cluster
 
     def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         return (self.tables,)
@@ -124,6 +124,15 @@ class MariaDBChecks(PlaceChecks):
             yield check(f"{said}: claims read over them", remedy)
         else:
             yield ok(said)
+
+    def cluster(self) -> Iterator[Answer]:
+        """Look at Galera, where the server is one of its nodes."""
+        number = self._ask(healths.nodes)
+        if number > 1:
+            yield ok(
+                f"the server is one of {number} nodes of Galera: workers of one queue at several nodes lose "
+                "claims to one another, so point all workers of a queue to one node"
+            )
 
     def tables(self) -> Iterator[Answer]:
         engines = self._ask(healths.other_engines)

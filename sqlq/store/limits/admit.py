@@ -158,6 +158,8 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     later = [start for grant in grants.values() if grant.rule.rate is not None for start in grant.starts()]
     if at_once:
         conn.execute(_ADMIT, {"ids": at_once})
+        if dialect.locks_on_one_node:  # so that of two nodes' admissions the second one's COMMIT fails
+            conn.execute(_USED, {"keys": [grant.key for grant in grants.values() if grant.ids]})
     if later:
         conn.execute(_admit_later(dialect), dialect.batch_parameters(_STARTS, later))
     if used := [grant for grant in grants.values() if grant.rule.rate is not None and grant.ids]:
