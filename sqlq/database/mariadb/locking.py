@@ -29,7 +29,7 @@ from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 
 def note_met(key: str) -> str:
     """Note the key of a row that an insert meets, with the time of the statement. A later statement of the
-    session may insert a row of this key, as where a failed job is put back."""
+    session may insert a row of this key, as a retry does."""
     return f"(@sqlq_met_{key} := {_met_now(key)})"
 
 
