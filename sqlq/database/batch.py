@@ -11,6 +11,7 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     ColumnElement,
+    Connection,
     Select,
     Table,
     TextClause,
@@ -70,6 +71,15 @@ class Key(NamedTuple):
 
     columns: tuple[str, ...]
     where: ColumnElement[bool] | TextClause | None = None
+
+
+NEW, CHANGED, LEFT = 0, 1, 2
+"""The column that an `upsert` met: none, one that it changed, or one that it left as it is."""
+
+
+def inserted(conn: Connection, upsert: Any, given: Any = None) -> list[Any]:
+    """Run an upsert, and return the rows that it has inserted or changed."""
+    return [row[1:] for row in conn.execute(upsert, given) if row[0] != LEFT]
 
 
 class Change:

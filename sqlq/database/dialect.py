@@ -18,18 +18,20 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
+    Integer,
     Select,
     Table,
     delete,
     func,
     insert,
+    literal_column,
     null,
     select,
 )
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.batch import NO_VALUES, Batch, Change, Key, Right, locked, rights
+from sqlq.database.batch import NEW, NO_VALUES, Batch, Change, Key, Right, locked, rights
 from sqlq.database.timeouts import Patience
 from sqlq.database.values import (
     Ask,
@@ -201,56 +203,36 @@ class Dialect:
             statement = insert(table).from_select([*values], source)
         return statement.returning(*returning)
 
-    def insert_or_skip(
+    def upsert(
         self,
         table: Table,
         key: Key,
         values: Mapping[str, Any] = NO_VALUES,
-        *,
-        returning: Sequence[ColumnElement[Any]] = (),
-    ) -> Any:
-        """Return an insert of one row that leaves out the row if its key is taken, instead of failing."""
-        statement = self._insert(table).values(**values).returning(*returning)
-        return statement.on_conflict_do_nothing(index_elements=key.columns, index_where=key.where)
-
-    def insert_or_change(
-        self,
-        table: Table,
-        key: Key,
-        values: Mapping[str, Any],
-        changes: Callable[[Any], Mapping[str, Any]],
+        changes: Callable[[Any], Mapping[str, Any]] | None = None,
         *,
         where: ColumnElement[bool] | None = None,
         returning: Sequence[ColumnElement[Any]] = (),
     ) -> Any:
-        """Return an insert of one row that changes the row with the same key, if there is one. `changes`
-        computes the new values from the rejected row. A row that does not fulfil `where` stays as it is, and
-        is not returned."""
-        statement = self._insert(table).values(**values).returning(*returning)
-        return statement.on_conflict_do_update(
-            index_elements=key.columns,
-            index_where=key.where,
-            set_=changes(statement.excluded),
-            where=where,
-        )
+        """Return an insert of one row that leaves out the row if its key is taken. With `changes` it changes
+        the row that has the key instead, if that one fulfils `where`. `changes` computes the new values from
+        the rejected row.
 
-    is_new: ColumnElement[Any] = null()
-    """Whether `insert_or_change` inserted the row, for its RETURNING; NULL where the database does not report
-    that."""
+        With `returning` it returns what it met, and then these columns, of rows that it inserted or changed.
+        A database may also return rows that it has left as they are, as `LEFT`.
+        """
+        statement = self._insert(table).values(**values)
+        index = {"index_elements": key.columns, "index_where": key.where}
+        met = self.has_met
+        if changes is None:
+            statement, met = statement.on_conflict_do_nothing(**index), literal_column(str(NEW), Integer)
+        else:
+            changed = changes(statement.excluded)
+            statement = statement.on_conflict_do_update(**index, set_=changed, where=where)
+        return statement.returning(met, *returning) if returning else statement
 
-    def returning_ids(self, statement: Any) -> Any:
-        """Return an insert of jobs that returns the id of each row, of one that it met, too, where the
-        database returns these."""
-        return statement.returning(jobs.c.id)
-
-    def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the rows that an `insert_or_skip` or `insert_or_change` wrote, from those it returned."""
-        return rows
-
-    def met(self, conn: Connection, rows: Sequence[Any], query: Select[Any]) -> Sequence[Any]:
-        """Return the rows of a query that an `insert_or_skip` or `insert_or_change` met and left as they are,
-        where it returns these."""
-        return ()
+    has_met: ColumnElement[Any] = null()
+    """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
+    report that."""
 
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False

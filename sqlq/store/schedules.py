@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import IDS
-from sqlq.database.batch import Batch, Change, Key
+from sqlq.database.batch import Batch, Change, Key, inserted
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
@@ -319,7 +319,7 @@ def follow(
                 "declared_plan": new.plan.as_text(),
                 "declared_at": here - timedelta(milliseconds=age_ms()),
             }
-            conn.execute(dialect_of(conn).insert_or_skip(schedules, _KEY), values)
+            conn.execute(dialect_of(conn).upsert(schedules, _KEY), values)
         # anew, for another worker may have come first
         done, changes = look(conn, lock=True)
         for name, values in changes:
@@ -410,9 +410,7 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob[Any]) -> None:
     values = {**_job_columns(job), **_begun(plan, here), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
-    dialect = dialect_of(conn)
-    statement = dialect.insert_or_skip(schedules, _KEY, returning=(_table.name,))
-    if not dialect.kept(conn.execute(statement, values).all()):
+    if not inserted(conn, dialect_of(conn).upsert(schedules, _KEY, returning=(_table.name,)), values):
         raise ConfigurationError(
             f"there is a schedule {name!r} already: change it, remove it, or give this one another name"
         )

@@ -25,7 +25,6 @@ from sqlalchemy import (
     event,
     func,
     literal_column,
-    or_,
     select,
     text,
 )
@@ -35,17 +34,17 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import FromClause
-from sqlalchemy.types import Integer
+from sqlalchemy.types import Boolean, Integer, Text
 
 from sqlq.config.constants import LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
-from sqlq.database.batch import NO_VALUES, Batch, Change, Key, Right
+from sqlq.database.batch import CHANGED, LEFT, NEW, NO_VALUES, Batch, Change, Key, Right
 from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.idle import look_at_idle
 from sqlq.database.mariadb import compiler, health, sql
 from sqlq.database.mariadb.batches import TEXT, in_json, json_table, json_type
 from sqlq.database.mariadb.claims import due_in_one, due_statement, listed, reserved, time_of
-from sqlq.database.mariadb.locking import copying, deletion, is_kept, is_met, locking, note_met, plan_of
+from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
     Ask,
@@ -118,63 +117,36 @@ class MariaDB(Dialect):
     which_server = "SELECT DATABASE(), @@server_uid"
     changes_tables_in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
-    # A row that the insert met has left its id in the variable.
-    is_new = literal_column(f"NOT ({is_met('id')})")
 
     def for_parameters(self, style: Any) -> Any:
         return qualify.qualified(MariaDBDialect(paramstyle=style))
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def insert_or_skip(
+    def upsert(
         self,
         table: Table,
         key: Key,
         values: Mapping[str, Any] = NO_VALUES,
-        *,
-        returning: Sequence[ColumnElement[Any]] = (),
-    ) -> Any:
-        statement = mysql.insert(table).values(**values)
-        (row,) = table.primary_key
-        name = next(column.name for column in table.columns if column is not row)
-        met: Any = literal_column(f"IF({note_met(row.name)} IS NULL, `{name}`, `{name}`)")
-        statement = statement.on_duplicate_key_update({name: met})
-        return statement.returning(*returning, is_kept(row)) if returning else statement
-
-    def insert_or_change(
-        self,
-        table: Table,
-        key: Key,
-        values: Mapping[str, Any],
-        changes: Callable[[Any], Mapping[str, Any]],
+        changes: Callable[[Any], Mapping[str, Any]] | None = None,
         *,
         where: ColumnElement[bool] | None = None,
         returning: Sequence[ColumnElement[Any]] = (),
     ) -> Any:
         statement = mysql.insert(table).values(**values)
         (row,) = table.primary_key
-        changed = dict(changes(statement.inserted))
+        changed = {} if changes is None else dict(changes(statement.inserted))
         if where is not None:
             changed = {name: func.if_(where, value, table.c[name]) for name, value in changed.items()}
-        if returning:
-            name = next(iter(changed))
-            met: Any = literal_column(note_met(row.name))
-            changed[name] = func.if_(met.is_(None), changed[name], changed[name])
-        statement = statement.on_duplicate_key_update(changed)
+        same = next(column for column in table.c if column is not row and column.name not in changed)
         if not returning:
-            return statement
-        return statement.returning(*returning, is_kept(row) if where is None else or_(is_kept(row), where))
-
-    def kept(self, rows: Sequence[Any]) -> Sequence[Any]:
-        return [row[:-1] for row in rows if row[-1]]
-
-    def met(self, conn: Connection, rows: Sequence[Any], query: Select[Any]) -> Sequence[Any]:
-        ids = [row.id for row in rows if not row[-1]]
-        if not ids:
-            return ()
-        # the insert has locked them, and they may be newer than the caller's snapshot
-        by_id = query.where(jobs.c.id.in_(ids)).with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
-        return conn.execute(by_id.with_for_update()).all()
+            return statement.on_duplicate_key_update({same.name: same, **changed})
+        changed[same.name] = func.if_(literal_column(note_met(row.name), Text).is_(None), same, same)
+        has_met = literal_column(is_met(row.name), Boolean)
+        new, changed_it, left = (literal_column(str(met), Integer) for met in (NEW, CHANGED, LEFT))
+        met: Any = left if changes is None else changed_it
+        met = func.if_(has_met, met if where is None else func.if_(where, met, left), new)
+        return statement.on_duplicate_key_update(changed).returning(met, *returning)
 
     def distinct(
         self,

@@ -7,13 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Select,
     Table,
     bindparam,
     delete,
     insert,
-    literal_column,
     select,
     update,
 )
@@ -131,10 +129,6 @@ class _Columns:
 
     def __init__(self, c: Any) -> None:
         self.c = c
-
-
-def is_kept(row: ColumnElement[Any]) -> ColumnElement[Any]:
-    return literal_column(f"NOT ({is_met(row.name)})")
 
 
 @lru_cache(maxsize=64)

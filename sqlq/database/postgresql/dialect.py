@@ -91,7 +91,7 @@ class PostgreSQL(Dialect):
     _insert = staticmethod(postgresql.insert)
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     # a row that the statement updated has its transaction there
-    is_new = literal_column(in_catalog("xmax = 0"))
+    has_met = literal_column(in_catalog("xmax <> 0"))
 
     def for_parameters(self, style: Any) -> Any:
         # psycopg's, because it declares the type of each parameter, which the server may not infer

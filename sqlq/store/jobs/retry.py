@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Row, bindparam, select
 
 from sqlq.config.constants import ERROR_BYTES
+from sqlq.database.batch import inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.history import AttemptTimes
@@ -41,11 +42,11 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
         return [], []
     keys = {row.id: row.limit_key for row in rows if row.limit_key is not None}
     values = _IN_LINE if keys else {"available_at": now()}
-    statement = dialect.insert_or_skip(jobs, LIVE_KEY, values, returning=(jobs.c.id,))
+    statement = dialect.upsert(jobs, LIVE_KEY, values, returning=(jobs.c.id,))
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
-    moved = sorted(id for (id,) in dialect.kept(conn.execute(statement, given).all()))
+    moved = sorted(id for (id,) in inserted(conn, statement, given))
     write(conn, {Wake(keys[id]) for id in moved if id in keys})
     dialect.delete(conn, failed_jobs.c.id, moved)
     return moved, [row.id for row in rows if row.id not in set(moved)]

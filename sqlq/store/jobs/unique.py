@@ -29,14 +29,14 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import Batch, Key
+from sqlq.database.batch import CHANGED, NEW, Batch, Key
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, jobs
-from sqlq.schema.types import moment_after
-from sqlq.store.jobs.rows import LIVE_STATE, OVER, TABLES, computed, row_of, said_by_any, slices, state_of
+from sqlq.schema.types import far, moment_after
+from sqlq.store.jobs.rows import NEW_OR_BLOCKED, OVER, TABLES, computed, row_of, said_by_any, slices
 
 
 def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) -> dict[int, Job]:
@@ -99,16 +99,15 @@ def _insert_in_order(
     for conflict, run in groupby(ordered, key=lambda key: conflict_of(new[counts[key]])):
         chosen = [new[counts[key]] for key in run]
         said = said_by_any(chosen)
-        rows = [row_of(job, said) for job in chosen]
+        given = [row_of(job, said) for job in chosen]
         statement = _statement(dialect, said, conflict)
-        parts = dialect.portions(rows, lambda row: row.values())
-        returned = [row for part in parts for row in conn.execute(statement, part)]
-        for queue, key, id, state, *told in dialect.kept(returned):
-            is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
-            task = new[counts[queue, key]].task
-            found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
-        for queue, key, id, task, state in dialect.met(conn, returned, _MET):
-            found((queue, key), Job(id, queue, task, State(state), created=False))
+        parts = dialect.portions(given, lambda row: row.values())
+        rows = (row for part in parts for row in conn.execute(statement, part))
+        for met, queue, key, id, task, state in rows:
+            if met is None:
+                met = CHANGED if (queue, key) in live else NEW
+            its = Job(id, queue, task, State(state), created=met == NEW, replaced=met == CHANGED)
+            found((queue, key), its)
     for key, job in held(conn, list(waiting), live=True).items():
         found(key, job)
     return done, list(waiting)
@@ -136,9 +135,12 @@ def conflict_of(job: NewJob) -> Conflict | None:
 
 @cache
 def _statement(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None) -> Any:
-    returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, state_of(said))
-    told = () if conflict is None else (dialect.is_new,)
-    return inserting(dialect, said, conflict, (*returned, *told))
+    returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, _STATE)
+    return inserting(dialect, said, conflict, returned)
+
+
+# in the rows that an insert returns, SQLite 3.40 takes `NULL IS NOT NULL` for true
+_STATE = case((jobs.c.reserved_at < far(), State.RUNNING.value), else_=NEW_OR_BLOCKED)
 
 
 def inserting(
@@ -150,9 +152,9 @@ def inserting(
     """Return the insert of a job with a unique key. It leaves the live job with that key alone, or replaces
     it while it waits."""
     if conflict is None:
-        return dialect.insert_or_skip(jobs, LIVE_KEY, computed(said), returning=returning)
+        return dialect.upsert(jobs, LIVE_KEY, computed(said), returning=returning)
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
-    return dialect.insert_or_change(
+    return dialect.upsert(
         *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=conflict.at_most_ms)),
         where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
         returning=returning,
@@ -238,9 +240,6 @@ def holder(conn: Connection, queue: str, key: str) -> int | None:
 
 
 _KEYS = Batch(in_queue=Text, held_key=Text)
-
-
-_MET = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, cast(LIVE_STATE, Text))
 
 
 @cache

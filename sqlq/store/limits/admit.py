@@ -220,7 +220,7 @@ def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
     keys, so that two concurrent calls cannot deadlock."""
     if said:
         rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
-        conn.execute(dialect.insert_or_skip(limits, _KEY), rows)
+        conn.execute(dialect.upsert(limits, _KEY), rows)
 
 
 def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
@@ -498,7 +498,7 @@ def pin(conn: Connection, key: str, rule: Rule) -> None:
     """Override the rule of a key until `unpin`, and schedule a look at it."""
     dialect = dialect_of(conn)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
-    conn.execute(dialect.insert_or_change(limits, _KEY, values, lambda new: {"pinned_at": now()}))
+    conn.execute(dialect.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()}))
     write(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
 
 

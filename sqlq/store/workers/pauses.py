@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, func, literal, null, select, type_coerce, update
 
-from sqlq.database.batch import Change, Key
+from sqlq.database.batch import Change, Key, inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import queues
 from sqlq.schema.types import Moment, after, now
@@ -83,8 +83,7 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
     dialect = dialect_of(conn)
     until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
     values = {"queue": name, "paused_at": now(), "paused_until": until}
-    added = dialect.insert_or_skip(queues, Key(("queue",)), values, returning=(queues.c.queue,))
-    if dialect.kept(conn.execute(added).all()):
+    if inserted(conn, dialect.upsert(queues, Key(("queue",)), values, returning=(queues.c.queue,))):
         return True
     row = queues.c.queue == name
     before = next(iter(dialect.lock(conn, select(queues.c.paused_at).where(row), waits=True)), None)

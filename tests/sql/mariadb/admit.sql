@@ -15,7 +15,7 @@ WHERE shop.sqlq_wakes.at <= UTC_TIMESTAMP(6) AND shop.sqlq_wakes.id IN (%(sqlq_i
 
 SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM shop.sqlq_wakes USING (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]')) AS given) AS batch STRAIGHT_JOIN shop.sqlq_wakes FORCE INDEX (PRIMARY) WHERE shop.sqlq_wakes.id = batch.id;
 
-INSERT INTO shop.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (%(limit_key)s, %(max_running)s, %(rate)s, %(period_ms)s, %(in_order)s, %(holds)s) ON DUPLICATE KEY UPDATE max_running = IF((@sqlq_met_limit_key := CONCAT(`limit_key`, ' ', UTC_TIMESTAMP(6))) IS NULL, `max_running`, `max_running`);
+INSERT INTO shop.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (%(limit_key)s, %(max_running)s, %(rate)s, %(period_ms)s, %(in_order)s, %(holds)s) ON DUPLICATE KEY UPDATE max_running = shop.sqlq_limits.max_running;
 
 SELECT shop.sqlq_limits.limit_key, shop.sqlq_limits.max_running, shop.sqlq_limits.rate, shop.sqlq_limits.period_ms, shop.sqlq_limits.in_order, shop.sqlq_limits.holds, shop.sqlq_limits.next_free_at, shop.sqlq_limits.pinned_at, shop.sqlq_limits.used_at, UTC_TIMESTAMP(6) AS moment 
 FROM shop.sqlq_limits FORCE INDEX (PRIMARY) 
@@ -33,4 +33,6 @@ SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
  ORDER BY priority DESC, due_at, id LIMIT %s;
 
 UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = %(blocked_by_1)s;
+
+UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET used_at=UTC_TIMESTAMP(6) WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s);
 
