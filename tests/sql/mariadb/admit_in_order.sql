@@ -37,3 +37,5 @@ SELECT head.id
 
 UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = %(blocked_by_1)s;
 
+UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET used_at=UTC_TIMESTAMP(6) WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s);
+
