@@ -17,7 +17,7 @@ depends_on = None
 VIEWS = ("queue_stats", "job_states")
 TABLES = (
     *("sqlq_schedules", "sqlq_wakes", "sqlq_limits", "sqlq_edges", "sqlq_flows"),
-    *("sqlq_queues", "sqlq_workers", "failed_jobs", "finished_jobs", "jobs"),
+    *("sqlq_audit", "sqlq_queues", "sqlq_workers", "failed_jobs", "finished_jobs", "jobs"),
 )
 
 
@@ -353,6 +353,24 @@ CREATE TABLE {prefix}sqlq_queues (
     PRIMARY KEY (queue){queues_checked}
 )"""
 
+    audit_checked = checked(
+        "sqlq_audit",
+        "at",
+        numbers="number",
+        texts="actor action target",
+        rules=f"""
+    CONSTRAINT sqlq_audit_moments_in_range CHECK ({readable("at")})""",
+    )
+    audit = f"""
+CREATE TABLE {prefix}sqlq_audit (
+    id {identity},
+    at {time} DEFAULT {now} NOT NULL,
+    actor TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    number BIGINT{audit_checked}
+)"""
+
     of_schedules = "declared_at pinned_at paused_at retired_at last_at next_at error_at created_at"
     schedules_checked = checked(
         "sqlq_schedules",
@@ -465,7 +483,7 @@ CREATE TABLE {prefix}sqlq_wakes (
     limit_key VARCHAR(255) NOT NULL,{definition}{wakes_checked}
 )"""
 
-    return [jobs, finished_jobs, failed_jobs, workers, queues, schedules, flows, edges, limits, wakes]
+    return [jobs, finished_jobs, failed_jobs, workers, queues, audit, schedules, flows, edges, limits, wakes]
 
 
 def _indexes(prefix: str) -> list[str]:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
+import shlex
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from contextvars import ContextVar
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.checks import checked_name, checked_whole
+from sqlq.store import audit
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
 
 P = ParamSpec("P")
 T = TypeVar("T")
+log = logging.getLogger("sqlq")
 
 
 class Facet:
@@ -33,6 +40,125 @@ class Facet:
         self._database.require_tables()
         with self._database.read() as conn:
             yield conn
+
+
+# -- the record of actions -----------------------------------------------------------------------------------
+
+_actor: ContextVar[str | None] = ContextVar("sqlq_actor", default=None)
+_OPTIONS = {"lasting": "for", "delay": "in", "since": "from", "until": "to", "flow_id": "flow"}
+"""The options of commands that have another name than the argument."""
+_UNSAID = {"self", "session", "told", "progress", "args", "kwargs", "job"}
+_NAMED = 20
+"""The most ids that are recorded of one action."""
+
+
+@contextmanager
+def acting_as(actor: str | None) -> Iterator[None]:
+    """Record the actions of the block as those of an actor; None records nothing."""
+    given = None if actor is None else checked_name(actor, "the actor", ConfigurationError)
+    token = _actor.set(given)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def act_as(actor: str) -> None:
+    """Record all actions of this thread from now on as those of an actor."""
+    _actor.set(actor)
+
+
+def audited(command: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Record the calls of a method, where an actor is known: one row before, and its number after. `command`
+    is the command that does the same, as in "queues pause"."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        shape = inspect.signature(method)
+
+        @wraps(method)
+        def recorded(*args: P.args, **options: P.kwargs) -> T:
+            actor = _actor.get()
+            if actor is None or options.get("dry_run"):
+                return method(*args, **options)
+            facet: Any = args[0]
+            with acting_as(None):  # guard: an-action-is-one-row
+                said = _command(command, shape.bind(*args, **options))
+                database, session = facet._database, options.get("session")  # noqa: SLF001 - of this class
+                if session is None:
+                    database.require_tables()
+                run = database.run if session is None else partial(facet._do, session)  # noqa: SLF001
+                id = _record(run, lambda conn: audit.begin(conn, actor, command.partition(" --")[0], said))
+                try:
+                    result = method(*args, **options)
+                except SqlqError:  # refused, which is no interruption
+                    _record(run, lambda conn: audit.end(conn, id, 0))
+                    raise
+                if _record(run, lambda conn: audit.end(conn, id, _number(result))) is None:
+                    log.warning("%s is done, and not recorded: the database refuses that", command)
+            return result
+
+        return recorded
+
+    return decorate
+
+
+def _record(
+    run: Callable[[Callable[[Connection], int | None]], int | None],
+    work: Callable[[Connection], int | None],
+) -> int | None:
+    """Write into the record; return None where the database refuses it, which keeps nobody from acting."""
+    try:
+        return run(work)
+    except DBAPIError:  # guard: what-is-not-recorded-is-done
+        return None
+
+
+def _command(command: str, bound: inspect.BoundArguments) -> str:
+    """Return the command line of a call."""
+    words = [command]
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            words += (_option(each, value[each]) for each in value if each not in _UNSAID)
+        elif name in _UNSAID or value in (None, (), []):
+            continue
+        elif kind is inspect.Parameter.KEYWORD_ONLY:
+            words.append(_option(name, value))
+        elif isinstance(value, (list, tuple, range, set, frozenset)):
+            each = [str(getattr(one, "id", one)) for one in value]
+            words += [shlex.quote(one) for one in each[:_NAMED]]
+            words += [f"(and {len(each) - _NAMED:,} more)"] if len(each) > _NAMED else []
+        else:
+            words.append(shlex.quote(str(getattr(value, "id", value))))
+    return " ".join(word for word in words if word)
+
+
+def _option(name: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
+    return option if value is True else f"{option} {shlex.quote(str(value))}"
+
+
+def _number(result: Any) -> int:
+    """Return how much an action changed."""
+    if isinstance(result, dict):  # the effects of a cancel
+        return sum(effect in ("cancelled", "requested") for effect in result.values())
+    for name in ("moved", "sealed", "number"):
+        if hasattr(result, name):
+            result = getattr(result, name)
+            return (
+                result
+                if isinstance(result, int)
+                else sum(result.values())
+                if name == "sealed"
+                else len(result)
+            )
+    if isinstance(result, int):
+        return int(result)
+    if isinstance(result, tuple) and all(isinstance(each, int) for each in result):
+        return sum(result)
+    return len(result) if isinstance(result, list) else 1
 
 
 def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

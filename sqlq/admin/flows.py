@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlq.admin.cancel import Cancellation, Canceller
-from sqlq.admin.facet import Facet, check_most, for_asyncio
+from sqlq.admin.facet import Facet, audited, check_most, for_asyncio
 from sqlq.admin.jobs import move_back, no_job
 from sqlq.errors import JobNotFoundError
 from sqlq.model.flow import When
@@ -57,18 +57,21 @@ class Flows(Facet):
 
     aget = for_asyncio(get)
 
+    @audited("cancel --flow")
     def cancel(self, id: int, *, force: bool = False) -> dict[int, Cancellation]:
         """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises
         `JobNotFoundError`."""
         self._require(id)
         return Canceller(self._database).cancel([Selection(flow_id=id)], force=force)
 
+    @audited("retry --flow")
     def retry(self, id: int) -> builtins.list[int]:
         """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
         Raises `JobNotFoundError`."""
         self._require(id)
         return move_back(self._database, [Selection(flow_id=id)]).moved
 
+    @audited("flows skip")
     def skip(self, id: int) -> FlowStatus:
         """Go on as if a step had finished, without a result: one that has failed, or that waits. Return its
         flow.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
-from sqlq.admin.facet import Facet, check_most, check_names, for_asyncio, portions
+from sqlq.admin.facet import Facet, audited, check_most, check_names, for_asyncio, portions
 from sqlq.admin.reschedule import reschedule
 from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.database.database import Database
@@ -176,6 +176,7 @@ class Jobs(Facet):
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
+    @audited("cancel")
     def cancel(
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
@@ -198,6 +199,7 @@ class Jobs(Facet):
 
     # -- reschedule ------------------------------------------------------------------------------------------
 
+    @audited("reschedule")
     def reschedule(
         self,
         ids: AnyJobs = (),
@@ -230,6 +232,7 @@ class Jobs(Facet):
 
     # -- retry and replay ------------------------------------------------------------------------------------
 
+    @audited("retry")
     def retry(
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
@@ -241,6 +244,7 @@ class Jobs(Facet):
         """
         return self.move_back(ids, task=task, queue=queue, all=all).moved
 
+    @audited("retry")
     def move_back(
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> MovedBack:
@@ -251,6 +255,7 @@ class Jobs(Facet):
 
     aretry = for_asyncio(retry)
 
+    @audited("replay")
     def replay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
         """Enqueue ended jobs once more, as new jobs with ids of their own; return which became which.
 
@@ -283,6 +288,7 @@ class Jobs(Facet):
 
     # -- delete ----------------------------------------------------------------------------------------------
 
+    @audited("delete")
     def delete(
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
@@ -295,6 +301,7 @@ class Jobs(Facet):
                 deleted += unblocked_after(self._database, batch)
         return deleted
 
+    @audited("prune")
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
         """Delete jobs that finished or were cancelled longer ago than `finished`, and jobs that failed longer
         ago than `failed`; return how many of each. Workers prune finished jobs by themselves, see

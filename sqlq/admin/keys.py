@@ -9,6 +9,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from sqlq.admin.facet import audited
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, SealError
 from sqlq.payload.encryption import HEAD, Encryption
@@ -97,6 +98,7 @@ class Rotation:
             yield from batch
             last = batch[-1].key
 
+    @audited("keys rotate")
     def rotate(
         self,
         *,

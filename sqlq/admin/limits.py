@@ -6,7 +6,7 @@ import builtins
 
 from sqlalchemy import Connection
 
-from sqlq.admin.facet import Facet, check_most
+from sqlq.admin.facet import Facet, audited, check_most
 from sqlq.config.command_hint import command
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
@@ -33,6 +33,7 @@ class Limits(Facet):
         """Whether the code of the App declares a limit of this key, or the database has one."""
         return self._declared.names(key) or any(row.key == key for row in self.list(key, limit=1))
 
+    @audited("limits set")
     def set(self, key: str, *, running: int | None = None, rate: str | None = None) -> LimitStatus:
         """Set what a key allows, in place of what tasks declare, until `clear`. Raises `ConfigurationError`
         for a value out of range, and for another number running where jobs run in order.
@@ -61,6 +62,7 @@ class Limits(Facet):
         assert status is not None
         return status
 
+    @audited("limits clear")
     def clear(self, key: str) -> LimitStatus:
         """Have tasks define again what a key allows. Raises `ConfigurationError` for a key that is not
         known."""

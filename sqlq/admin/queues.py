@@ -10,7 +10,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from sqlq.admin.facet import Facet
+from sqlq.admin.facet import Facet, audited
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
@@ -107,6 +107,7 @@ class Queues(Facet):
 
     # -- pause -----------------------------------------------------------------------------------------------
 
+    @audited("queues pause")
     def pause(self, *names: str, all: bool = False, lasting: Duration | None = None) -> builtins.list[str]:
         """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
         long as `lasting`. Return the queues that were not paused before. The newest end counts.
@@ -119,6 +120,7 @@ class Queues(Facet):
         """
         return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
 
+    @audited("queues resume")
     def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
         """Let workers claim from these queues again, and wake those that are idle; return which were paused.
         With `all` the pause of all queues ends, and queues that are paused by name stay so."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack
 
 from sqlalchemy import Row
 
-from sqlq.admin.facet import Facet, for_asyncio
+from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.config.durations import aware
 from sqlq.database.database import Database
 from sqlq.enqueue.enqueue import Enqueuer
@@ -102,6 +102,7 @@ class Schedules(Facet):
 
     # -- write -----------------------------------------------------------------------------------------------
 
+    @audited("schedules add")
     def add(
         self,
         name: str,
@@ -124,6 +125,7 @@ class Schedules(Facet):
             template = template.sealed_by(seal)  # guard: schedules-are-sealed
         self._do(session, lambda conn: schedules.add(conn, name, plan, template))
 
+    @audited("schedules change")
     def change(
         self,
         name: str,
@@ -138,28 +140,34 @@ class Schedules(Facet):
         plan = planned(when, **options)
         self._do(session, lambda conn: schedules.change(conn, name, plan))
 
+    @audited("schedules change --reset")
     def reset(self, name: str, *, session: Any = None) -> bool:
         """Give a schedule back the plan that code declares; return whether it had another."""
         return self._do(session, lambda conn: schedules.reset(conn, name))
 
+    @audited("schedules pause")
     def pause(self, name: str, *, session: Any = None) -> bool:
         """Enqueue nothing for a schedule until it is resumed, across deploys, too; return whether it was not
         paused before. Runs that pass meanwhile are not caught up."""
         return self._do(session, lambda conn: schedules.pause(conn, name))
 
+    @audited("schedules resume")
     def resume(self, name: str, *, session: Any = None) -> bool:
         """Go on with a schedule, from its next run; return whether it was paused."""
         return self._do(session, lambda conn: schedules.resume(conn, name))
 
+    @audited("schedules remove")
     def remove(self, name: str, *, session: Any = None) -> None:
         """Take a schedule out; jobs that it has enqueued stay. One that code declares is added again by the
         next worker that starts with that code: `pause` holds."""
         self._do(session, lambda conn: schedules.remove(conn, name))
 
+    @audited("schedules run")
     def run(self, name: str, *, session: Any = None) -> Job[Any]:
         """Enqueue a job of a schedule now, beside its planned runs; also while it is paused or retired."""
         return self._do(session, lambda conn: schedules.run(conn, name))
 
+    @audited("schedules run")
     def backfill(
         self, name: str, since: datetime, until: datetime, *, session: Any = None
     ) -> builtins.list[Job[Any]]:

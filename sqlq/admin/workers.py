@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from sqlalchemy import Connection
 
-from sqlq.admin.facet import Facet
+from sqlq.admin.facet import Facet, audited
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import readable, written
 from sqlq.errors import ConfigurationError
@@ -92,6 +92,7 @@ class Workers(Facet):
                 found.append(WorkerStatus(*process, *seen, jobs, *said))
         return found
 
+    @audited("workers pause")
     def pause(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have these workers, or `all` of them, claim nothing until they are resumed. Running jobs go on.
 
@@ -99,15 +100,18 @@ class Workers(Facet):
         """
         return self._ask("pause", names, all)
 
+    @audited("workers resume")
     def resume(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have these workers, or `all` of them, claim again."""
         return self._ask("resume", names, all)
 
+    @audited("workers stop")
     def stop(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have these workers, or `all` of them, end when their running jobs have ended, however long that
         takes. Their `sqlq work` exits with 0, and only a service manager starts it again."""
         return self._ask("stop", names, all)
 
+    @audited("workers restart")
     def restart(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
         each when its running jobs have ended. A worker in another program ends."""

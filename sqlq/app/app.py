@@ -16,6 +16,7 @@ from sqlq.app.advice import ADVICE
 from sqlq.app.connected import Connected, address_of
 from sqlq.app.declare import Code, Declares
 from sqlq.app.options import seal_of
+from sqlq.app.parts import Parts
 from sqlq.config.constants import CONCURRENCY
 from sqlq.config.durations import Duration
 from sqlq.config.urls import DirectCalls, Eager, checked_eager, database_url, schema_name, shown
@@ -41,12 +42,6 @@ from sqlq.results.results import AsCompleted, R, Waited
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from sqlq.admin.flows import Flows
-    from sqlq.admin.jobs import Jobs
-    from sqlq.admin.limits import Limits
-    from sqlq.admin.queues import Queues
-    from sqlq.admin.schedules import Schedules
-    from sqlq.admin.workers import Workers
     from sqlq.worker.ipc.parent import NoParent
     from sqlq.worker.run.isolated import IsolatedProcesses
     from sqlq.worker.worker import Worker
@@ -55,7 +50,7 @@ J = TypeVar("J")
 log = logging.getLogger("sqlq")
 
 
-class App(Declares):
+class App(Parts, Declares):
     """A job queue in one database, and the tasks that its workers run.
 
     `url` is a database URL. Without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
@@ -207,51 +202,6 @@ class App(Declares):
         return address_of(**arguments, kept=kept, gate=self._gate, seal=self._seal)
 
     # -- parts -----------------------------------------------------------------------------------------------
-
-    @property
-    def jobs(self) -> Jobs:
-        """The jobs in the database: to get, list, cancel, reschedule, retry, replay, delete and prune."""
-        from sqlq.admin.jobs import Jobs
-
-        code, connected = self._code, self._connected
-        return connected.part(Jobs, code.tasks, code.events, code.stamps, connected.results)
-
-    @property
-    def queues(self) -> Queues:
-        """The queues in the database: to see how full they are, to pause and resume them."""
-        from sqlq.admin.queues import Queues
-
-        return self._connected.part(Queues, self._code.queue_names)
-
-    @property
-    def workers(self) -> Workers:
-        """The workers on the database, on whatever host: to list, pause, resume, stop and restart them."""
-        from sqlq.admin.workers import Workers
-
-        return self._connected.part(Workers)
-
-    @property
-    def flows(self) -> Flows:
-        """The flows in the database: to get, list, cancel, retry and skip steps of them."""
-        from sqlq.admin.flows import Flows
-
-        return self._connected.part(Flows)
-
-    @property
-    def limits(self) -> Limits:
-        """The limits in the database: to list, set and clear them."""
-        from sqlq.admin.limits import Limits
-
-        return self._connected.part(Limits, self._code.limits)
-
-    @property
-    def schedules(self) -> Schedules:
-        """The schedules in the database: to list, add, change, pause, resume, run, remove and backfill them,
-        at run time."""
-        from sqlq.admin.schedules import Schedules
-
-        connected = self._connected
-        return connected.part(Schedules, connected.enqueuer, self._code.additions.template)
 
     @property
     def database(self) -> Database:

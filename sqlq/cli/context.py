@@ -3,11 +3,13 @@ first needs them."""
 
 from __future__ import annotations
 
+import getpass
 import importlib
 import inspect
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,8 @@ class Context:
     """The command that starts it again, before its arguments."""
     kind: str = "operator"
     """The kind of role that may do what the command does; see `command_hint.KINDS`."""
+    is_a_command: bool = False
+    """Whether `run` runs it, so that its actions are recorded."""
     _app: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
@@ -130,6 +134,8 @@ class Context:
             # guard: a-database-needs-no-code
             path = self.app_path if needs_code or self.database_url is None else self.app_option
             self._app = self._make_app(path)
+            if self.is_a_command:
+                _record_as_this_user()
         return self._app
 
     def app_with_tasks(self, why: str) -> App:
@@ -376,3 +382,16 @@ def _line(trace: TracebackType | None) -> str:
 def _near(file: str) -> str:
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _record_as_this_user() -> None:
+    """Record what this process does to the database as done by its user. A worker is no operator."""
+    command = click.get_current_context(silent=True)
+    if command is None or command.command.name != "work":
+        from sqlq.admin.facet import act_as
+
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container's user has no name
+            user = str(os.getuid())
+        act_as(f"{user}@{socket.gethostname()}")

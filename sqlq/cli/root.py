@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sqlq import __version__
 from sqlq.cli import INTERRUPTED
+from sqlq.cli.audit import audit
 from sqlq.cli.cancel import cancel, prune
 from sqlq.cli.context import Context, takes_context
 from sqlq.cli.demo import demo
@@ -124,7 +127,7 @@ for command in (
     *(migrate, work, enqueue),
     *(status, jobs, show, failed, retry, cancel, reschedule, delete, replay, prune),
     *(queues, workers, flows, limits, schedules),
-    *(keys, grants, doctor, health, metrics, demo),
+    *(audit, keys, grants, doctor, health, metrics, demo),
 ):
     sqlq.add_command(command)
 takes_context(sqlq)
@@ -137,8 +140,10 @@ def run(context: Context | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the locale has not is no reason to end
             stream.reconfigure(errors="backslashreplace")
+    context.is_a_command = True
+    main = partial(sqlq.main, prog_name=context.name, standalone_mode=False, obj=context)
     try:
-        sys.exit(sqlq.main(prog_name=context.name, standalone_mode=False, obj=context) or 0)
+        sys.exit(copy_context().run(main) or 0)  # the actor is that of this command alone
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:

@@ -304,6 +304,21 @@ queues = _table(
     texts="queue",
 )
 
+audit = _table(
+    "sqlq_audit",
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
+    Column("at", Moment, nullable=False, server_default=now()),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("number", BigInteger),
+    numbers="number",
+    texts="actor action target",
+    sqlite_autoincrement=True,
+)
+"""The actions of operators. `target` is the command that does the same. `number` is NULL until the action
+has ended."""
+
 schedules = _table(
     "sqlq_schedules",
     Column("name", String(LONGEST_NAME), primary_key=True),

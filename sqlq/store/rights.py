@@ -35,7 +35,7 @@ _ENQUEUES = (
 )
 _LOOKS = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits",
-    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_version, job_states, queue_stats",
+    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_audit, sqlq_version, job_states, queue_stats",
 )
 RIGHTS = {
     "producer": _ENQUEUES,
@@ -60,6 +60,7 @@ RIGHTS = {
         "UPDATE ON sqlq_workers",
         "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
         "SELECT, INSERT ON sqlq_wakes",
+        "INSERT (actor, action, target), UPDATE (number) ON sqlq_audit",
     ),
     "reader": _LOOKS,
     "keys": (

@@ -82,6 +82,7 @@ LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
 LASTING = "tests/conformance/test_lasting_keys.py::"
 LOOKOUT, RESULTS = "tests/worker/test_lookout.py::", "tests/worker/test_results.py::"
 LINK, DRIVER = "tests/unit/test_link.py::", "tests/sql/test_driver.py::"
+AUDIT = "tests/conformance/test_audit.py::"
 RESCHEDULE = "tests/conformance/test_admin_reschedule.py::"
 CANCEL, QUEUES, BLINKS = (
     "tests/conformance/test_admin_cancel.py::",
@@ -474,6 +475,8 @@ GUARDS = [
     # operators
     Guard("forced-cancel-raises-the-token", "values(lease_token=next_token(jobs.c.lease_token))", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),
     Guard("cancel-passes-over-locked", "waits=wait_ms is not None", "waits=True", CANCEL + "test_a_claim_that_came_first_makes_of_a_cancel_a_request[False-postgresql]"),
+    Guard("an-action-is-one-row", "acting_as(None)", "acting_as(actor)", AUDIT + "test_each_action_of_an_actor_leaves_one_row[sqlite]"),
+    Guard("what-is-not-recorded-is-done", "DBAPIError", "KeyError", AUDIT + "test_an_action_is_done_where_the_record_is_refused[postgresql]"),
     Guard("the-claimed-are-not-rescheduled", ", _WAITS)", ")", RESCHEDULE + "test_a_job_claimed_meanwhile_is_not_touched[sqlite]"),
     Guard("the-rescheduled-hold-no-slot", None, "by = jobs.c.blocked_by", RESCHEDULE + "test_a_job_under_a_limit_gives_its_slot_back_until_its_new_time[sqlite]"),
     Guard("the-rescheduled-are-looked-at", None, "pass", RESCHEDULE + "test_a_job_under_a_limit_gives_its_slot_back_until_its_new_time[sqlite]"),

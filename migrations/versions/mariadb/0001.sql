@@ -214,6 +214,17 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_queues (
         AND paused_until >= '1970-01-01' AND paused_until < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
+CREATE TABLE IF NOT EXISTS {prefix}sqlq_audit (
+    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
+    actor LONGTEXT NOT NULL,
+    action LONGTEXT NOT NULL,
+    target LONGTEXT NOT NULL,
+    number BIGINT,
+    CONSTRAINT sqlq_audit_moments_in_range CHECK (
+        at >= '1970-01-01' AND at < '9999-01-01')
+) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
+
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_schedules (
     name VARCHAR(255) NOT NULL PRIMARY KEY,
     service VARCHAR(255),

@@ -1,0 +1,69 @@
+"""The record of what operators did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, update
+
+from sqlq.database.batch import Change
+from sqlq.database.dialects import dialect_of
+from sqlq.schema.tables import audit
+from sqlq.schema.types import after
+
+BATCH = 1_000
+
+
+class Action(NamedTuple):
+    """An action of an operator. `target` is the command that does the same. `number` is the number of rows
+    that it changed; None for an action that has not ended, or was interrupted."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    target: str
+    number: int | None
+
+
+def begin(conn: Connection, actor: str, action: str, target: str) -> int:
+    """Record that an action begins; return its id."""
+    values = {"actor": actor, "action": action, "target": target}
+    row = conn.execute(dialect_of(conn).insert(audit, values, returning=(audit.c.id,))).one()
+    return int(row.id)
+
+
+def end(conn: Connection, id: int | None, number: int) -> int | None:
+    """Record that an action has ended; None for one that could not be recorded."""
+    if id is None:
+        return None
+    conn.execute(update(audit).where(audit.c.id == id).values(number=number))
+    return id
+
+
+def listing(
+    conn: Connection, *, limit: int, before: int | None, actor: str | None, action: str | None
+) -> Sequence[Action]:
+    """Return the newest actions, at most `limit`, with ids below `before`, of one actor or action."""
+    query = select(audit).order_by(audit.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(audit.c.id < before)
+    if actor is not None:
+        query = query.where(audit.c.actor == actor)
+    if action is not None:
+        query = query.where(audit.c.action == action)
+    return [Action(*row) for row in conn.execute(query)]
+
+
+def prune(conn: Connection, older_than_ms: int) -> int:
+    """Delete a batch of actions that began longer ago than that; return how many."""
+    parameters = {"ago_ms": -older_than_ms, "most": BATCH}
+    return len(dialect_of(conn).change(conn, _PRUNE, parameters))
+
+
+_OLD = select(audit.c.id).where(audit.c.at < after(bindparam("ago_ms", type_=BigInteger)))
+_PRUNE = Change(
+    audit, _OLD.order_by(audit.c.id).limit(bindparam("most", type_=Integer)), returning=(audit.c.id,)
+)
