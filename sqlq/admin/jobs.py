@@ -6,14 +6,16 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from sqlalchemy import Connection
 
 from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
 from sqlq.admin.facet import Facet, audited, check_most, check_names, for_asyncio, portions
+from sqlq.admin.failures import Failures, grouped
+from sqlq.admin.failures import fingerprint as fingerprint_of
 from sqlq.admin.reschedule import reschedule
 from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.database.database import Database
@@ -29,9 +31,10 @@ from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 from sqlq.schema import version
 from sqlq.store.health import counts as level_counts
+from sqlq.store.health.pace import Pace, pace_of
 from sqlq.store.jobs import lookup, retry, unique
 from sqlq.store.jobs import prune as pruning
-from sqlq.store.jobs.lookup import Failures, Listing, Selection
+from sqlq.store.jobs.lookup import Listing, Selection
 from sqlq.store.jobs.results import look
 
 if TYPE_CHECKING:
@@ -41,6 +44,25 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 100_000
 """A command that searches for jobs reads at most this many of the newest of each table."""
+TEXTS_LOOKED_AT = 10_000
+"""A search in their texts reads so many."""
+
+
+class Search(TypedDict, total=False):
+    """Which jobs to look for; all that is given must fit. `header` is a name, or "name=value"; `text` stands
+    in the arguments or the error; `since` and `until` are times of creation."""
+
+    task: str | None
+    queue: str | None
+    label: str | None
+    key: str | None
+    limit_key: str | None
+    header: str | None
+    text: str | None
+    since: datetime | None
+    until: datetime | None
+    before: int | None
+    newest: int | None
 
 
 class Pruned(NamedTuple):
@@ -143,36 +165,62 @@ class Jobs(Facet):
         self,
         *,
         state: str | None = None,
-        queue: str | None = None,
-        task: str | None = None,
         limit: int = 100,
         within: int | None = LOOKED_AT,
+        **chosen: Unpack[Search],
     ) -> Listing:
         """`list`, but reads at most the newest `within` jobs of each table, and returns also whether that
-        was enough."""
-        if state is not None and state not in builtins.list(State):
-            raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
+        was enough. `before` goes on after the last id of an earlier listing.
+
+        >>> app.jobs.listing(state="failed", label="tenant-7", since=yesterday).jobs  # doctest: +SKIP
+        """
         check_most(limit)
-        check_names(task, queue)
+        selection = _searched(chosen)
+        if selection.text is not None and within is not None:
+            within = min(within, TEXTS_LOOKED_AT)
         with self._read() as conn:
             return lookup.listing(
                 conn,
-                state=None if state is None else State(state),
-                queue=queue,
-                task=task,
+                state=None if state is None else checked_state(state),
+                chosen=selection,
                 limit=limit,
                 within=within,
                 seal=self._database.seal,
             )
 
+    def ids(
+        self, *, states: Iterable[str], limit: int, within: int = LOOKED_AT, **chosen: Unpack[Search]
+    ) -> builtins.list[int]:
+        """Return the ids of jobs in these states, the newest first, as `listing` finds them."""
+        check_most(limit)
+        selection = _searched(chosen)
+        if selection.text is not None:
+            within = min(within, TEXTS_LOOKED_AT)
+        wanted = [checked_state(state) for state in states]
+        with self._read() as conn:
+            return lookup.ids(conn, wanted, selection, within=within, limit=limit)
+
     def failures(
         self, *, task: str | None = None, queue: str | None = None, exact: bool = False
     ) -> tuple[builtins.list[Failures], bool]:
-        """Count failed jobs by task and error, the most frequent first; return also whether all were
-        counted. Unless `exact`, it counts the newest 10,000."""
+        """Group failed jobs by task and error, the most frequent first; return also whether all were
+        counted. Unless `exact`, it reads the newest 10,000."""
+        within = None if exact else level_counts.MOST
         with self._read() as conn:
-            chosen = Selection(task=task, queue=queue)
-            return lookup.failures(conn, chosen, within=None if exact else level_counts.MOST)
+            found = grouped(lookup.failures(conn, Selection(task=task, queue=queue), within=within))
+            return found, within is None or not lookup.more_failed_than(conn, within)
+
+    def failed_alike(self, fingerprint: str) -> builtins.list[int]:
+        """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
+        with self._read() as conn:
+            rows = lookup.failures(conn, Selection(), within=level_counts.MOST)
+            return [row.id for row in rows if fingerprint_of(row) == fingerprint]
+
+    def pace(self, length: timedelta, parts: int) -> Pace:
+        """Return how many jobs finished and failed in each part of the last time, and how long they waited
+        and ran. Each part is measured on a sample; jobs with a retention of their own are not in it."""
+        with self._read() as conn:
+            return pace_of(conn, length, parts)
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
@@ -367,6 +415,20 @@ def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
             done.held.extend(held)
             last = max(moved + held)
     return done
+
+
+def checked_state(state: str) -> State:
+    if state not in builtins.list(State):
+        raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
+    return State(state)
+
+
+def _searched(chosen: Search) -> Selection:
+    check_names(chosen.get("task"), chosen.get("queue"))
+    for name, moment in (("since", chosen.get("since")), ("until", chosen.get("until"))):
+        if moment is not None:
+            aware(moment, name)
+    return Selection(**chosen)
 
 
 def _selections(

@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine
 from sqlq.app.declare import Code
 from sqlq.config.urls import database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
-from sqlq.database.database import Address, Database, Gate
+from sqlq.database.database import ANY, LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
@@ -29,17 +29,19 @@ class Connected:
     """The parts of an App for one address. `App.use` replaces it as a whole. Each part is made when it is
     first used."""
 
-    def __init__(self, address: Address, code: Code, here: Callable[[], Any]) -> None:
+    def __init__(self, address: Address, code: Code, here: Callable[[], Any], *, use: Use = ANY) -> None:
         """`here` returns the enqueuer of the jobs that run in this process; None without one."""
         self.address = address
+        self._use = use
         self._code = code
         self._here = here
+        self._looking: dict[str | URL | None, Connected] = {}
         self._parts: dict[Callable[..., Any], Any] = {}
 
     @cached_property
     def database(self) -> Database:
         """sqlq's own connections to the database."""
-        return self.address.open()
+        return self.address.open(use=self._use)
 
     @cached_property
     def enqueuer(self) -> Enqueuer:
@@ -58,8 +60,20 @@ class Connected:
         part: F = self._parts[kind]
         return part
 
+    def for_looking(self, url: str | URL | None) -> Connected:
+        """Return the same beside this one, for pages that people look at: its statements end in time. With a
+        `url` it reads from a replica. Closed with this one."""
+        if url not in self._looking:
+            where = self.address
+            if url is not None:
+                where = address_of(url, schema=where.schema, kept=set(), gate=where.gate, seal=where.seal)
+            self._looking[url] = Connected(where, self._code, lambda: None, use=LOOKS)
+        return self._looking[url]
+
     def close(self) -> None:
         """Close the parts that were used."""
+        for connected in self._looking.values():
+            connected.close()
         for name in ("results", "enqueuer", "database"):
             if name in self.__dict__:
                 getattr(self, name).close()

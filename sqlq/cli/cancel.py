@@ -112,7 +112,7 @@ def _why_not(context: Context, id: int, word: Cancellation) -> str:
 def prune(
     context: Context, finished: str | None, failed: str | None, audit: str | None, as_json: bool
 ) -> None:
-    """Delete ended jobs by their age, or the record of operators.
+    """Delete ended jobs, or the audit, by age.
 
     Give --finished, --failed or both; deletes in small batches. Workers prune finished jobs by themselves,
     after 7 days or the App's retention=. Failed jobs stay until you retry, delete or prune them. Jobs with a

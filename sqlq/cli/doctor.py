@@ -21,11 +21,12 @@ STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 @click.option("--deep", is_flag=True, help="On SQLite check the whole file, however large.")
 @takes_json
 def doctor(context: Context, deep: bool, as_json: bool) -> None:
-    """Examine the database and the queue in it, and print what to do.
+    """Examine the database and the queue in it.
 
-    Settings, migrations, open transactions, dead rows, LISTEN, stuck leases, queues without a worker, and
-    more; changes nothing. Each line is ok, something to check (it works, but you should know), or something
-    to do (it does not work, or not for long). Exits with 1 if there is anything to do.
+    It prints what to do. It looks at settings, migrations, open transactions, dead rows, LISTEN, stuck
+    leases, queues without a worker, and more; it changes nothing. Each line is ok, something to check (it
+    works, but you should know), or something to do (it does not work, or not for long). Exits with 1 if there
+    is anything to do.
     """
     from sqlq.admin.doctor.finding import Verdict
 

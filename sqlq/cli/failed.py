@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ from sqlq.cli.options import (
     those_of_one,
 )
 from sqlq.cli.output import Column, answer, counted, listed, of
+from sqlq.config.command_hint import command
+from sqlq.errors import ConfigurationError
 
 
 @click.command()
@@ -31,15 +34,16 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
     sqlq jobs --state failed lists them, and sqlq show has all about one.
     """
     errors, is_complete = context.app().jobs.failures(**chosen, exact=exact)
-    shown = [each._asdict() for each in errors[:limit]]
+    shown = [asdict(each) for each in errors[:limit]]
     if as_json:
         answer({"errors": shown, "capped": not is_complete}, as_json=True)
         return
     columns = [Column("number", right=True), Column("task"), Column("newest", right=True)]
+    columns += [Column("fingerprint")]
     show_list(
         [*columns, Column("error", wide=True)],
         errors[:limit],
-        lambda each: [each.number, each.task, str(each.newest), each.error],
+        lambda each: [each.number, each.task, str(each.newest), each.fingerprint, each.error],
         nothing=f"no failed jobs{of(**chosen)}",
     )
     if len(errors) > limit:
@@ -48,7 +52,24 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
         click.echo("\nof the newest 10,000 failed jobs; --exact counts all of them")
 
 
-selection = options(ids_argument, those_of_one, click.option("--all", is_flag=True, help="All failed jobs."))
+selection = options(
+    ids_argument,
+    those_of_one,
+    click.option("--all", is_flag=True, help="All failed jobs."),
+    click.option("--error", metavar="FINGERPRINT", help="Those with this error, as sqlq failed has it."),
+)
+
+
+def _with_error(context: Context, error: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the selection, with the ids of the jobs that failed of an error."""
+    if error is None:
+        return chosen
+    if chosen["ids"] or chosen["all"]:
+        raise click.UsageError("--error names the jobs: leave out ids and --all")
+    ids = context.app().jobs.failed_alike(error)
+    if not ids:
+        raise ConfigurationError(f"no failed job has the error {error!r}: see {command('failed')}")
+    return {**chosen, "ids": tuple(ids)}
 
 
 @click.command()
@@ -58,10 +79,12 @@ selection = options(ids_argument, those_of_one, click.option("--all", is_flag=Tr
 def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -> None:
     """Run failed jobs again.
 
-    Choose them by id, --task, --queue, --flow, or --all. They keep their ids and get all their attempts
-    anew. A job whose unique key a live job holds stays failed.
+    Choose them by id, --task, --queue, --error, --flow, or --all. They keep their ids and get all their
+    attempts anew. A job whose unique key a live job holds stays failed.
     """
-    require_named("failed jobs", "--task, --queue, --flow or --all", flow, *chosen.values())
+    error = chosen.pop("error")
+    require_named("failed jobs", "--task, --queue, --error, --flow or --all", flow, error, *chosen.values())
+    chosen = _with_error(context, error, chosen)
     if flow is not None:
         if any(chosen.values()):
             raise click.UsageError("--flow is for all failed steps of a flow: leave out the rest")
@@ -84,8 +107,13 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
 @selection
 @takes_json
 def delete(context: Context, /, as_json: bool, **chosen: Any) -> None:
-    """Delete failed jobs for good: by id, --task, --queue, or --all."""
-    require_named("failed jobs", "--task, --queue or --all", *chosen.values())
+    """Delete failed jobs for good.
+
+    Choose them by id, --task, --queue, --error, or --all.
+    """
+    error = chosen.pop("error")
+    require_named("failed jobs", "--task, --queue, --error or --all", error, *chosen.values())
+    chosen = _with_error(context, error, chosen)
     deleted = context.app().jobs.delete(**chosen)
     missing, which = _missing(chosen["ids"], deleted), of(chosen["task"], chosen["queue"])
     line = f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"

@@ -22,7 +22,9 @@ from sqlq.cli.output import answer, counted, listed, naming_options, of
 def reschedule(
     context: Context, /, at: datetime | None, delay: str | None, as_json: bool, **chosen: Any
 ) -> None:
-    """Move waiting jobs to another time; without --at or --in to now.
+    """Move waiting jobs to another time.
+
+    Without --at or --in it is now.
 
     Choose them by id, --task, --queue, or --all. Jobs that wait for a retry are moved, too. Those that wait
     under a limit or in a flow do not start before that time. Exits with 1 if one of the ids was not moved.

@@ -33,6 +33,7 @@ from sqlq.cli.replay import replay
 from sqlq.cli.reschedule import reschedule
 from sqlq.cli.schedules import schedules
 from sqlq.cli.status import status
+from sqlq.cli.web import web
 from sqlq.cli.work import work
 from sqlq.cli.workers import workers
 from sqlq.config import command_hint
@@ -127,7 +128,7 @@ for command in (
     *(migrate, work, enqueue),
     *(status, jobs, show, failed, retry, cancel, reschedule, delete, replay, prune),
     *(queues, workers, flows, limits, schedules),
-    *(audit, keys, grants, doctor, health, metrics, demo),
+    *(web, audit, keys, grants, doctor, health, metrics, demo),
 ):
     sqlq.add_command(command)
 takes_context(sqlq)

@@ -37,6 +37,9 @@ LOOP_ANSWER_SECONDS: Final = 4.0
 after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
+LOOK_MS: Final = 2_000
+"""How long the server may take for a statement of a page that people look at."""
+LOOK_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
 """How long a job of an unknown task returns to the queue before it fails: a rolling deploy is over by
 then."""

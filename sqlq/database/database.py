@@ -29,6 +29,8 @@ from sqlq.config.constants import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
     LISTEN_ANSWER_SECONDS,
+    LOOK_ANSWER_SECONDS,
+    LOOK_MS,
     LOOP_ANSWER_SECONDS,
     LOOP_CONNECT_SECONDS,
     LOOP_LONGEST_ANSWER_SECONDS,
@@ -73,12 +75,15 @@ class Use:
     """The number of idle connections from a URL that stay open; None for SQLAlchemy's default of 5."""
     plan_once: bool = False
     """Whether prepared statements are planned once, and by indexes alone."""
+    read_ms: int | None = None
+    """After so long the server ends a statement that only reads."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
 LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
 STANDS_IN = replace(LOOPS, at_rest=1)
 CLAIMS = replace(LOOPS, plan_once=True)
+LOOKS = Use(LOOK_ANSWER_SECONDS, LOOK_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, pre_ping=True, read_ms=LOOK_MS)
 LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
 
 
@@ -165,9 +170,16 @@ class Database:
     """
 
     def __init__(
-        self, engine: Engine, schema: str | None, *, create: bool = False, patience: Patience | None = None
+        self,
+        engine: Engine,
+        schema: str | None,
+        *,
+        create: bool = False,
+        patience: Patience | None = None,
+        read_ms: int | None = None,
     ) -> None:
         self.engine = engine
+        self._read_ms = read_ms
         self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
@@ -228,7 +240,7 @@ class Database:
         dialect.prepare(engine, patience, looks_at_idle=use.pre_ping, plans_once=use.plan_once)
         if dialect.in_a_file:
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
-        return cls(engine, schema, create=create, patience=patience)
+        return cls(engine, schema, create=create, patience=patience, read_ms=use.read_ms)
 
     @cached_property
     def for_loops(self) -> Database:
@@ -392,6 +404,8 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads, and so waits for no writer."""
         with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
+            if self._read_ms is not None:
+                self.dialect.limit_time(conn, statement_ms=self._read_ms)
             yield conn
         asked.answered(reads=True)
 

@@ -230,6 +230,10 @@ class Dialect:
             statement = statement.on_conflict_do_update(**index, set_=changed, where=where)
         return statement.returning(met, *returning) if returning else statement
 
+    def with_returning(self, statement: Any, *columns: ColumnElement[Any]) -> Any:
+        """Return an insert that returns these columns, and not what it met."""
+        return statement.returning(*columns)
+
     has_met: ColumnElement[Any] = null()
     """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
     report that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import TIMESTAMP, BigInteger, Dialect, Float, Integer, TypeDecorator
+from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Dialect, Float, Integer, TypeDecorator
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
@@ -149,6 +149,16 @@ class epoch_ms(_Function[float]):
     postgresql = in_catalog("CAST(EXTRACT(EPOCH FROM {0}) * 1000 AS DOUBLE PRECISION)")
     sqlite = "{0}"
     mariadb = "CAST(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {0}) / 1000 AS DOUBLE)"
+
+
+class stands_in(_Function[bool]):
+    """Whether the first text stands somewhere in the second. (LIKE is no operator that can be qualified.)"""
+
+    type = Boolean()
+    inherit_cache = True
+    postgresql = in_catalog("(strpos({1}, CAST({0} AS text)) > 0)")
+    sqlite = "(instr({1}, {0}) > 0)"
+    mariadb = sqlite
 
 
 class since_ms(_Function[int]):

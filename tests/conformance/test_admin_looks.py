@@ -125,8 +125,9 @@ def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
     assert [each.error for each in play.app.jobs.failures(queue="other")[0]] == ["ValueError: no van"]
     assert play.app.jobs.failures(task="pack") == ([], True)
     with play.app.database.read() as conn:
-        found, complete = lookup.failures(conn, lookup.Selection(), within=2)
-    assert (sum(each.number for each in found), complete) == (2, False)
+        assert len(list(lookup.failures(conn, lookup.Selection(), within=2))) == 2
+        assert lookup.more_failed_than(conn, 3)
+        assert not lookup.more_failed_than(conn, 5)
 
 
 # -- listing -------------------------------------------------------------------------------------------------
@@ -280,10 +281,12 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     "levels": counts.levels,
     "capped": counts.capped,
     "listing": lambda conn: lookup.listing(conn, limit=20, within=1_000),
-    "listing_queue": lambda conn: lookup.listing(conn, queue="nowhere", limit=20, within=1_000),
+    "listing_queue": lambda conn: lookup.listing(
+        conn, chosen=lookup.Selection(queue="nowhere"), limit=20, within=1_000
+    ),
     "listing_available": lambda conn: lookup.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
     "listing_running": lambda conn: lookup.listing(conn, state=State.RUNNING, limit=20, within=1_000),
-    "failures": lambda conn: lookup.failures(conn, lookup.Selection(), within=1_000),
+    "failures": lambda conn: list(lookup.failures(conn, lookup.Selection(), within=1_000)),
     "reserved": workers.reserved,
     "stuck": lambda conn: health.stuck(conn, longer_than_ms=1_000),
     "cancels": lambda conn: health.unheeded_cancels(conn, longer_than_ms=1_000),

@@ -20,6 +20,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar, copy_context
@@ -116,7 +117,7 @@ ELSEWHERE = {
     "install": "test_the_two_commands",
     "python": "test_python",
     "sh": "test_quick_start, test_commands, test_replay_commands, test_key_commands, test_schedule_commands, "
-    "test_commands_for_workers",
+    "test_commands_for_workers, test_the_dashboard_opens",
     "testing": "test_testing",
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants, "
     "test_accounts_of_mariadb",
@@ -323,7 +324,8 @@ def test_commands(desk: Desk) -> None:
     assert "moved back 1 job" in desk.run(retry)
     desk.run("sqlq --app shop:app work --drain")
     assert "deleted 1 job" in desk.run(forget)
-    workers, pause, cancel, resume, prune, doctor = block("sh", "operate").splitlines()
+    operate = block("sh", "operate").splitlines()
+    workers, pause, cancel, move, resume, prune, audit, doctor = operate
     assert "no worker is running" in desk.run(workers)
     assert "paused mail" in desk.run(pause)
     engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
@@ -331,8 +333,10 @@ def test_commands(desk: Desk) -> None:
         conn.execute(text("INSERT INTO jobs (id, queue, task) VALUES (1, 'mail', 'shop.send_receipt')"))
     engine.dispose()
     assert "cancelled 1 job: 1" in desk.run(cancel)
+    assert "1 job in queue mail due in 1h" in desk.run(move)
     assert "resumed mail" in desk.run(resume)
     assert "pruned 0 finished jobs and 0 failed jobs" in desk.run(prune)
+    assert "queues resume mail" in desk.run(audit)
     assert "0 things to do" in desk.run(doctor)
     (desk.directory / "flow.py").write_text(
         "import sqlq\nfrom shop import app, send_receipt\n"
@@ -349,6 +353,25 @@ def test_commands(desk: Desk) -> None:
     assert "sqlq_database_up 1.0" in desk.run(block("sh", "metrics"))
     desk.run(down)
     desk.run(check, ends_with=1)
+
+
+def test_the_dashboard_opens(desk: Desk) -> None:
+    desk.run("sqlq --app shop:app migrate")
+    words = [*shlex.split(block("sh", "web"), comments=True), "--port", "0"]
+    with subprocess.Popen(
+        words, cwd=desk.directory, env=desk.environment, stderr=subprocess.PIPE, text=True
+    ) as web:
+        assert web.stderr is not None
+        try:
+            link = web.stderr.readline().split()[-1]
+            with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(
+                link, timeout=30
+            ) as page:
+                assert "No jobs wait, run or have failed." in page.read().decode()
+        finally:
+            web.send_signal(signal.SIGINT)
+        assert web.wait(30) in (0, 130)
+    assert '[tokens."grafana"]' in desk.run(block("sh", "token"))
 
 
 def test_replay_commands(desk: Desk) -> None:
@@ -925,6 +948,12 @@ class TestPython:
         monkeypatch.setattr(prometheus_client, "REGISTRY", registry)
         run_python("metrics", names)
         assert registry.get_sample_value("sqlq_database_up") == 1.0
+
+    def test_dashboard(self, names: dict[str, Any]) -> None:
+        run_python("dashboard", names)
+        user = names["staff"](SimpleNamespace(environ={"REMOTE_USER": "ada"}))
+        assert user is not None
+        assert names["staff"](SimpleNamespace(environ={})) is None
 
     def test_traces(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """But for making the provider that of the whole process, which can be done once."""

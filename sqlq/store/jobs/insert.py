@@ -111,7 +111,7 @@ def _compiled_for_others(
     found = DIALECTS[kind]
     dialect = found.for_parameters(style)
     if keyed:
-        statement = inserting(found, said, conflict, ()).returning(jobs.c.id)
+        statement = found.with_returning(inserting(found, said, conflict, ()), jobs.c.id)
     else:
         statement = found.insert(jobs, computed(said), returning=(jobs.c.id,))
     compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -17,10 +16,12 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Table,
+    and_,
     case,
     func,
     literal,
     null,
+    or_,
     select,
     true,
     union_all,
@@ -34,7 +35,7 @@ from sqlq.model.history import AttemptRecord
 from sqlq.model.job import JobDetails, Progress, State, error_line
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import FAR, milliseconds_of, now
+from sqlq.schema.types import FAR, milliseconds_of, now, stands_in
 from sqlq.store.jobs.rows import ENDED_STATE, LIVE_STATE, TABLES
 from sqlq.store.workers import workers
 
@@ -48,24 +49,72 @@ def possible(ids: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selection of jobs: by ids, task, queue or flow; without any of these, all."""
+    """A selection of jobs; without any part of it, all. `before` and `newest` bound the ids, `since` and
+    `until` the times at which the jobs were created. `header` is a name, or a name and value as in
+    "tenant=7". `text` stands in the arguments, the message of the error or the reason."""
 
     ids: tuple[int, ...] = ()
     task: str | None = None
     queue: str | None = None
     flow_id: int | None = None
+    label: str | None = None
+    key: str | None = None
+    limit_key: str | None = None
+    header: str | None = None
+    text: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before: int | None = None
+    newest: int | None = None
 
     def where(self, source: FromClause) -> ColumnElement[bool]:
-        chosen: ColumnElement[bool] = true()
-        if self.ids:
-            chosen &= source.c.id.in_(possible(self.ids))
-        if self.task is not None:
-            chosen &= source.c.task == self.task
-        if self.queue is not None:
-            chosen &= source.c.queue == self.queue
-        if self.flow_id is not None:
-            chosen &= source.c.flow_id == self.flow_id
-        return chosen
+        columns = source.c
+        parts: list[ColumnElement[bool]] = [columns.id.in_(possible(self.ids))] if self.ids else []
+        for name, value in (
+            *(("task", self.task), ("queue", self.queue), ("flow_id", self.flow_id)),
+            *(("label", self.label), ("unique_key", self.key), ("limit_key", self.limit_key)),
+        ):
+            if value is not None:
+                parts.append(columns[name] == value)
+        if self.header is not None:
+            name, _, value = self.header.partition("=")
+            wanted = [json.dumps(name, ensure_ascii=False), *([value] if value else [])]
+            parts += [stands_in(literal(each), columns.headers) for each in wanted]
+        if self.text is not None:
+            texts = [columns[name] for name in ("payload", "message", "reason") if name in columns]
+            parts.append(or_(*(stands_in(literal(self.text), each) for each in texts)))
+        if self.since is not None:
+            parts.append(columns.created_at >= self.since)
+        if self.until is not None:
+            parts.append(columns.created_at < self.until)
+        return and_(true(), *parts, *self.in_place(source))
+
+    def in_place(self, source: FromClause) -> list[ColumnElement[bool]]:
+        """Return the conditions that a row is where the search goes on, by its id."""
+        parts = [] if self.before is None else [source.c.id < self.before]
+        return parts if self.newest is None else [*parts, source.c.id <= self.newest]
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether few jobs may be in it, so that a search must end somewhere."""
+        return any(
+            getattr(self, name) is not None
+            for name in ("queue", "task", "label", "key", "limit_key", "header", "text", "since", "until")
+        )
+
+
+EVERY = Selection()
+
+
+def ids(
+    conn: Connection, states: Collection[State], chosen: Selection, *, within: int, limit: int
+) -> list[int]:
+    """Return the ids of the selected jobs in these states, the newest first, among the newest `within` of
+    each table."""
+    found: list[int] = []
+    for _, source, belongs in (_SOURCES[state] for state in states):
+        found += conn.scalars(_among_newest(source, belongs, chosen, within, limit))
+    return sorted(set(found), reverse=True)[:limit]
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -122,8 +171,7 @@ def listing(
     conn: Connection,
     *,
     state: State | None = None,
-    queue: str | None = None,
-    task: str | None = None,
+    chosen: Selection = EVERY,
     limit: int = 100,
     within: int | None = None,
     seal: Encryption | None = None,
@@ -131,14 +179,13 @@ def listing(
     """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
     each table, since matches may be rare. `seal` opens signed or encrypted texts."""
     sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
-    chosen = Selection(task=task, queue=queue)
     found: list[JobDetails] = []
-    rare = bool(queue or task) or state not in (None, State.RUNNING, State.FAILED)
+    rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
     if not rare:  # every job matches, or an index finds those that do
         within = None
     floors: list[int] = []
     for query, source, belongs in sources:
-        floor = None if within is None else _place_of(conn, source, within)
+        floor = None if within is None else _place_of(conn, source, within, chosen)
         if floor is None or within is None:
             query = query.where(belongs, chosen.where(source))
         else:
@@ -199,10 +246,17 @@ class Listing(NamedTuple):
     complete: bool
 
 
-def _place_of(conn: Connection, source: Table, place: int) -> int | None:
+def _place_of(conn: Connection, source: Table, place: int, chosen: Selection = EVERY) -> int | None:
     """Return the id of the job at `place`, counted from the newest as 0; None if there are fewer jobs."""
-    found: int | None = conn.scalar(select(source.c.id).order_by(source.c.id.desc()).offset(place).limit(1))
+    ids = select(source.c.id).where(*chosen.in_place(source))
+    found: int | None = conn.scalar(ids.order_by(source.c.id.desc()).offset(place).limit(1))
     return found
+
+
+_SEARCHED = {
+    *("id", "queue", "task", "flow_id", "label", "unique_key", "limit_key", "headers", "payload"),
+    *("message", "reason", "created_at"),
+}
 
 
 def _among_newest(
@@ -210,46 +264,54 @@ def _among_newest(
 ) -> Select[Any]:
     """Return the ids of the selected jobs among the newest. A subquery finds the newest first, without their
     payloads, so that no plan reads more of the table."""
-    columns = (source.c.id, source.c.queue, source.c.task, belongs.label("belongs"))
-    newest = select(*columns).order_by(source.c.id.desc()).limit(within).subquery()
+    columns = [c for c in source.c if c.name in _SEARCHED]
+    newest = (
+        select(*columns, belongs.label("belongs"))
+        .where(*chosen.in_place(source))
+        .order_by(source.c.id.desc())
+        .limit(within)
+        .subquery()
+    )
     mine = select(newest.c.id).where(newest.c.belongs, chosen.where(newest))
     # MariaDB takes no LIMIT within IN
     return select(mine.order_by(newest.c.id.desc()).limit(limit).subquery().c.id)
 
 
-class Failures(NamedTuple):
-    """The number of jobs of a task that failed with the same error, and the newest of them."""
+class FailedRow(NamedTuple):
+    """The beginning of a failed job's error, and the end of its traceback."""
 
+    id: int
     task: str
-    error: str
-    number: int
-    newest: int
+    reason: str
+    exception: str | None
+    message: str | None
+    trace: str | None
+    failed_at: datetime
 
 
-def failures(
-    conn: Connection, chosen: Selection, *, within: int | None = None
-) -> tuple[list[Failures], bool]:
-    """Count failed jobs by task and error, the most frequent first; return also whether all were counted.
-    With `within`, count only that many of the newest."""
-    source: FromClause = failed_jobs
-    complete = True
-    if within is not None:
-        newest = select(failed_jobs).order_by(failed_jobs.c.id.desc()).limit(within).subquery()
-        source, complete = newest, _place_of(conn, failed_jobs, within) is None
+def more_failed_than(conn: Connection, number: int) -> bool:
+    """Whether more jobs than that have failed."""
+    return _place_of(conn, failed_jobs, number) is not None
+
+
+def failures(conn: Connection, chosen: Selection, *, within: int | None = None) -> Iterator[FailedRow]:
+    """Yield the errors of failed jobs, the newest first; with `within` only so many."""
+    newest = select(failed_jobs).order_by(failed_jobs.c.id.desc())
+    source = (newest if within is None else newest.limit(within)).subquery()
     table = source.c
     message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
-    query = select(table.id, table.task, table.reason, table.exception, message).order_by(table.id.desc())
-    numbers: Counter[tuple[str, str]] = Counter()
-    newest_ids: dict[tuple[str, str], int] = {}
-    rows = conn.execute(query.where(chosen.where(source)), execution_options={"yield_per": BATCH})
-    for id, task, reason, exception, said in rows:
-        key = task, error_line(reason, exception, said)
-        numbers[key] += 1
-        newest_ids.setdefault(key, id)
-    found = [Failures(*key, number, newest_ids[key]) for key, number in numbers.items()]
-    return sorted(found, key=lambda each: (-each.number, -each.newest)), complete
+    size = func.length(table.traceback)
+    trace = func.substr(table.traceback, case((size > TRACE_CHARACTERS, size - TRACE_CHARACTERS), else_=1))
+    query = select(table.id, table.task, table.reason, table.exception, message, trace, table.failed_at)
+    rows = conn.execute(
+        query.where(chosen.where(source)).order_by(table.id.desc()),
+        execution_options={"yield_per": BATCH},
+    )
+    for row in rows:
+        yield FailedRow(*row)
 
 
+TRACE_CHARACTERS = 1_500
 FIRST_LINE_CHARACTERS = 200
 """Characters of a message that distinguish errors; texts that differ only behind them count as the same
 error."""

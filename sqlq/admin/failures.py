@@ -1,0 +1,104 @@
+"""Groups failed jobs by their error: class, task, message without its numbers, and the user's last line."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlq.model.job import error_line
+from sqlq.store.jobs.lookup import FailedRow
+
+PARTS = 24
+"""In how many parts the time of a group's jobs is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failed jobs of one task with the same error. `error` is that of the newest, `newest` its id. `place` is
+    the last line of the traceback in the user's own code, as in "shop/mail.py in send". `over_time` counts
+    the jobs in equal parts of the time from the first to the last of all groups."""
+
+    fingerprint: str
+    task: str
+    error: str
+    place: str | None
+    number: int
+    newest: int
+    first_at: datetime
+    last_at: datetime
+    over_time: tuple[int, ...]
+
+
+def grouped(rows: Iterable[FailedRow]) -> list[Failures]:
+    """Return the groups of failed jobs, the most frequent first. The rows come with the newest first."""
+    groups: dict[str, list[FailedRow]] = {}
+    for row in rows:
+        groups.setdefault(fingerprint(row), []).append(row)
+    moments = [row.failed_at for group in groups.values() for row in group]
+    first, last = min(moments, default=None), max(moments, default=None)
+    found = [_group(name, group, first, last) for name, group in groups.items() if first and last]
+    return sorted(found, key=lambda each: (-each.number, -each.newest))
+
+
+def _group(name: str, rows: list[FailedRow], first: datetime, last: datetime) -> Failures:
+    moments = [row.failed_at for row in rows]
+    counts = [0] * PARTS
+    part = max((last - first) / PARTS, timedelta(microseconds=1))
+    for moment in moments:
+        counts[min(PARTS - 1, int((moment - first) / part))] += 1
+    newest = rows[0]
+    said = error_line(newest.reason, newest.exception, newest.message)
+    return Failures(
+        name,
+        newest.task,
+        said,
+        place(newest.trace),
+        len(rows),
+        newest.id,
+        min(moments),
+        max(moments),
+        tuple(counts),
+    )
+
+
+def fingerprint(row: FailedRow) -> str:
+    """Return the same short text for jobs that failed alike.
+
+    The traceback's last line in the user's code counts, without its number, which the next release changes.
+    """
+    said = (row.task, row.reason, row.exception or "", alike(row.message or ""), place(row.trace) or "")
+    return hashlib.sha256("\0".join(said).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+_VARIES = re.compile(
+    r"""0x[0-9a-fA-F]+ | [0-9a-fA-F]{8}-[0-9a-fA-F-]{27} | \b[0-9a-fA-F]{16,}\b | '[^']*' | "[^"]*" | \d+ """,
+    re.VERBOSE,
+)
+
+
+def alike(message: str) -> str:
+    """Return the first line of a message without numbers, ids and quoted texts.
+
+    >>> alike("order 17 of 'ada' is gone")
+    'order # of # is gone'
+    """
+    lines = str(message).strip().splitlines()
+    return _VARIES.sub("#", lines[0]) if lines else ""
+
+
+_FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in ([^\n]+)$', re.MULTILINE)
+_NOT_THE_USERS = ("site-packages", "dist-packages", "/sqlq/", "lib/python3", "<frozen")
+
+
+def place(trace: str | None) -> str | None:
+    """Return the last line of a traceback that is the user's own: its file and function."""
+    frames = _FRAME.findall(trace or "")
+    own = [frame for frame in frames if not any(mark in frame[0] for mark in _NOT_THE_USERS)]
+    if not frames:
+        return None
+    file, function = (own or frames)[-1]
+    short = "/".join(file.replace("\\", "/").split("/")[-2:])
+    return f"{short} in {function.strip()}"

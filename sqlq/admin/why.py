@@ -1,0 +1,139 @@
+"""Why a job does not run now, and when it will."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
+from sqlq.admin.flows import Flows
+from sqlq.admin.limits import Limits
+from sqlq.admin.queues import Queues
+from sqlq.admin.workers import Workers
+from sqlq.config.command_hint import word
+from sqlq.config.durations import readable, written
+from sqlq.errors import JobNotFoundError
+from sqlq.model.job import JobDetails, State
+
+AHEAD_COUNTED = 1_000
+
+
+class Looks(Protocol):
+    """The parts of an App that this reads."""
+
+    @property
+    def flows(self) -> Flows: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def queues(self) -> Queues: ...
+    @property
+    def workers(self) -> Workers: ...
+
+
+class Reason(NamedTuple):
+    """A sentence about a job, and the words of the command that changes it."""
+
+    said: str
+    words: str | None = None
+    needs_app: bool = False
+
+
+def why(app: Looks, job: JobDetails) -> Iterator[Reason]:
+    """Yield why a job is in its state, what it waits for, and what changes that."""
+    if job.state is State.RUNNING:
+        yield from _running(app, job)
+    elif job.state is State.BLOCKED:
+        yield from _blocked(app, job)
+    elif job.state is State.SCHEDULED:
+        due = job.available_at
+        after = f" after its attempt {job.attempts} failed" if job.errors and job.attempts else ""
+        if due is not None:
+            yield Reason(f"it is due {written(due)}, in {_span(due)}{after}", f"reschedule {job.id}")
+        yield from _queue(app, job)
+    elif job.state is State.AVAILABLE:
+        yield from _queue(app, job)
+    elif job.state is State.FAILED:
+        yield Reason(f"it has failed for good: {job.error}", f"retry {job.id}")
+    else:
+        yield Reason("it has ended and runs no more; a replay is a new job", f"replay {job.id}")
+
+
+def _span(moment: datetime) -> str:
+    return readable(abs((moment - datetime.now(UTC)).total_seconds()) * 1000)
+
+
+def _running(app: Looks, job: JobDetails) -> Iterator[Reason]:
+    if job.cancel_requested_at is not None:
+        yield Reason("somebody has asked it to stop; its handler ends by itself", f"cancel {job.id} --force")
+    worker = next((each for each in app.workers.list(silent=True) if each.id == job.reserved_by), None)
+    if worker is None:
+        yield Reason("its worker is gone: another one takes it over when its lease has run out")
+    elif not worker.alive:
+        yield Reason(
+            f"its worker, on {worker.host}, has been silent for {readable(worker.silent_seconds * 1000)}: "
+            "another one takes it over when its lease has run out"
+        )
+    elif job.started is False:
+        yield Reason(f"its worker, on {worker.host}, holds it and has not started it yet")
+    else:
+        yield Reason(f"it runs on {worker.host}, process {worker.pid}", f"cancel {job.id}")
+
+
+def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
+    if job.blocked_by == "flow" and job.flow_id is not None:
+        try:
+            flow = app.flows.get(job.flow_id)
+            after = flow.step(job.id).after
+        except JobNotFoundError:
+            yield Reason("it waits for steps that are kept no more; a sweep frees it within a minute")
+            return
+        for step in flow.steps:
+            if step.id in after and step.state is not State.FINISHED:
+                words = f"flows skip {step.id}" if step.state is State.FAILED else None
+                yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
+    elif job.blocked_by == "limit" and job.limit_key is not None:
+        status = next((each for each in app.limits.list(job.limit_key, limit=1)), None)
+        if status is not None and status.key == job.limit_key:
+            wait = status.next_start_seconds
+            soon = f"; the next one may start in {readable(wait * 1000)}" if wait else ""
+            yield Reason(
+                f"it waits for its turn under the limit {job.limit_key} ({status.says}): "
+                f"{status.running:,} run, {status.waiting:,} wait{soon}",
+                f"limits set {word(job.limit_key)} --running N",
+            )
+    elif job.blocked_by == "pause":
+        yield Reason("its task is paused", f"tasks resume {word(job.task)}")
+
+
+def _queue(app: Looks, job: JobDetails) -> Iterator[Reason]:
+    pauses = app.queues.pauses()
+    if pauses.all is not None:
+        yield Reason("all queues are paused", "queues resume --all")
+        return
+    if job.queue in pauses.named:
+        until = pauses.named[job.queue].until
+        said = "" if until is None else f" until {written(until)}"
+        yield Reason(f"its queue is paused{said}", f"queues resume {word(job.queue)}")
+        return
+    serving = [each for each in app.workers.list() if each.queues is None or job.queue in each.queues]
+    if not serving:
+        yield Reason("no worker that is alive serves its queue", f"work -q {word(job.queue)}", needs_app=True)
+        return
+    if job.state is State.SCHEDULED:
+        return
+    taking = [each for each in serving if each.state in ("idle", "busy")]
+    if not taking:
+        yield Reason(f"the workers of its queue take no jobs: {serving[0].state}", "workers")
+        return
+    free = sum(max(0, each.concurrency - len(each.jobs)) for each in taking)
+    waiting = app.queues.waiting([job.queue], limit=AHEAD_COUNTED)
+    more = "" if waiting.exact else " at least"
+    if free:
+        yield Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
+    else:
+        slots = sum(each.concurrency for each in taking)
+        yield Reason(
+            f"all {slots:,} slots of its workers are taken;{more} {waiting.number:,} jobs of its queue are "
+            "due"
+        )

@@ -1,0 +1,48 @@
+"""The dashboard: to mount in an application, or to serve by `sqlq web`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlq.web.access import ROLES, Authorize, Role, User
+
+if TYPE_CHECKING:
+    from sqlq.app.app import App
+    from sqlq.web.site import Site
+
+THREADS = 8
+"""How many requests run at a time."""
+
+__all__ = ["ROLES", "Authorize", "Role", "User", "asgi", "wsgi"]
+
+
+def wsgi(app: App, *, authorize: Authorize, **options: Any) -> Site:
+    """Return the dashboard of an App as a WSGI application, under whatever prefix it is mounted.
+
+    `authorize` is called for each request, a `werkzeug.Request`. It returns a `User` with a role, or None,
+    which refuses. The host's session is in `request.environ` or `request.cookies`. Further options:
+    `hide_from_viewers` hides arguments and results from the role viewer. `redact` is a regular expression for
+    names of keys whose values are never shown. `read_url` is a replica to read from. Raises
+    `ConfigurationError` without the packages of `sqlq[web]`.
+
+    >>> from werkzeug.middleware.dispatcher import DispatcherMiddleware  # doctest: +SKIP
+    >>> site = sqlq.web.wsgi(app, authorize=staff_only)  # doctest: +SKIP
+    >>> flask_app.wsgi_app = DispatcherMiddleware(flask_app.wsgi_app, {"/sqlq": site})  # doctest: +SKIP
+    """
+    from sqlq.web.site import Site
+
+    return Site(app, authorize, **options)
+
+
+def asgi(app: App, *, authorize: Authorize, **options: Any) -> Any:
+    """Return the dashboard as an ASGI application, for `mount` of FastAPI, Starlette or Litestar; as `wsgi`.
+
+    Requests run in threads. `request.environ["asgi.scope"]` is the scope, with the host's `session` and
+    `user`.
+
+    >>> api.mount("/sqlq", sqlq.web.asgi(app, authorize=staff_only))  # doctest: +SKIP
+    """
+    from sqlq.web.site import required
+
+    middleware = required("a2wsgi").WSGIMiddleware
+    return middleware(wsgi(app, authorize=authorize, **options), workers=THREADS)

@@ -1,0 +1,233 @@
+"""The forms that act: the command line's verbs, each with the command that does the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlq.config.command_hint import command, word
+from sqlq.errors import ConfigurationError
+from sqlq.web.access import RefusedError, Role
+from sqlq.web.pages import Filter, whole
+
+if TYPE_CHECKING:
+    from werkzeug import Response
+
+    from sqlq.app.app import App
+    from sqlq.web.site import View
+
+MOST = 10_000
+"""The most jobs that one form acts on."""
+IDS_IN_A_LINE = 50
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A verb: its role, the words of its command, and its work, which returns a sentence."""
+
+    role: Role
+    words: str
+    """The command without its subject, as in "queues pause"."""
+    do: Callable[[App, Any, Form], str]
+    """Called with the ids, or the name, and the rest of the form."""
+    asks: bool = False
+    """Whether a page has to confirm it first."""
+    states: tuple[str, ...] = ()
+    """The states of the jobs that it is for; empty where it is for something else than jobs."""
+    needs: tuple[str, ...] = ()
+    """The other fields of its form, which become options of the command."""
+
+
+def _counted(number: int, one: str = "job") -> str:
+    return f"{number:,} {one if number == 1 else one + 's'}"
+
+
+def _cancel(app: App, ids: Sequence[int], form: Form) -> str:
+    effects = Counter(app.jobs.cancel(ids, force=bool(form.get("force"))).values())
+    if not effects:
+        return "No job was there to cancel any more."
+    return "Cancel: " + ", ".join(f"{number:,} {effect}" for effect, number in effects.items()) + "."
+
+
+def _retry(app: App, ids: Sequence[int], form: Form) -> str:
+    done = app.jobs.move_back(ids)
+    said = f"Retried {_counted(len(done.moved))} of {len(ids):,}."
+    if done.held:
+        said += f" {_counted(len(done.held))} stayed failed: a live job holds the unique key."
+    if len(done.moved) + len(done.held) < len(ids):
+        said += " The others have not failed, or somebody has retried or deleted them already."
+    return said
+
+
+def _delete(app: App, ids: Sequence[int], form: Form) -> str:
+    return f"Deleted {_counted(len(app.jobs.delete(ids)), 'failed job')} of {len(ids):,}."
+
+
+def _replay(app: App, ids: Sequence[int], form: Form) -> str:
+    done = app.jobs.replay(ids, again=True)
+    return f"Enqueued {_counted(done.number)} once more" + (
+        f": {', '.join(map(str, list(done.jobs.values())[:20]))}." if done.jobs else "."
+    )
+
+
+def _reschedule(app: App, ids: Sequence[int], form: Form) -> str:
+    delay = form.get("in") or None
+    moved = app.jobs.reschedule(ids, delay=delay)
+    when = f"in {delay}" if delay else "now"
+    return f"Rescheduled {_counted(len(moved))} of {len(ids):,}: due {when}."
+
+
+def _switched(names: Iterable[Any], done: str, nothing: str) -> str:
+    named = ", ".join(str(name) for name in names)
+    return f"{done}: {named}." if named else nothing
+
+
+def _queue_pause(app: App, name: str, form: Form) -> str:
+    done = app.queues.pause(name, lasting=form.get("for") or None)
+    return _switched(done, "Paused", f"{name} was paused already; its end is set anew.")
+
+
+def _queue_resume(app: App, name: str, form: Form) -> str:
+    return _switched(app.queues.resume(name), "Resumed", f"{name} was not paused.")
+
+
+def _queue_all(app: App, name: str, form: Form) -> str:
+    return "All queues are claimed from again." if app.queues.resume(all=True) else "They were not paused."
+
+
+def _worker(verb: str) -> Callable[[App, str, Form], str]:
+    def do(app: App, name: str, form: Form) -> str:
+        asked = getattr(app.workers, verb)(name)
+        processes = "1 process" if len(asked) == 1 else f"{len(asked):,} processes"
+        return f"Asked {processes} to {verb}; each obeys within 2 seconds."
+
+    return do
+
+
+def _schedule(verb: str, done: str) -> Callable[[App, str, Form], str]:
+    def do(app: App, name: str, form: Form) -> str:
+        answer = getattr(app.schedules, verb)(name)
+        return f"{done} {name}" + (f": job {answer.id}." if verb == "run" else ".")
+
+    return do
+
+
+def _flow(verb: str) -> Callable[[App, str, Form], str]:
+    def do(app: App, name: str, form: Form) -> str:
+        answer = getattr(app.flows, verb)(whole(name, "the flow") or 0)
+        if verb == "retry":
+            return f"Retried {_counted(len(answer), 'step')}."
+        effects = Counter(answer.values())
+        return (
+            "Cancel: "
+            + (", ".join(f"{n:,} {effect}" for effect, n in effects.items()) or "no live step")
+            + "."
+        )
+
+    return do
+
+
+def _skip(app: App, ids: Sequence[int], form: Form) -> str:
+    for id in ids:
+        app.flows.skip(id)
+    return f"Skipped {_counted(len(ids), 'step')}."
+
+
+def _limit_set(app: App, name: str, form: Form) -> str:
+    status = app.limits.set(
+        name, running=whole(form.get("running"), "running"), rate=form.get("rate") or None
+    )
+    return f"{name} allows {status.says} from now on."
+
+
+def _limit_clear(app: App, name: str, form: Form) -> str:
+    return f"{name} allows {app.limits.clear(name).says}, as tasks declare."
+
+
+LIVE = ("blocked", "scheduled", "available", "running")
+ACTIONS: dict[str, Action] = {
+    "retry": Action("operator", "retry", _retry, states=("failed",)),
+    "cancel": Action("operator", "cancel", _cancel, asks=True, states=LIVE, needs=("force",)),
+    "reschedule": Action(
+        "operator", "reschedule", _reschedule, states=("blocked", "scheduled", "available"), needs=("in",)
+    ),
+    "replay": Action("operator", "replay", _replay, asks=True, states=("finished", "failed", "cancelled")),
+    "delete": Action("admin", "delete", _delete, asks=True, states=("failed",)),
+    "skip": Action("operator", "flows skip", _skip, asks=True, states=("failed", "blocked")),
+    "queue-pause": Action("operator", "queues pause", _queue_pause, needs=("for",)),
+    "queue-resume": Action("operator", "queues resume", _queue_resume),
+    "queues-resume": Action("operator", "queues resume --all", _queue_all),
+    "worker-pause": Action("operator", "workers pause", _worker("pause")),
+    "worker-resume": Action("operator", "workers resume", _worker("resume")),
+    "worker-stop": Action("admin", "workers stop", _worker("stop"), asks=True),
+    "worker-restart": Action("admin", "workers restart", _worker("restart"), asks=True),
+    "schedule-pause": Action("operator", "schedules pause", _schedule("pause", "Paused")),
+    "schedule-resume": Action("operator", "schedules resume", _schedule("resume", "Resumed")),
+    "schedule-run": Action("operator", "schedules run", _schedule("run", "Enqueued a job of")),
+    "schedule-remove": Action("admin", "schedules remove", _schedule("remove", "Removed"), asks=True),
+    "flow-retry": Action("operator", "retry --flow", _flow("retry")),
+    "flow-cancel": Action("operator", "cancel --flow", _flow("cancel"), asks=True),
+    "limit-set": Action("admin", "limits set", _limit_set, needs=("running", "rate")),
+    "limit-clear": Action("admin", "limits clear", _limit_clear),
+}
+
+
+def line(view: View, verb: str, subject: str, form: Form | None = None) -> str:
+    """Return the command that does the same."""
+    action = ACTIONS[verb]
+    words = [action.words, subject]
+    for name in action.needs:
+        value = (form or {}).get(name)
+        if value:
+            words.append(f"--{name}" if name == "force" else f"--{name} {word(value)}")
+    return command(" ".join(each for each in words if each), view.site.app.url)
+
+
+def act(view: View) -> Response:
+    """Carry out a form, or show the page that confirms it; then return to where it came from."""
+    form = view.request.form
+    verb = view.values["verb"]
+    action = ACTIONS.get(verb)
+    if action is None:
+        raise ConfigurationError(f"there is no action {verb[:40]!r} here")
+    if not view.user.may(action.role):  # guard: each-verb-has-its-role
+        raise RefusedError(f"your role, {view.user.role}, may not do that: {action.role} is needed")
+    subject: Any
+    if action.states:
+        subject, named = _jobs(view, action)
+        if not subject:
+            return view.back("No job is chosen, or none is in a state for that any more: nothing was done.")
+    else:
+        subject = form.get("name", "")
+        named = "" if verb == "queues-resume" else word(subject)
+    said = line(view, verb, named, form)
+    confirmed = form.get("confirmed") == "yes"
+    if (action.asks or form.get("matching")) and not confirmed:
+        return view.page(
+            "confirm.html", verb=verb, action=action, subject=subject, command=said, form=form, most=MOST
+        )
+    app = view.site.app
+    with app.acting_as(view.user.name):
+        done = action.do(app, subject, form)
+    view.reading.forget()
+    return view.back(done)
+
+
+def _jobs(view: View, action: Action) -> tuple[list[int], str]:
+    """Return the jobs of a form, and how a command names them: those ticked, all of a fingerprint, or all
+    that match a filter."""
+    form, app = view.request.form, view.reading.app
+    if fingerprint := form.get("fingerprint"):
+        return app.jobs.failed_alike(fingerprint), f"--error {word(fingerprint)}"
+    if not form.get("matching"):
+        ids = sorted({id for text in form.getlist("id") if (id := whole(text, "the id")) is not None})
+        return ids, " ".join(map(str, ids))
+    chosen = Filter.of(form)
+    newest = whole(form.get("newest"), "newest")
+    found = app.jobs.ids(**chosen.options(), states=action.states, newest=newest, limit=MOST)
+    shown = " ".join(map(str, found[:IDS_IN_A_LINE]))
+    return found, shown + (" …" if len(found) > IDS_IN_A_LINE else "")

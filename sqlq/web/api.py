@@ -1,0 +1,118 @@
+"""The JSON API, which only reads: what the command line prints with --json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from werkzeug import Response
+
+from sqlq.errors import ConfigurationError
+from sqlq.web.pages import Filter, decoded, whole
+
+if TYPE_CHECKING:
+    from sqlq.web.site import View
+
+MOST = 1_000
+PATHS = {
+    f"api.{name}": f"/api/v1/{path}"
+    for name, path in {
+        "queues": "queues",
+        "jobs": "jobs",
+        "job": "jobs/<int:id>",
+        "failures": "failures",
+        "workers": "workers",
+        "flows": "flows",
+        "flow": "flows/<int:id>",
+        "schedules": "schedules",
+        "limits": "limits",
+        "audit": "audit",
+    }.items()
+}
+
+
+def problem(said: str, status: int) -> Response:
+    return _json({"error": said}, status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    text = json.dumps(value, ensure_ascii=True, default=_encoded)
+    return Response(text, status, mimetype="application/json")
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a dataclass or named tuple as an object."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return value
+
+
+def jobs(view: View) -> Response:
+    arguments = view.request.args
+    limit = whole(arguments.get("limit"), "limit") or 100
+    if limit > MOST:
+        raise ConfigurationError(
+            f"limit is {limit}: at most {MOST} jobs come at a time; go on with before=ID"
+        )
+    before = whole(arguments.get("before"), "before")
+    found = view.reading.app.jobs.listing(**Filter.of(arguments).options(), before=before, limit=limit)
+    return _json({"jobs": [_job(view, each) for each in found.jobs], "complete": found.complete})
+
+
+def _job(view: View, job: Any) -> dict[str, Any]:
+    hidden = {name: view.shown(getattr(job, name)) for name in ("payload", "result", "headers", "cursor")}
+    return {**_plain(job), **hidden, "error": job.error}
+
+
+def job(view: View) -> Response:
+    return _json(_job(view, view.reading.app.jobs.get(view.values["id"])))
+
+
+def failures(view: View) -> Response:
+    groups, complete = view.reading.fresh(("failures", None, None), lambda app: app.jobs.failures(), 5.0)
+    return _json({"errors": [_plain(each) for each in groups], "capped": not complete})
+
+
+def flow(view: View) -> Response:
+    found = _plain(view.reading.app.flows.get(view.values["id"]))
+    for step in found["steps"]:
+        step["result"] = view.shown(step["result"])
+    return _json(found)
+
+
+def schedules(view: View) -> Response:
+    found = [_plain(each) for each in view.reading.fresh("schedules", lambda app: app.schedules.list())]
+    for each in found:
+        each |= {"payload": view.shown(decoded(each["payload"])), "plan": str(each["plan"])}
+    return _json({"schedules": found})
+
+
+def _listing(name: str, look: Any) -> Any:
+    def page(view: View) -> Response:
+        return _json({name: [_plain(each) for each in view.reading.fresh(("api", name), look)]})
+
+    return page
+
+
+PAGES = {
+    "api.jobs": jobs,
+    "api.job": job,
+    "api.failures": failures,
+    "api.flow": flow,
+    "api.queues": _listing("queues", lambda app: app.queues.status()),
+    "api.workers": _listing("workers", lambda app: app.workers.list(silent=True)),
+    "api.flows": _listing("flows", lambda app: app.flows.list(limit=100)),
+    "api.schedules": schedules,
+    "api.audit": _listing("audit", lambda app: app.audit.list(limit=1000)),
+    "api.limits": _listing("limits", lambda app: app.limits.list(limit=1000)),
+}

@@ -1,0 +1,65 @@
+"""Reads for the pages: each statement ends after two seconds, and all viewers share one refresh."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from sqlalchemy import URL
+
+from sqlq.app.app import App
+
+T = TypeVar("T")
+
+FRESH_SECONDS = 2.0
+MOST_KEPT = 200
+
+
+class Reading:
+    """An App for looking, and what it has seen of late."""
+
+    def __init__(self, app: App, url: str | URL | None = None) -> None:
+        self._app = app
+        self._url = url
+        self._of: Any = None
+        self._looking: App = app
+        self._lock = threading.Lock()
+        self._kept: dict[Hashable, tuple[float, Any]] = {}
+        self._busy: dict[Hashable, threading.Lock] = {}
+
+    @property
+    def app(self) -> App:
+        """An App beside the host's own, on the same database or its replica. Its statements end in time."""
+        connected = self._app._connected
+        with self._lock:
+            if self._of is not connected:  # the host has moved its App
+                self._of, self._looking = connected, copy.copy(self._app)
+                self._looking._connected = connected.for_looking(self._url)
+                self._kept.clear()
+            return self._looking
+
+    def fresh(self, key: Hashable, look: Callable[[App], T], seconds: float = FRESH_SECONDS) -> T:
+        """Return what `look` returned within the last seconds, for whomever, or look now."""
+        app = self.app
+        with self._lock:
+            turn = self._busy.setdefault(key, threading.Lock())
+        with turn:  # guard: viewers-share-one-look
+            moment, value = self._kept.get(key, (float("-inf"), None))
+            if time.monotonic() - moment < seconds:
+                kept: T = value
+                return kept
+            found = look(app)
+            with self._lock:
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.clear()
+                    self._busy = {key: turn}
+                self._kept[key] = (time.monotonic(), found)
+            return found
+
+    def forget(self) -> None:
+        """Look anew: an action has changed something."""
+        with self._lock:
+            self._kept.clear()

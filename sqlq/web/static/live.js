@@ -1,0 +1,55 @@
+// Refreshes the parts of a page that are marked with data-live, while somebody looks at it. All else works without this file.
+"use strict";
+
+const SECONDS = 3;
+const MOST_SECONDS = 60;
+let wait = SECONDS;
+
+function isInUse(part) {
+  return part.contains(document.activeElement) && document.activeElement !== part
+    || part.querySelector("input:checked, details[open]") !== null
+    || [...part.querySelectorAll("input:not([type=hidden]):not([type=checkbox])")].some((field) => field.value !== field.defaultValue);
+}
+
+function replaceParts(page) {
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const fresh = page.getElementById(part.id);
+    if (fresh && !isInUse(part) && part.innerHTML !== fresh.innerHTML) {
+      const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+      part.replaceChildren(...fresh.childNodes);
+      part.querySelectorAll(".scroll").forEach((each, i) => { each.scrollLeft = scrolled[i] || 0; });
+    }
+  }
+}
+
+async function refresh() {
+  const again = document.querySelector("[data-again]");
+  if (document.visibilityState === "visible" && (again || document.querySelector("[data-live]"))) {
+    const stale = document.getElementById("stale");
+    try {
+      const answer = await fetch(location.href, { headers: { "X-Sqlq-Live": "1" }, redirect: "error" });
+      if (again && answer.ok) {
+        location.reload();
+        return;
+      }
+      if (!answer.ok) throw new Error(answer.status);
+      replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      stale.hidden = true;
+      wait = SECONDS;
+    } catch {
+      stale.hidden = Boolean(again);
+      wait = Math.min(wait * 2, MOST_SECONDS);
+    }
+  }
+  setTimeout(refresh, wait * 1000);
+}
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-all]")) {
+    for (const box of event.target.closest("table").querySelectorAll("tbody input[type=checkbox]")) {
+      box.checked = event.target.checked;
+    }
+  }
+});
+document.addEventListener("visibilitychange", () => { wait = SECONDS; });
+setTimeout(refresh, wait * 1000);

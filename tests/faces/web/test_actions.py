@@ -1,0 +1,157 @@
+"""What the forms do, each as the command line does."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.web.actions import ACTIONS
+from tests.faces.web.visitor import Completed, Visitor, end, failed
+
+FOR_TEN_MINUTES: dict[str, Any] = {"for": "10m"}
+IN_TWO_HOURS: dict[str, Any] = {"in": "2h"}
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> sqlq.App:
+    app.task(name="send", max_attempts=1)(lambda n=0: None)
+    return app
+
+
+def enqueue(app: sqlq.App, number: int = 1, **options: Any) -> list[int]:
+    return [
+        job.id for job in app.enqueue_many([app.named("send").new(i).set(**options) for i in range(number)])
+    ]
+
+
+def test_jobs_are_retried_cancelled_and_deleted(shop: sqlq.App) -> None:
+    made = enqueue(shop, 4)
+    broken = end(shop, failed(), 3)
+    admin = Visitor(shop)
+    assert "Retried 2 jobs of 2." in admin.done("retry", id=broken[:2])
+    assert "Cancel: 1 cancelled." in admin.done("cancel", id=made[3], confirmed="yes")
+    assert "Deleted 1 failed job of 1." in admin.done("delete", id=broken[2], confirmed="yes")
+    assert [str(shop.jobs.get(id).state) for id in made[:2] + made[3:]] == [
+        "available",
+        "available",
+        "cancelled",
+    ]
+
+
+def test_a_dangerous_verb_asks_first_and_shows_the_number(shop: sqlq.App) -> None:
+    enqueue(shop, 3)
+    broken = end(shop, failed(), 3)
+    answer = Visitor(shop).send("delete", id=broken)
+    assert answer.status_code == 200
+    page = html.unescape(answer.text)
+    assert "<b>3</b> jobs would be acted on" in page
+    assert f"sqlq delete {' '.join(map(str, broken))}" in page
+    assert [str(shop.jobs.get(id).state) for id in broken] == ["failed"] * 3
+
+
+def test_all_that_match_are_acted_on_after_a_question(shop: sqlq.App) -> None:
+    enqueue(shop, 60, label="red")
+    enqueue(shop, 2)
+    end(shop, failed(), 62)
+    admin = Visitor(shop)
+    form: dict[str, Any] = {"matching": "yes", "label": "red"}
+    page = admin.send("retry", **form).text
+    assert "<b>60</b> jobs would be acted on" in page
+    newest = re.search(r'name="newest" value="(\d+)"', page)
+    assert newest is not None
+    enqueue(shop, 1, label="red", queue="later")
+    end(shop, failed(), 1, queue="later")
+    assert "Retried 60 jobs of 60." in admin.done("retry", **form, newest=newest[1], confirmed="yes")
+    assert len(shop.jobs.list(state="failed")) == 3, "who came after the question is left alone"
+
+
+def test_a_group_of_failures_is_retried_as_a_whole(shop: sqlq.App) -> None:
+    enqueue(shop, 5)
+    end(shop, failed("box 1 is gone"), 4)
+    end(shop, failed("no van"), 1)
+    group = shop.jobs.failures()[0][0]
+    admin = Visitor(shop)
+    form: dict[str, Any] = {"fingerprint": group.fingerprint, "matching": "yes"}
+    assert "<b>4</b> jobs" in admin.send("retry", **form).text
+    assert "Retried 4 jobs of 4." in admin.done("retry", **form, confirmed="yes")
+
+
+def test_the_second_operator_sees_that_it_was_done(shop: sqlq.App) -> None:
+    enqueue(shop)
+    (id,) = end(shop, failed())
+    first, second = Visitor(shop), Visitor(shop)
+    assert "Retried 1 job of 1." in first.done("retry", id=id)
+    assert "somebody has retried or deleted them already" in second.done("retry", id=id)
+
+
+def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
+    enqueue(shop)
+    admin = Visitor(shop)
+    assert "Paused: default." in admin.done("queue-pause", name="default", **FOR_TEN_MINUTES)
+    assert shop.queues.pauses().named["default"].until is not None
+    assert "Resumed: default." in admin.done("queue-resume", name="default")
+    answer = admin.send("queue-pause", name="default", **{**FOR_TEN_MINUTES, "for": "a while"})
+    assert answer.status_code == 400
+    assert "lasting" in answer.text
+
+
+def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
+    (id,) = enqueue(shop, delay="1h")
+    admin = Visitor(shop)
+    assert "due now" in admin.done("reschedule", id=id)
+    assert shop.jobs.get(id).state == "available"
+    assert "due in 2h" in admin.done("reschedule", id=id, **IN_TWO_HOURS)
+    assert shop.jobs.get(id).state == "scheduled"
+
+
+def test_an_ended_job_is_replayed(shop: sqlq.App) -> None:
+    enqueue(shop)
+    (id,) = end(shop, Completed())
+    assert "Enqueued 1 job once more" in Visitor(shop).done("replay", id=id, confirmed="yes")
+    assert shop.jobs.get(id).replayed_as is not None
+
+
+def test_a_limit_is_set_and_cleared(shop: sqlq.App) -> None:
+    shop.limits.set("stripe", running=5)
+    admin = Visitor(shop)
+    assert "2 running" in admin.done("limit-set", name="stripe", running="2")
+    assert "as tasks declare" in admin.done("limit-clear", name="stripe")
+
+
+@pytest.mark.parametrize(
+    ("verb", "form", "status", "said"),
+    [
+        ("explode", {}, 400, "there is no action 'explode' here"),
+        ("retry", {"id": "x"}, 400, "the id is 'x': give a whole number"),
+        ("worker-stop", {"name": "nobody", "confirmed": "yes"}, 400, "no worker that is alive is called"),
+        ("schedule-run", {"name": "nope"}, 400, "nope"),
+        ("limit-set", {"name": "k", "rate": "often"}, 400, "rate"),
+        ("flow-retry", {"name": "99"}, 404, "no flow 99"),
+    ],
+)
+def test_a_form_is_refused_in_one_sentence_when_it_is_wrong(
+    shop: sqlq.App, verb: str, form: dict[str, Any], status: int, said: str
+) -> None:
+    answer = Visitor(shop).send(verb, **form)
+    assert answer.status_code == status
+    assert said in html.unescape(answer.text)
+
+
+def test_each_action_is_in_the_audit_with_who_did_it(shop: sqlq.App) -> None:
+    admin = Visitor(shop)
+    admin.done("queue-pause", name="default")
+    (action,) = shop.audit.list()
+    assert (action.actor, action.action, action.number) == ("ada", "queues pause", 1)
+    assert "queues pause default" in admin.page("/audit")
+
+
+def test_a_form_without_jobs_does_nothing(shop: sqlq.App) -> None:
+    assert "nothing was done" in Visitor(shop).done("retry")
+
+
+def test_no_verb_enqueues_anything_at_will() -> None:
+    assert not any("enqueue" in action.words or "add" in action.words for action in ACTIONS.values())

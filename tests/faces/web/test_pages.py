@@ -1,0 +1,227 @@
+"""What the pages show, and what they say of mistakes."""
+
+from __future__ import annotations
+
+import html
+import re
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.admin.queues import Queues
+from tests.faces.web.visitor import Completed, Visitor, end, failed
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> sqlq.App:
+    app.task(name="send", max_attempts=1)(lambda n=0: None)
+    app.task(name="pack", queue="packing")(lambda n=0: None)
+    return app
+
+
+def ids(page: str) -> list[int]:
+    """The jobs of a list."""
+    return [int(id) for id in re.findall(r'<td class="number"><a href="/jobs/(\d+)">', page)]
+
+
+def test_the_overview_shows_queues_and_their_pace(shop: sqlq.App) -> None:
+    shop.enqueue_many([shop.named("send").new(i) for i in range(3)])
+    end(shop, Completed())
+    end(shop, failed())
+    page = Visitor(shop).page()
+    assert "No worker is running" in page
+    assert re.search(r'class="plot bars "[^>]*>.*?<rect', page, re.DOTALL), (
+        "a bar for the job that has finished"
+    )
+    assert re.search(r'href="/jobs\?state=failed&amp;queue=default">1<', page)
+
+
+def test_jobs_are_filtered_by_the_address(shop: sqlq.App) -> None:
+    send, pack = shop.named("send"), shop.named("pack")
+    one = shop.enqueue(send.new(4711).set(label="red", headers={"tenant": "seven"})).id
+    two = shop.enqueue(pack.new("needle_%").set(unique_key="k", delay="1h")).id
+    visitor = Visitor(shop)
+    for query, found in {
+        "": [two, one],
+        "task=send": [one],
+        "queue=packing": [two],
+        "label=red": [one],
+        "header=tenant": [one],
+        "header=tenant%3Dseven": [one],
+        "header=tenant%3Dother": [],
+        "key=k": [two],
+        "text=needle_%25": [two],
+        "text=needlex%25": [],
+        "text=4711": [one],
+        "state=scheduled": [two],
+        "since=1h": [two, one],
+        "until=1h": [],
+        "state=available&task=pack": [],
+        "task=nope": [],
+    }.items():
+        assert ids(visitor.page(f"/jobs?{query}")) == found, query
+
+
+def test_pages_of_jobs_follow_each_other_without_a_gap(shop: sqlq.App) -> None:
+    made = [job.id for job in shop.enqueue_many([shop.named("send").new(i) for i in range(120)])]
+    end(shop, Completed(), 40)
+    end(shop, failed(), 30)
+    visitor, seen, path = Visitor(shop), list[int](), "/jobs"
+    while True:
+        page = visitor.page(path)
+        seen += ids(page)
+        older = re.search(r'href="(/jobs\?before=\d+)" rel="next"', page)
+        if older is None:
+            break
+        path = older[1]
+    assert seen == sorted(made, reverse=True)
+
+
+def test_a_job_shows_its_attempts_and_what_can_be_done(shop: sqlq.App) -> None:
+    shop.enqueue(shop.named("send").new(7))
+    trace = (
+        'Traceback (most recent call last):\n  File "/srv/shop/mail.py", line 3, in send\nValueError: boom'
+    )
+    (id,) = end(shop, failed("boom", trace))
+    page = html.unescape(Visitor(shop).page(f"/jobs/{id}"))
+    for said in (
+        "ValueError: boom",
+        "shop/mail.py",
+        f"sqlq retry {id}",
+        f"WHERE id = {id}",
+        "attempt 1",
+        "Delete…",
+    ):
+        assert said in page
+    assert "Cancel…" not in page
+
+
+@pytest.mark.parametrize(
+    ("paused", "said"), [(True, "its queue is paused"), (False, "no worker that is alive serves its queue")]
+)
+def test_a_job_says_why_it_does_not_run(shop: sqlq.App, paused: bool, said: str) -> None:
+    id = shop.enqueue(shop.named("send").new()).id
+    if paused:
+        shop.queues.pause("default")
+    assert said in Visitor(shop).page(f"/jobs/{id}")
+
+
+def test_failures_are_grouped_by_what_they_have_in_common(shop: sqlq.App) -> None:
+    trace = (
+        'Traceback:\n  File "/srv/shop/mail.py", line {}, in send\n'
+        '  File "/x/site-packages/smtp.py", line 9, in go\n'
+    )
+    for number in range(4):
+        shop.enqueue(shop.named("send").new())
+        end(shop, failed(f"order {number} of 'c{number}' has no box", trace.format(number)))
+    shop.enqueue(shop.named("send").new())
+    end(shop, failed("order 4 of 'c4' has no box", trace.replace("send", "resend")))
+    visitor = Visitor(shop)
+    page = visitor.page("/failures")
+    assert re.findall(r'<div class="many">(\d+)</div>', page) == ["4", "1"]
+    assert "shop/mail.py in send" in page
+    groups, complete = shop.jobs.failures()
+    assert complete
+    detail = visitor.page(f"/failures/{groups[0].fingerprint}")
+    assert f"sqlq retry --error {groups[0].fingerprint}" in detail
+    assert len(shop.jobs.failed_alike(groups[0].fingerprint)) == 4
+
+
+def test_a_flow_is_drawn_with_its_steps(shop: sqlq.App) -> None:
+    flow = sqlq.Flow("order 7")
+    first = flow.add(shop.named("send").new(1))
+    flow.add(shop.named("pack").new(2), after=[first])
+    made = shop.enqueue(flow)
+    page = Visitor(shop).page(f"/flows/{made.id}")
+    assert page.count('<g class="step') == 2
+    assert page.count('class="edge"') == 1
+
+
+def test_the_api_says_what_the_pages_say(shop: sqlq.App) -> None:
+    id = shop.enqueue(shop.named("send").new(7)).id
+    visitor = Visitor(shop)
+    assert visitor.read("queues")["queues"][0]["available"] == 1
+    assert visitor.read(f"jobs/{id}")["payload"] == {"args": [7]}
+    assert [job["id"] for job in visitor.read("jobs?task=send&limit=5")["jobs"]] == [id]
+    assert visitor.get("/api/v1/jobs?limit=5000").status_code == 400
+    for name in ("failures", "workers", "flows", "schedules", "limits"):
+        assert visitor.get(f"/api/v1/{name}").status_code == 200
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/jobs/999999", 404, "no job 999999"),
+        ("/jobs/99999999999999999999999", 404, "no job"),
+        ("/jobs/x", 404, ""),
+        ("/flows/77", 404, "no flow 77"),
+        ("/schedules/nope", 400, "nope"),
+        ("/failures/nope", 404, "no failed job has this error"),
+        ("/jobs?before=x", 400, "before is 'x': give a whole number"),
+        ("/jobs?since=yesterday", 400, "since"),
+        ("/jobs?state=lost", 400, "state is 'lost'"),
+        ("/api/v1/jobs?state=lost", 400, "state is 'lost'"),
+        ("/nowhere", 404, ""),
+    ],
+)
+def test_a_mistake_in_the_address_is_told_in_one_sentence(
+    app: sqlq.App, path: str, status: int, said: str
+) -> None:
+    page = html.unescape(Visitor(app).page(path, status))
+    assert said in page
+    assert "Traceback" not in page
+
+
+def test_a_database_without_tables_is_told(empty_database_url: str) -> None:
+    with closing(sqlq.App(empty_database_url)) as empty:
+        page = Visitor(empty).page("/", 503)
+    assert "sqlq migrate" in page
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_page_tries_again_when_the_database_is_away(app: sqlq.App) -> None:
+    with closing(sqlq.App("postgresql+psycopg://nobody@127.0.0.1:9/nowhere")) as away:
+        page = Visitor(away).page("/queues", 503)
+    assert "The database did not answer" in page
+    assert "data-again" in page
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_slow_part_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine) -> None:
+    shop.enqueue(shop.named("send").new())
+    visitor = Visitor(shop)
+    visitor.page()
+    with engine.begin() as conn:
+        conn.execute(text("LOCK TABLE finished_jobs IN ACCESS EXCLUSIVE MODE"))
+        visitor.site.reading.forget()
+        began = datetime.now(UTC)
+        page = visitor.page()
+        assert datetime.now(UTC) - began < timedelta(seconds=30)
+    assert "too slow to count" in page
+    assert 'href="/jobs?queue=default"' in page
+
+
+def test_viewers_share_one_look(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = Visitor(shop)
+    visitor.page("/queues")
+    looks: list[int] = []
+    status = Queues.status
+
+    def counted(queues: Queues, **how: Any) -> Any:
+        looks.append(1)
+        return status(queues, **how)
+
+    monkeypatch.setattr(Queues, "status", counted)
+    for _ in range(5):
+        visitor.page("/queues")
+    assert looks == []
+    visitor.site.reading.forget()
+    visitor.page("/queues")
+    assert looks == [1]
