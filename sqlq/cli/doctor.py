@@ -9,18 +9,20 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import takes_json
-from sqlq.cli.output import Cell, Column, counted, plain, show_json, show_table
+from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, show_table
 
 if TYPE_CHECKING:
     from sqlq.admin.doctor.finding import Finding
+    from sqlq.admin.storage import Reading
 
 STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 
 
 @click.command()
 @click.option("--deep", is_flag=True, help="On SQLite check the whole file, however large.")
+@click.option("--sizes", is_flag=True, help="Print sizes and the state of the database instead.")
 @takes_json
-def doctor(context: Context, deep: bool, as_json: bool) -> None:
+def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     """Examine the database and the queue in it.
 
     It prints what to do. It looks at settings, migrations, open transactions, dead rows, LISTEN, stuck
@@ -30,6 +32,9 @@ def doctor(context: Context, deep: bool, as_json: bool) -> None:
     """
     from sqlq.admin.doctor.finding import Verdict
 
+    if sizes:
+        _show_sizes(context, as_json)
+        return
     found = _examine(context, deep)
     worst = [finding for finding in found if finding.verdict is Verdict.TO_DO]
     if as_json:
@@ -41,6 +46,46 @@ def doctor(context: Context, deep: bool, as_json: bool) -> None:
         click.echo(f"\n{counted(len(worst), 'thing')} to do, {checks:,} to check")
     if worst:
         raise SystemExit(1)
+
+
+def _show_sizes(context: Context, as_json: bool) -> None:
+    from sqlq.admin.storage import in_units, storage
+
+    found = storage(context.app().database)
+    if as_json:
+        show_json(asdict(found))
+        return
+    click.echo(found.database)
+    show_table(
+        [Column("reading"), Column("value"), Column("meaning", wide=True)],
+        [[each.name, plain(each.value), _meaning(each)] for each in found.readings],
+    )
+    if found.tables:
+        columns = [
+            Column("table"),
+            *(Column(name, right=True) for name in ("rows", "dead", "size", "indexes")),
+        ]
+        click.echo()
+        show_table(
+            [*columns, Column("vacuumed")],
+            [
+                [
+                    each.name,
+                    each.rows,
+                    each.dead_rows,
+                    *map(in_units, (each.bytes, each.index_bytes)),
+                    ago(each.vacuumed_at),
+                ]
+                for each in found.tables
+            ],
+        )
+
+
+def _meaning(each: Reading) -> str:
+    said = (
+        plain(f"{found.said}" + (f" → {found.remedy}" if found.remedy else "")) for found in each.findings
+    )
+    return " ".join([each.meaning, *said])
 
 
 def _examine(context: Context, deep: bool) -> list[Finding]:

@@ -401,11 +401,13 @@ class Database:
         )
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
-        """A transaction that only reads, and so waits for no writer."""
+    def read(self, *, within_ms: int | None = None) -> Iterator[Connection]:
+        """A transaction that only reads, and so waits for no writer. `within_ms` limits the time of each
+        statement where these connections have no limit of their own."""
         with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
-            if self._read_ms is not None:
-                self.dialect.limit_time(conn, statement_ms=self._read_ms)
+            limit_ms = self._read_ms or within_ms
+            if limit_ms is not None:
+                self.dialect.limit_time(conn, statement_ms=limit_ms)
             yield conn
         asked.answered(reads=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -94,6 +95,19 @@ class Rows(NamedTuple):
     live: int
     dead: int
     vacuumed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """One of our tables: estimates of its rows, and its bytes on disk. None for what this database does not
+    count."""
+
+    name: str
+    rows: int | None
+    dead_rows: int | None
+    bytes: int
+    index_bytes: int
+    vacuumed_at: datetime | None = None
 
 
 class Burden(NamedTuple):

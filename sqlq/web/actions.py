@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq.config.command_hint import command, word
 from sqlq.errors import ConfigurationError
 from sqlq.web.access import RefusedError, Role
-from sqlq.web.pages import Filter, whole
+from sqlq.web.pages import SEARCHED, Filter, whole
 
 if TYPE_CHECKING:
     from werkzeug import Response
@@ -228,6 +228,6 @@ def _jobs(view: View, action: Action) -> tuple[list[int], str]:
         return ids, " ".join(map(str, ids))
     chosen = Filter.of(form)
     newest = whole(form.get("newest"), "newest")
-    found = app.jobs.ids(**chosen.options(), states=action.states, newest=newest, limit=MOST)
+    found = app.jobs.ids(**chosen.options(), states=action.states, newest=newest, limit=MOST, within=SEARCHED)
     shown = " ".join(map(str, found[:IDS_IN_A_LINE]))
     return found, shown + (" …" if len(found) > IDS_IN_A_LINE else "")

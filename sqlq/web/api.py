@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from werkzeug import Response
 
 from sqlq.errors import ConfigurationError
-from sqlq.web.pages import Filter, decoded, whole
+from sqlq.web.pages import Filter, decoded, storage_of, whole
 
 if TYPE_CHECKING:
     from sqlq.web.site import View
@@ -29,6 +29,7 @@ PATHS = {
         "schedules": "schedules",
         "limits": "limits",
         "audit": "audit",
+        "database": "database",
     }.items()
 }
 
@@ -114,5 +115,6 @@ PAGES = {
     "api.flows": _listing("flows", lambda app: app.flows.list(limit=100)),
     "api.schedules": schedules,
     "api.audit": _listing("audit", lambda app: app.audit.list(limit=1000)),
+    "api.database": lambda view: _json(asdict(storage_of(view))),
     "api.limits": _listing("limits", lambda app: app.limits.list(limit=1000)),
 }

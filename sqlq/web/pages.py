@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, Verdict
+from sqlq.admin.storage import Storage, storage
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.durations import milliseconds
@@ -41,7 +42,9 @@ PATHS = {
     "audit": "/audit",
 }
 JOBS_SHOWN = 50
-DOCTOR_SECONDS, PACE_SECONDS = 60.0, 10.0
+SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
+"""A search on a page reads at most so many of the newest jobs of each table."""
+DOCTOR_SECONDS, PACE_SECONDS, STORAGE_SECONDS = 60.0, 10.0, 10.0
 HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}
 """The times that plots show, and in how many parts."""
 
@@ -142,7 +145,7 @@ def jobs(view: View) -> Response:
     options = chosen.options()
     found = view.reading.fresh(
         ("jobs", chosen, before),
-        lambda app: app.jobs.listing(**options, before=before, limit=JOBS_SHOWN + 1),
+        lambda app: app.jobs.listing(**options, before=before, limit=JOBS_SHOWN + 1, within=SEARCHED),
     )
     shown = found.jobs[:JOBS_SHOWN]
     return view.page(
@@ -150,6 +153,7 @@ def jobs(view: View) -> Response:
         jobs=shown,
         more=len(found.jobs) > JOBS_SHOWN,
         complete=found.complete,
+        searched=SEARCHED,
         chosen=chosen,
         states=list(State),
         before=before,
@@ -162,7 +166,9 @@ def job(view: View) -> Response:
     found = app.jobs.get(id)
     same_key = []
     if found.unique_key is not None:
-        same_key = app.jobs.listing(queue=found.queue, key=found.unique_key, limit=10).jobs
+        same_key = app.jobs.listing(
+            queue=found.queue, key=found.unique_key, limit=10, within=SEARCHED_BY_KEY
+        ).jobs
     flow = None
     if found.flow_id is not None:
         try:
@@ -267,6 +273,19 @@ def audit(view: View) -> Response:
     return view.page("audit.html", actions=shown, more=more, actor=actor, action=action)
 
 
+def database(view: View) -> Response:
+    return view.page("database.html", storage=storage_of(view))
+
+
+def storage_of(view: View) -> Storage:
+    """Return the state of the database. Only operators see the statements of other sessions."""
+    found: Storage = view.reading.fresh("storage", lambda app: storage(app.database), STORAGE_SECONDS)
+    if view.user.may("operator"):
+        return found
+    # guard: statements-of-others-are-hidden
+    return replace(found, readings=tuple(replace(each, query=None) for each in found.readings))
+
+
 PAGES = {
     "audit": audit,
     "overview": overview,
@@ -281,4 +300,5 @@ PAGES = {
     "limits": limits,
     "queues": queues,
     "workers": workers,
+    "database": database,
 }

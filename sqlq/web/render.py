@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sqlq.admin.storage import in_units
 from sqlq.config.command_hint import escaped_lines, word
 from sqlq.config.durations import readable, written
 from sqlq.payload.encryption import Unopened
@@ -39,6 +40,7 @@ def templates() -> Environment:
         "number": number,
         "span": span,
         "text": text,
+        "units": in_units,
         "until": until,
         "word": word,
     }

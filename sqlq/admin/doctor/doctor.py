@@ -8,7 +8,7 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -49,6 +49,13 @@ class Doctor(Checks):
         found += self._each(queue.indexes, queue.workers, queue.stuck, queue.starts, queue.queues)
         found += self._each(queue.paused, queue.leases, queue.cancels, queue.tasks, queue.schedules)
         return found + self._each(queue.limits, queue.flows, queue.seals, queue.failed)
+
+    def of_place(self, checks: Collection[str]) -> list[Finding]:
+        """Return what these checks of the server or file find, without those where all is well."""
+        place = PLACES[self._database.dialect.name](self._database)
+        every = (*place.in_general(), *place.of_tables())
+        found = self._each(*(each for each in every if each.__name__ in checks))
+        return [each for each in found if each.verdict is not Verdict.OK]
 
     def _each(self, *checks: Callable[[], Iterator[Answer]]) -> list[Finding]:
         found: list[Finding] = []

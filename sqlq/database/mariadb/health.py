@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import OWNER
 from sqlq.database.dialect import schema_of
-from sqlq.database.values import Burden
+from sqlq.database.values import Burden, TableSize
 from sqlq.schema.tables import metadata
 
 COLLATION = "utf8mb4_nopad_bin"
@@ -46,6 +46,7 @@ class Session(NamedTuple):
     account: str
     command: str
     seconds: float
+    query: str = ""
 
 
 def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
@@ -55,7 +56,8 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
         text(
             "SET STATEMENT time_zone = 'SYSTEM' FOR "
             "SELECT t.trx_mysql_thread_id, CONCAT(p.user, '@', p.host), p.command, "
-            "TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS seconds "
+            "TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS seconds, "
+            "LEFT(COALESCE(t.trx_query, ''), 1000) "
             "FROM information_schema.innodb_trx t "
             "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
             "WHERE p.id <> CONNECTION_ID() AND t.trx_started <= NOW() - INTERVAL :seconds SECOND "
@@ -63,7 +65,7 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
         ),
         {"seconds": older_than_s},
     )
-    return [Session(row[0], row[1], row[2], float(row[3])) for row in rows]
+    return [Session(row[0], row[1], row[2], float(row[3]), row[4]) for row in rows]
 
 
 def burden(conn: Connection) -> Burden:
@@ -75,6 +77,34 @@ def burden(conn: Connection) -> Burden:
         return Burden(unpurged_transactions=unpurged_transactions(conn))
     seconds = oldest[0].seconds if oldest else 0.0
     return Burden(oldest_transaction_seconds=seconds, unpurged_transactions=unpurged_transactions(conn))
+
+
+def connections(conn: Connection) -> tuple[int, int]:
+    """Return the number of connections, and their limit."""
+    return status(conn, "Threads_connected"), variable(conn, "max_connections", of_server=True)
+
+
+def size(conn: Connection) -> int:
+    """Return the bytes of the whole database, with the tables of others."""
+    question = (
+        "SELECT COALESCE(SUM(data_length + index_length), 0) FROM information_schema.tables "
+        "WHERE table_schema = :schema"
+    )
+    return int(conn.execute(text(question), {"schema": schema_of(conn)}).scalar_one())
+
+
+def tables(conn: Connection) -> list[TableSize]:
+    rows = _of_tables(
+        conn,
+        "SELECT table_name, table_rows, NULL, data_length, index_length FROM information_schema.tables "
+        "WHERE table_schema = :schema AND table_name IN :names ORDER BY data_length DESC",
+    )
+    return [TableSize(*row) for row in rows]
+
+
+def replicas(conn: Connection) -> int:
+    """Return the number of replicas that read the binary log of this server."""
+    return status(conn, "Slaves_connected")
 
 
 def other_engines(conn: Connection) -> list[tuple[str, str]]:
@@ -105,10 +135,10 @@ def indexes(conn: Connection) -> dict[str, bool]:
     return {name: ignored == "NO" for name, ignored in rows}
 
 
-def _of_tables(conn: Connection, question: str) -> list[tuple[str, str]]:
+def _of_tables(conn: Connection, question: str) -> list[Any]:
     names = [table.name for table in metadata.tables.values()]
     asked = text(question).bindparams(bindparam("names", names, expanding=True))
-    return [(name, said) for name, said in conn.execute(asked, {"schema": schema_of(conn)})]
+    return [tuple(row) for row in conn.execute(asked, {"schema": schema_of(conn)})]
 
 
 def missing_grant(error: BaseException, kind: str | None) -> str | None:

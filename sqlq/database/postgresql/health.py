@@ -9,6 +9,7 @@ import getpass
 import os
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, Connection, CursorResult, text
@@ -16,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import granting
 from sqlq.database.dialect import schema_of
-from sqlq.database.values import Burden, Rows
+from sqlq.database.values import Burden, Rows, TableSize
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import metadata
 
@@ -74,6 +75,7 @@ class Session(NamedTuple):
     program: str
     state: str
     seconds: float
+    query: str = ""
 
 
 def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
@@ -82,14 +84,14 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
     rows = _asked(
         conn,
         "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
-        "clock_timestamp() - xact_start) "
+        "clock_timestamp() - xact_start), left(query, 1000) "
         "FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
         "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
         "AND xact_start < (clock_timestamp() - (:seconds * interval '1 second')) "
         "ORDER BY xact_start LIMIT 5",
         seconds=older_than_s,
     )
-    return [Session(row[0], row[1], row[2], float(row[3])) for row in rows]
+    return [Session(row[0], row[1], row[2], float(row[3]), row[4]) for row in rows]
 
 
 def hidden_sessions(conn: Connection) -> int:
@@ -133,6 +135,114 @@ def dead_rows(conn: Connection) -> Rows | None:
         schema=schema_of(conn),
     ).one_or_none()
     return None if row is None else Rows(*row)
+
+
+def size(conn: Connection) -> int:
+    """Return the bytes of the whole database, with the tables of others."""
+    return int(_asked(conn, "SELECT pg_database_size(current_database())").scalar_one())
+
+
+def tables(conn: Connection) -> list[TableSize]:
+    rows = _asked(
+        conn,
+        "SELECT relname, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
+        "greatest(last_vacuum, last_autovacuum) FROM pg_catalog.pg_stat_all_tables "
+        "WHERE schemaname = :schema AND relname = ANY(:names) ORDER BY 4 DESC",
+        schema=schema_of(conn),
+        names=_TABLES,
+    )
+    return [TableSize(*row) for row in rows]
+
+
+class Wal(NamedTuple):
+    """The bytes of WAL that the whole server has written since a time."""
+
+    bytes: int
+    since: datetime
+
+
+def wal(conn: Connection) -> Wal:
+    row = _asked(conn, "SELECT wal_bytes::bigint, stats_reset FROM pg_catalog.pg_stat_wal").one()
+    return Wal(*row)
+
+
+_WRITTEN = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+
+
+class Slot(NamedTuple):
+    """A replication slot, and the bytes of WAL that it keeps."""
+
+    name: str
+    active: bool
+    bytes: int | None
+
+
+def slots(conn: Connection) -> list[Slot]:
+    rows = _asked(
+        conn,
+        f"SELECT slot_name, active, pg_wal_lsn_diff({_WRITTEN}, restart_lsn)::bigint "
+        "FROM pg_catalog.pg_replication_slots ORDER BY 3 DESC NULLS LAST LIMIT 20",
+    )
+    return [Slot(*row) for row in rows]
+
+
+class Standby(NamedTuple):
+    """A standby that streams from this server, and its lag. None for what the role may not see."""
+
+    name: str | None
+    state: str | None
+    seconds: float | None
+    bytes: int | None
+
+
+def standbys(conn: Connection) -> list[Standby]:
+    rows = _asked(
+        conn,
+        "SELECT application_name, state, EXTRACT(epoch FROM replay_lag)::float, "
+        f"pg_wal_lsn_diff({_WRITTEN}, replay_lsn)::bigint "
+        "FROM pg_catalog.pg_stat_replication ORDER BY 4 DESC NULLS LAST LIMIT 20",
+    )
+    return [Standby(*row) for row in rows]
+
+
+class Timing(NamedTuple):
+    """How often a kind of statement has run, and its mean time."""
+
+    calls: int
+    mean_ms: float
+
+
+def timings(conn: Connection) -> dict[str, Timing] | str:
+    """Return the timings of claims and settles in pg_stat_statements, or how to have them."""
+    where = _asked(
+        conn,
+        "SELECT quote_ident(n.nspname) FROM pg_catalog.pg_extension e "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'pg_stat_statements'",
+    ).scalar()
+    if where is None:
+        return (
+            "add pg_stat_statements to shared_preload_libraries, and CREATE EXTENSION pg_stat_statements here"
+        )
+    return timings_in(conn, where)
+
+
+def timings_in(conn: Connection, where: str) -> dict[str, Timing] | str:
+    jobs = conn.dialect.identifier_preparer.quote(schema_of(conn) or "").replace("%%", "%") + ".jobs"
+    rows = _asked(
+        conn,
+        "SELECT kind, sum(calls)::bigint, (sum(total_exec_time) / sum(calls))::float FROM ("
+        "SELECT CASE WHEN query = '<insufficient privilege>' THEN 'hidden' "
+        "WHEN strpos(query, 'FROM ' || :jobs || ' USING held') > 0 THEN 'settle' "
+        "WHEN strpos(query, 'SKIP LOCKED) AS ready') > 0 AND strpos(query, 'UPDATE ' || :jobs) > 0 "
+        "THEN 'claim' END AS kind, calls, total_exec_time "
+        f"FROM {where}.pg_stat_statements s JOIN pg_catalog.pg_database d ON d.oid = s.dbid "
+        "WHERE d.datname = current_database()) AS statements WHERE kind IS NOT NULL GROUP BY kind",
+        jobs=jobs,
+    )
+    found = {kind: Timing(calls, mean) for kind, calls, mean in rows}
+    if found.pop("hidden", None) and not found:
+        return "GRANT pg_read_all_stats to the role in the URL"
+    return found
 
 
 def without_autovacuum(conn: Connection) -> list[str]:

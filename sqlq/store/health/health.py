@@ -29,8 +29,7 @@ STATEMENT_TIMEOUT_MS = 15_000
 @contextmanager
 def reading(database: Database) -> Iterator[Connection]:
     """Read in a transaction that limits the time of each query."""
-    with database.read() as conn:
-        database.dialect.limit_time(conn, statement_ms=STATEMENT_TIMEOUT_MS)
+    with database.read(within_ms=STATEMENT_TIMEOUT_MS) as conn:
         yield conn
 
 

@@ -18,7 +18,18 @@ from sqlq.web.serve import Server, logins_of, new_token, new_user
 from sqlq.web.site import POLICY
 from tests.faces.web.visitor import HOST, Visitor, end, failed
 
-PAGES = ["/", "/jobs", "/failures", "/queues", "/workers", "/flows", "/schedules", "/limits", "/api/v1/jobs"]
+PAGES = [
+    "/",
+    "/jobs",
+    "/failures",
+    "/queues",
+    "/workers",
+    "/flows",
+    "/schedules",
+    "/limits",
+    "/database",
+    "/api/v1/jobs",
+]
 
 
 @pytest.fixture

@@ -17,7 +17,18 @@ CANARY = "\"'><script>x</script><img src=x onerror=y>\x1b[2J\u202e{{7*7}}"
 LONG = "A" * (1 << 20)
 ELEMENTS = {"script", "img", "iframe", "object", "embed", "base", "style"}
 PAGES = [
-    *("/", "/?span=day", "/jobs", "/failures", "/queues", "/workers", "/flows", "/schedules", "/limits"),
+    *(
+        "/",
+        "/?span=day",
+        "/jobs",
+        "/failures",
+        "/queues",
+        "/workers",
+        "/flows",
+        "/schedules",
+        "/limits",
+        "/database",
+    ),
     *("/jobs?text=x", "/jobs?state=failed"),
 ]
 

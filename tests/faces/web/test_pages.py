@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.admin.queues import Queues
+from sqlq.web import Role
 from tests.faces.web.visitor import Completed, Visitor, end, failed
 
 
@@ -225,3 +226,17 @@ def test_viewers_share_one_look(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch)
     visitor.site.reading.forget()
     visitor.page("/queues")
     assert looks == [1]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_statements_of_other_sessions_are_shown_to_operators_alone(app: sqlq.App, engine: Engine) -> None:
+    with engine.connect() as conn:
+        conn.execute(text("CREATE TABLE kept (id int)"))
+        conn.execute(text("SELECT 'canary'"))
+        roles: dict[Role, bool] = {"viewer": False, "operator": True}
+        for role, seen in roles.items():
+            visitor = Visitor(app, role)
+            for path in ("/database", "/api/v1/database"):
+                page = visitor.page(path)
+                assert "oldest transaction" in page
+                assert ("canary" in page) is seen, (role, path)

@@ -1,0 +1,150 @@
+"""What is read of the database itself: sizes, sessions and statements, each with what the doctor finds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine, make_url, text
+
+import sqlq
+from sqlq.admin.doctor import postgresql as checks
+from sqlq.admin.doctor.finding import Verdict
+from sqlq.admin.storage import Reading, Storage, in_units, storage
+from sqlq.cli.context import Context
+from sqlq.cli.root import sqlq as command
+from sqlq.database.postgresql import health, sql
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+NAMES = {
+    "postgresql": (
+        *("size", "tables", "connections", "oldest transaction", "statements", "WAL", "replication slots"),
+        "standbys",
+    ),
+    "mariadb": ("size", "tables", "connections", "oldest transaction", "history list", "replicas"),
+    "sqlite": ("file", "size", "free pages", "page size", "journal mode", "WAL"),
+}
+
+
+def reading(found: Storage, name: str) -> Reading:
+    (each,) = (each for each in found.readings if each.name == name)
+    return each
+
+
+def test_each_database_is_read_in_full(app: sqlq.App) -> None:
+    task = app.task(name="send")(lambda n: None)
+    app.enqueue_many([task.new(i) for i in range(50)])
+    found = storage(app.database)
+    kind = app.database.dialect.name
+    assert found.database.startswith(app.database.dialect.title)
+    assert tuple(each.name for each in found.readings) == NAMES[kind]
+    assert not [each for each in found.readings if each.value.startswith("could not look")]
+    assert all(each.meaning for each in found.readings)
+    assert (reading(found, "size").number or 0) > 10_000
+    if kind != "sqlite":
+        (jobs,) = (table for table in found.tables if table.name == "jobs")
+        assert jobs.bytes > 0
+        assert jobs.index_bytes > 0
+        assert {"finished_jobs", "failed_jobs", "sqlq_workers"} <= {table.name for table in found.tables}
+
+
+def test_the_command_prints_what_programs_read(app: sqlq.App, database_url: str) -> None:
+    def run(*options: str) -> str:
+        context = Context()
+        done = CliRunner().invoke(command, ["-d", database_url, "doctor", "--sizes", *options], obj=context)
+        context.app().close()
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    found: dict[str, Any] = json.loads(run("--json"))
+    assert [each["name"] for each in found["readings"]] == list(NAMES[app.database.dialect.name])
+    assert app.database.dialect.title in run()
+
+
+@on_postgresql
+def test_a_reading_has_what_the_doctor_finds(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "OLD_TRANSACTION_S", 0)
+    with engine.connect() as conn:
+        conn.execute(text("CREATE TABLE kept (id int)"))
+        pid = conn.execute(text("SELECT pg_backend_pid() /* mine */")).scalar()
+        found = reading(storage(app.database), "oldest transaction")
+    assert f"{pid} " in found.value
+    assert found.query == "SELECT pg_backend_pid() /* mine */"
+    assert [each.remedy for each in found.findings] == [
+        f"end it where it was begun, or SELECT pg_terminate_backend({pid})"
+    ]
+    assert not reading(storage(app.database), "oldest transaction").findings
+
+
+@on_postgresql
+def test_a_role_without_a_right_loses_one_reading(app: sqlq.App, engine: Engine, database_url: str) -> None:
+    role = f"poor_{uuid4().hex[:12]}"
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+        conn.exec_driver_sql("REVOKE SELECT ON pg_catalog.pg_stat_wal FROM PUBLIC")
+    poor = sqlq.App(make_url(database_url).set(username=role, password=role))
+    try:
+        found = storage(poor.database)
+        denied = [each.name for each in found.readings if each.value.startswith("could not look")]
+        assert denied == ["WAL"]
+        assert "permission denied" in reading(found, "WAL").value
+        assert {each.name for each in found.tables} > {"jobs"}
+    finally:
+        poor.close()
+        with engine.begin() as conn:
+            conn.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@on_postgresql
+def test_a_reading_that_takes_too_long_ends(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.store.health.health.STATEMENT_TIMEOUT_MS", 100)
+    assert app.database.schema == "public"
+    with engine.begin() as conn:
+        conn.execute(text("LOCK TABLE finished_jobs IN ACCESS EXCLUSIVE MODE"))
+        found = storage(app.database)
+    assert "statement timeout" in reading(found, "tables").value
+    assert found.tables == ()
+    assert "iB" in reading(found, "size").value
+
+
+@on_postgresql
+def test_timings_are_of_claims_and_settles_alone(app: sqlq.App, engine: Engine) -> None:
+    """pg_stat_statements is imitated: the extension itself is not everywhere."""
+    said = reading(storage(app.database), "statements").value
+    assert said.startswith("not known: add pg_stat_statements")
+    claim = sql.claim("public", follow_ups=False)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("CREATE SCHEMA stats")
+        conn.exec_driver_sql(
+            "CREATE TABLE stats.pg_stat_statements AS SELECT d.oid AS dbid, 2::bigint AS calls, "
+            "3::float AS total_exec_time, ''::text AS query FROM pg_database d "
+            "WHERE datname = current_database()"
+        )
+        conn.exec_driver_sql(
+            "INSERT INTO stats.pg_stat_statements SELECT dbid, calls, total_exec_time, %s "
+            "FROM stats.pg_stat_statements",
+            (claim,),
+        )
+    with app.database.read() as conn:
+        rows = health.timings_in(conn, "stats")
+    assert rows == {"claim": health.Timing(2, 1.5)}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(0, "0 bytes"), (8192, "8 KiB"), (3 << 20, "3 MiB"), (5 << 40, "5 TiB")]
+)
+def test_bytes_are_written_for_people(number: int, said: str) -> None:
+    assert in_units(number) == said
+
+
+def test_findings_are_those_of_the_doctor_that_are_not_well(app: sqlq.App) -> None:
+    found = storage(app.database)
+    assert Verdict.OK not in {each.verdict for reading in found.readings for each in reading.findings}
