@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection
 
 from sqlq.model.job import error_line
+from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import FailedRow
 
 PARTS = 24
@@ -32,18 +36,49 @@ class Failures:
     over_time: tuple[int, ...]
 
 
-def grouped(rows: Iterable[FailedRow]) -> list[Failures]:
+class Mark(NamedTuple):
+    """The fingerprint of a failed job, and the place in its traceback."""
+
+    fingerprint: str
+    place: str | None
+
+
+class Marks:
+    """The marks of failed jobs. It remembers those of the rows seen last, since rows do not change, and to
+    read and unpack ten thousand tracebacks takes a while."""
+
+    def __init__(self) -> None:
+        self._known: dict[FailedRow, Mark] = {}
+
+    def of(self, conn: Connection, rows: Sequence[FailedRow]) -> dict[FailedRow, Mark]:
+        """Return the mark of each row."""
+        known = self._known
+        new = {row.id: row for row in rows if row not in known}  # guard: tracebacks-are-read-once
+        found = {row: known[row] for row in rows if row in known}
+        for id, trace in lookup.traces(conn, list(new)):
+            found[new[id]] = _mark(new[id], place(trace))
+        if len(rows) <= MOST_KNOWN:
+            self._known = found if len(known) > MOST_KNOWN else known | found
+        return found
+
+
+MOST_KNOWN = 10_000
+"""It remembers at most twice as many."""
+
+
+def grouped(rows: Iterable[FailedRow], marks: Mapping[FailedRow, Mark]) -> list[Failures]:
     """Return the groups of failed jobs, the most frequent first. The rows come with the newest first."""
-    groups: dict[str, list[FailedRow]] = {}
+    groups: dict[Mark, list[FailedRow]] = {}
     for row in rows:
-        groups.setdefault(fingerprint(row), []).append(row)
+        if row in marks:  # else it was deleted or retried meanwhile
+            groups.setdefault(marks[row], []).append(row)
     moments = [row.failed_at for group in groups.values() for row in group]
     first, last = min(moments, default=None), max(moments, default=None)
-    found = [_group(name, group, first, last) for name, group in groups.items() if first and last]
+    found = [_group(mark, group, first, last) for mark, group in groups.items() if first and last]
     return sorted(found, key=lambda each: (-each.number, -each.newest))
 
 
-def _group(name: str, rows: list[FailedRow], first: datetime, last: datetime) -> Failures:
+def _group(mark: Mark, rows: list[FailedRow], first: datetime, last: datetime) -> Failures:
     moments = [row.failed_at for row in rows]
     counts = [0] * PARTS
     part = max((last - first) / PARTS, timedelta(microseconds=1))
@@ -52,10 +87,10 @@ def _group(name: str, rows: list[FailedRow], first: datetime, last: datetime) ->
     newest = rows[0]
     said = error_line(newest.reason, newest.exception, newest.message)
     return Failures(
-        name,
+        mark.fingerprint,
         newest.task,
         said,
-        place(newest.trace),
+        mark.place,
         len(rows),
         newest.id,
         min(moments),
@@ -64,13 +99,14 @@ def _group(name: str, rows: list[FailedRow], first: datetime, last: datetime) ->
     )
 
 
-def fingerprint(row: FailedRow) -> str:
+def _mark(row: FailedRow, where: str | None) -> Mark:
     """Return the same short text for jobs that failed alike.
 
     The traceback's last line in the user's code counts, without its number, which the next release changes.
     """
-    said = (row.task, row.reason, row.exception or "", alike(row.message or ""), place(row.trace) or "")
-    return hashlib.sha256("\0".join(said).encode("utf-8", "replace")).hexdigest()[:12]
+    said = (row.task, row.reason, row.exception or "", alike(row.message or ""), where or "")
+    text = hashlib.sha256("\0".join(said).encode("utf-8", "replace")).hexdigest()[:12]
+    return Mark(text, where)
 
 
 _VARIES = re.compile(
@@ -89,16 +125,22 @@ def alike(message: str) -> str:
     return _VARIES.sub("#", lines[0]) if lines else ""
 
 
-_FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in ([^\n]+)$', re.MULTILINE)
+_FRAME = re.compile(r' *File "([^"]+)", line \d+, in (.+)$')
 _NOT_THE_USERS = ("site-packages", "dist-packages", "/sqlq/", "lib/python3", "<frozen")
 
 
 def place(trace: str | None) -> str | None:
     """Return the last line of a traceback that is the user's own: its file and function."""
-    frames = _FRAME.findall(trace or "")
-    own = [frame for frame in frames if not any(mark in frame[0] for mark in _NOT_THE_USERS)]
-    if not frames:
+    last = None
+    for line in reversed((trace or "").split("\n")):
+        frame = _FRAME.match(line)
+        if frame is None:
+            continue
+        last = last or frame
+        if not any(mark in frame[1] for mark in _NOT_THE_USERS):
+            last = frame
+            break
+    if last is None:
         return None
-    file, function = (own or frames)[-1]
-    short = "/".join(file.replace("\\", "/").split("/")[-2:])
-    return f"{short} in {function.strip()}"
+    short = "/".join(last[1].replace("\\", "/").split("/")[-2:])
+    return f"{short} in {last[2].strip()}"

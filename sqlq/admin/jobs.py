@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 
 from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
 from sqlq.admin.facet import Facet, audited, check_most, check_names, for_asyncio, portions
-from sqlq.admin.failures import Failures, grouped
-from sqlq.admin.failures import fingerprint as fingerprint_of
+from sqlq.admin.failures import Failures, Marks, grouped
 from sqlq.admin.reschedule import reschedule
 from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.database.database import Database
@@ -92,6 +91,7 @@ class Jobs(Facet):
         self._events = events
         self._stamps = stamps
         self._results = results
+        self._marks = Marks()
 
     # -- look ------------------------------------------------------------------------------------------------
 
@@ -207,14 +207,16 @@ class Jobs(Facet):
         counted. Unless `exact`, it reads the newest 10,000."""
         within = None if exact else level_counts.MOST
         with self._read() as conn:
-            found = grouped(lookup.failures(conn, Selection(task=task, queue=queue), within=within))
+            rows = lookup.failures(conn, Selection(task=task, queue=queue), within=within)
+            found = grouped(rows, self._marks.of(conn, rows))
             return found, within is None or not lookup.more_failed_than(conn, within)
 
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
         """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
         with self._read() as conn:
             rows = lookup.failures(conn, Selection(), within=level_counts.MOST)
-            return [row.id for row in rows if fingerprint_of(row) == fingerprint]
+            marks = self._marks.of(conn, rows)
+        return [row.id for row, mark in marks.items() if mark.fingerprint == fingerprint]
 
     def pace(self, length: timedelta, parts: int) -> Pace:
         """Return how many jobs finished and failed in each part of the last time, and how long they waited

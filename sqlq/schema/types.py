@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Dialect, Float, Integer, TypeDecorator
+from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Dialect, Float, Integer, Text, TypeDecorator
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
@@ -159,6 +159,16 @@ class stands_in(_Function[bool]):
     postgresql = in_catalog("(strpos({1}, CAST({0} AS text)) > 0)")
     sqlite = "(instr({1}, {0}) > 0)"
     mariadb = sqlite
+
+
+class last_of(_Function[str]):
+    """The last characters of a text, so many."""
+
+    type = Text()
+    inherit_cache = True
+    postgresql = in_catalog("right({0}, {1})")
+    mariadb = "RIGHT({0}, {1})"
+    sqlite = "substr({0}, -({1}))"
 
 
 class since_ms(_Function[int]):

@@ -14,7 +14,10 @@ from sqlq.app.app import App
 
 T = TypeVar("T")
 
-FRESH_SECONDS = 2.0
+FRESH_SECONDS, LONGEST_SECONDS = 2.0, 30.0
+SHARE = 200
+"""A look may take this part of the time at most: however large the tables are, viewers do not slow down the
+workers."""
 MOST_KEPT = 200
 
 
@@ -27,7 +30,7 @@ class Reading:
         self._of: Any = None
         self._looking: App = app
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[float, Any]] = {}
+        self._kept: dict[Hashable, tuple[float, float, Any]] = {}
         self._busy: dict[Hashable, threading.Lock] = {}
 
     @property
@@ -42,13 +45,16 @@ class Reading:
             return self._looking
 
     def fresh(self, key: Hashable, look: Callable[[App], T], seconds: float = FRESH_SECONDS) -> T:
-        """Return what `look` returned within the last seconds, for whomever, or look now."""
+        """Return what `look` returned within the last seconds, for whomever, or look now. A look that took
+        long is kept longer."""
         app = self.app
         with self._lock:
             turn = self._busy.setdefault(key, threading.Lock())
         with turn:  # guard: viewers-share-one-look
-            moment, value = self._kept.get(key, (float("-inf"), None))
-            if time.monotonic() - moment < seconds:
+            moment, took, value = self._kept.get(key, (float("-inf"), 0.0, None))
+            began = time.monotonic()
+            # guard: looks-take-a-small-share
+            if began - moment < max(seconds, min(took * SHARE, LONGEST_SECONDS)):
                 kept: T = value
                 return kept
             found = look(app)
@@ -56,7 +62,7 @@ class Reading:
                 if len(self._kept) >= MOST_KEPT:
                     self._kept.clear()
                     self._busy = {key: turn}
-                self._kept[key] = (time.monotonic(), found)
+                self._kept[key] = (time.monotonic(), time.monotonic() - began, found)
             return found
 
     def forget(self) -> None:

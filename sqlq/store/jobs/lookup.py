@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Integer,
     MetaData,
     RowMapping,
     Select,
@@ -35,7 +36,7 @@ from sqlq.model.history import AttemptRecord
 from sqlq.model.job import JobDetails, Progress, State, error_line
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import FAR, milliseconds_of, now, stands_in
+from sqlq.schema.types import FAR, last_of, milliseconds_of, now, stands_in
 from sqlq.store.jobs.rows import ENDED_STATE, LIVE_STATE, TABLES
 from sqlq.store.workers import workers
 
@@ -278,14 +279,13 @@ def _among_newest(
 
 
 class FailedRow(NamedTuple):
-    """The beginning of a failed job's error, and the end of its traceback."""
+    """The beginning of a failed job's error."""
 
     id: int
     task: str
     reason: str
     exception: str | None
     message: str | None
-    trace: str | None
     failed_at: datetime
 
 
@@ -294,21 +294,25 @@ def more_failed_than(conn: Connection, number: int) -> bool:
     return _place_of(conn, failed_jobs, number) is not None
 
 
-def failures(conn: Connection, chosen: Selection, *, within: int | None = None) -> Iterator[FailedRow]:
-    """Yield the errors of failed jobs, the newest first; with `within` only so many."""
-    newest = select(failed_jobs).order_by(failed_jobs.c.id.desc())
-    source = (newest if within is None else newest.limit(within)).subquery()
+def failures(conn: Connection, chosen: Selection, *, within: int | None = None) -> list[FailedRow]:
+    """Return the errors of failed jobs of a task or queue, the newest first; with `within` among so many."""
+    names = ("id", "queue", "task", "reason", "exception", "message", "failed_at")
+    # a subquery of more columns would be copied with its tracebacks on MariaDB
+    newest = select(*(failed_jobs.c[name] for name in names)).order_by(failed_jobs.c.id.desc())
+    source = newest.limit(within).subquery()
     table = source.c
     message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
-    size = func.length(table.traceback)
-    trace = func.substr(table.traceback, case((size > TRACE_CHARACTERS, size - TRACE_CHARACTERS), else_=1))
-    query = select(table.id, table.task, table.reason, table.exception, message, trace, table.failed_at)
-    rows = conn.execute(
-        query.where(chosen.where(source)).order_by(table.id.desc()),
-        execution_options={"yield_per": BATCH},
-    )
-    for row in rows:
-        yield FailedRow(*row)
+    query = select(table.id, table.task, table.reason, table.exception, message, table.failed_at)
+    found = conn.execute(query.where(chosen.where(source)).order_by(table.id.desc()))
+    return [FailedRow(*row) for row in found]
+
+
+def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | None]]:
+    """Yield the ends of the tracebacks of failed jobs, with their ids. Each is unpacked once for it."""
+    end = last_of(failed_jobs.c.traceback, literal(TRACE_CHARACTERS, Integer))
+    for start in range(0, len(ids), BATCH):
+        wanted = failed_jobs.c.id.in_(ids[start : start + BATCH])
+        yield from ((row[0], row[1]) for row in conn.execute(select(failed_jobs.c.id, end).where(wanted)))
 
 
 TRACE_CHARACTERS = 1_500

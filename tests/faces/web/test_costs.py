@@ -1,0 +1,161 @@
+"""How much of the tables the pages read, however many jobs there are. The clock decides nothing here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlq
+from sqlq.store.health import counts, health
+from sqlq.store.jobs import lookup
+from sqlq.web import pages
+from tests.faces.web.visitor import Visitor, end, failed
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+WAITING, FAILED = 60_000, 5_000
+FILL = """
+INSERT INTO jobs (queue, task, payload, priority, available_at, label)
+SELECT CASE WHEN n % 100 < 99 THEN 'mail' ELSE 'rare' END, 'shop.send', repeat('x', 200), n % 3,
+       now() + ((n % 10 - 8) || ' minutes')::interval, 'tenant-' || n % 1000
+  FROM generate_series(1, {waiting}) n;
+INSERT INTO finished_jobs (id, {columns}, outcome, finished_at)
+SELECT 1000000 + n, {values}, 'completed', t
+  FROM (SELECT n, now() - (n * 50 || ' ms')::interval AS t FROM generate_series(1, {waiting}) n) AS ended;
+INSERT INTO failed_jobs (id, {columns}, reason, exception, message, traceback, failed_at)
+SELECT 2000000 + n, {values}, 'error', 'ValueError', 'order ' || n || ' has no box',
+       (SELECT string_agg(md5(n::text || i), '') FROM generate_series(1, 94) i), t
+  FROM (SELECT n, now() - (n * 90 || ' ms')::interval AS t FROM generate_series(1, {failed}) n) AS ended;
+""".format(
+    waiting=WAITING,
+    failed=FAILED,
+    columns=(
+        "queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, lease_token, "
+        "unique_until, releases, created_at"
+    ),
+    values="'mail', 'shop.send', repeat('x', 200), 0, 1, 5, t, t, 1, 'finish', 0, t",
+)
+PAGES = {
+    "/": 3_500,
+    "/queues": 600,
+    "/jobs": 150,
+    "/jobs?state=available": 500,
+    "/jobs?state=scheduled": 500,
+    "/jobs?state=cancelled": 500,
+    "/jobs?queue=nowhere": 500,
+    "/jobs?label=nowhere": 500,
+    "/jobs?text=nowhere": 500,
+    "/jobs?since=9d": 1_000,
+    "/failures": 2_000,
+    "/workers": 100,
+    "/flows": 100,
+    "/schedules": 100,
+    "/limits": 100,
+    "/audit": 100,
+}
+"""The pages of the database that each may touch. Each table has over 2,000, and most looks are at three."""
+
+
+@pytest.fixture
+def crowded(app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.exec_driver_sql(FILL.replace("%", "%%"))
+        conn.exec_driver_sql("VACUUM ANALYZE")
+    monkeypatch.setattr(counts, "MOST", 500)
+    monkeypatch.setattr(counts, "ROWS", 5_000)
+    monkeypatch.setattr(health, "LOOKED_AT", 100)
+    monkeypatch.setattr(pages, "SEARCHED", 1_000)
+    return app
+
+
+def received(visitor: Visitor, path: str) -> list[tuple[str, Any]]:
+    """Return the statements that a page sends, with their parameters."""
+    got: list[tuple[str, Any]] = []
+
+    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        got.append((statement, parameters))
+
+    engine = visitor.site.reading.app.database.engine
+    visitor.site.reading.forget()
+    event.listen(engine, "before_cursor_execute", collect)
+    visitor.page(path)
+    event.remove(engine, "before_cursor_execute", collect)
+    return got
+
+
+@on_postgresql
+def test_a_page_touches_few_pages_of_large_tables(crowded: sqlq.App, engine: Engine) -> None:
+    visitor = Visitor(crowded)
+    with engine.begin() as conn:
+        for table in ("jobs", "finished_jobs"):
+            assert conn.scalar(text(f"SELECT pg_relation_size('{table}') / 8192")) > 2_000
+        for path, most in PAGES.items():
+            touched, seen = 0, []
+            for statement, parameters in received(visitor, path):
+                if not re.match(r"\s*(SELECT|WITH)", statement) or "set_config" in statement:
+                    continue
+                (plan,) = conn.exec_driver_sql(
+                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+                ).scalar_one()
+                blocks = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+                touched += blocks
+                seen.append((blocks, statement[:300]))
+                # from there on PostgreSQL compiles a statement, which takes a third of a second
+                assert plan["Plan"]["Total Cost"] < 100_000, f"{path}\n{json.dumps(plan, indent=1)}"
+            assert seen, path
+            assert touched <= most, (path, touched, sorted(seen, reverse=True)[:3])
+
+
+def test_a_traceback_is_read_once(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="send", max_attempts=1)(lambda: None)
+    trace = 'Traceback:\n  File "/srv/shop/mail.py", line 3, in send\nValueError: boom'
+    for _ in range(3):
+        app.enqueue(task.new())
+        end(app, failed("boom", trace))
+    visitor = Visitor(app)
+
+    def reads() -> list[Any]:
+        return [given for said, given in received(visitor, "/failures") if "traceback" in said]
+
+    assert len(reads()) == 1
+    assert reads() == []
+    app.enqueue(task.new())
+    end(app, failed("bang", trace))
+    assert len(reads()) == 1
+    groups, _ = app.jobs.failures()
+    assert [(each.number, each.place) for each in groups] == [
+        (3, "shop/mail.py in send"),
+        (1, "shop/mail.py in send"),
+    ]
+
+
+def test_the_end_of_a_traceback_is_read(app: sqlq.App) -> None:
+    task = app.task(name="send", max_attempts=1)(lambda: None)
+    app.enqueue(task.new())
+    (id,) = end(app, failed("boom", "é" * 4_000 + "€nd"))
+    with app.database.read() as conn:
+        ((found, trace),) = lookup.traces(conn, [id])
+    assert found == id
+    assert trace is not None
+    assert trace == "é" * (lookup.TRACE_CHARACTERS - 3) + "€nd"
+
+
+def test_a_look_that_takes_long_is_kept_long(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, number, moment = Visitor(app).site.reading, itertools.count(), 0.0
+    monkeypatch.setattr("sqlq.web.reading.time", SimpleNamespace(monotonic=lambda: moment))
+
+    def look(app: sqlq.App) -> int:
+        nonlocal moment
+        moment += 0.1
+        return next(number)
+
+    assert reading.fresh("slow", look) == 0
+    for waited, found in ((19.0, 0), (1.5, 1), (19.0, 1)):
+        moment += waited
+        assert reading.fresh("slow", look) == found, moment
