@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from sqlq.web.access import ROLES, Authorize, Role, User
 
@@ -45,4 +46,22 @@ def asgi(app: App, *, authorize: Authorize, **options: Any) -> Any:
     from sqlq.web.site import required
 
     middleware = required("a2wsgi").WSGIMiddleware
-    return middleware(wsgi(app, authorize=authorize, **options), workers=THREADS)
+    site = middleware(wsgi(app, authorize=authorize, **options), workers=THREADS)
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        await site(_under_its_prefix(scope) if scope["type"] == "http" else scope, receive, send)
+
+    return mounted
+
+
+def _under_its_prefix(scope: Any) -> Any:
+    """Return a scope whose path begins with its root_path, as ASGI has it, whatever the host made of both."""
+    root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
+    whole = unquote(scope.get("raw_path") or b"") or path
+    rest = path.rstrip("/")
+    if whole.rstrip("/") != rest and whole.rstrip("/").endswith(rest):  # Litestar cuts its mount's path off
+        root += whole.rstrip("/").removesuffix(rest)
+        path = root + whole.removeprefix(root)
+    elif not f"{path}/".startswith(f"{root}/"):  # behind a proxy that cut the application's own prefix off
+        path = scope.get("app_root_path", "").rstrip("/") + path
+    return {**scope, "root_path": root, "path": path}

@@ -75,7 +75,10 @@ NOT_ASKED_FOR = (
         "store/keys.py",
     ),
 )
-EXTRAS = ("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle")
+EXTRAS = (
+    *("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle"),
+    *("jinja2", "werkzeug", "a2wsgi", "waitress"),
+)
 OF_A_WORKER = ("__init__", "abandon", "are_wanted")
 """What is called of who answers waiters: once for a worker, or, whether anybody waits, once for a batch."""
 
@@ -97,7 +100,7 @@ def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:
         name.rpartition(".")[2] for name in off if name.startswith("worker/settle/after.py:Answers.")
     }
     assert answering <= set(OF_A_WORKER)
-    extras = {*EXTRAS, "sqlq.otel", "sqlq.sentry", "sqlq.metrics"}
+    extras = {*EXTRAS, "sqlq.otel", "sqlq.sentry", "sqlq.metrics", "sqlq.web"}
     if database_url.startswith("mariadb"):
         extras -= {"cryptography"}  # PyMySQL imports it
     assert [name for name in imported if name.startswith(tuple(extras))] == []

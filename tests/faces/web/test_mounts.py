@@ -1,0 +1,248 @@
+"""The dashboard in applications of other frameworks, under their prefixes and their own logins."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urljoin
+
+import fastapi
+import flask
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from werkzeug import Request
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+
+import sqlq
+import sqlq.web
+from sqlq.web import User
+from tests.faces.web.visitor import HOST, end, failed
+
+Make = Callable[[sqlq.App, str], httpx.Client]
+"""Makes a host application with the dashboard under a prefix, and a browser that is not logged in."""
+
+
+class OnALoop(httpx.BaseTransport):
+    """Asks an ASGI application, each time on an event loop of its own."""
+
+    def __init__(self, host: Any, root_path: str) -> None:
+        self._transport = httpx.ASGITransport(app=host, root_path=root_path)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._transport.handle_async_request(request)
+        return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+
+def by_asgi(host: Any, root_path: str = "") -> httpx.Client:
+    return httpx.Client(transport=OnALoop(host, root_path), base_url=HOST)
+
+
+def by_wsgi(host: Any) -> httpx.Client:
+    return httpx.Client(transport=httpx.WSGITransport(app=host), base_url=HOST)
+
+
+def of_the_session(request: Request) -> User | None:
+    """The user of Starlette's signed session."""
+    name = request.environ["asgi.scope"]["session"].get("name")
+    return User(name, "admin") if name else None
+
+
+# -- hosts ---------------------------------------------------------------------------------------------------
+
+
+def on_starlette(app: sqlq.App, prefix: str) -> httpx.Client:
+    async def log_in(request: Any) -> Any:
+        request.session["name"] = request.path_params["name"]
+        return PlainTextResponse("welcome")
+
+    host = Starlette(
+        routes=[
+            Route("/login/{name}", log_in),
+            Mount(prefix, sqlq.web.asgi(app, authorize=of_the_session)),
+        ],
+        middleware=[Middleware(SessionMiddleware, secret_key="of a test")],
+    )
+    return by_asgi(host)
+
+
+def on_fastapi(app: sqlq.App, prefix: str) -> httpx.Client:
+    return by_asgi(fastapi_host(app, prefix))
+
+
+def fastapi_host(app: sqlq.App, prefix: str) -> Any:
+    host = fastapi.FastAPI()
+    host.add_middleware(SessionMiddleware, secret_key="of a test")
+
+    @host.get("/login/{name}")
+    def log_in(name: str, request: fastapi.Request) -> str:
+        request.session["name"] = name
+        return "welcome"
+
+    host.mount(prefix, sqlq.web.asgi(app, authorize=of_the_session))
+    return host
+
+
+def on_litestar(app: sqlq.App, prefix: str) -> httpx.Client:
+    import litestar
+    from litestar.middleware.session.client_side import CookieBackendConfig
+
+    async def log_in(request: Any) -> str:
+        request.session["name"] = request.path_params["name"]
+        return "welcome"
+
+    log_in.__annotations__ |= {"request": litestar.Request, "return": str}
+    login = litestar.get("/login/{name:str}")(log_in)
+    dashboard = litestar.handlers.asgi(prefix, is_mount=True, copy_scope=True)(
+        sqlq.web.asgi(app, authorize=of_the_session)
+    )
+    session = CookieBackendConfig(secret=b"of a test, sixte").middleware
+    return by_asgi(litestar.Litestar([login, dashboard], middleware=[session]))
+
+
+def on_flask(app: sqlq.App, prefix: str) -> httpx.Client:
+    host = flask.Flask("shop")
+    host.secret_key = "of a test"
+
+    @host.get("/login/<name>")
+    def log_in(name: str) -> str:
+        flask.session["name"] = name
+        return "welcome"
+
+    def staff(request: Request) -> User | None:
+        session = host.session_interface.open_session(host, request)  # type: ignore[arg-type]
+        return User(session["name"], "admin") if session and "name" in session else None
+
+    host.wsgi_app = DispatcherMiddleware(  # type: ignore[method-assign]
+        host.wsgi_app, {prefix: sqlq.web.wsgi(app, authorize=staff)}
+    )
+    return by_wsgi(host)
+
+
+def on_pyramid(app: sqlq.App, prefix: str) -> httpx.Client:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # WebOb's, of Python's cgi
+        from pyramid.config import Configurator
+        from pyramid.response import Response
+        from pyramid.session import SignedCookieSessionFactory
+        from pyramid.wsgi import wsgiapp2
+
+    def log_in(request: Any) -> Any:
+        request.session["name"] = request.matchdict["name"]
+        return Response("welcome")
+
+    def staff(request: Request) -> User | None:
+        name = request.environ["shop.user"]
+        return User(name, "admin") if name else None
+
+    dashboard = wsgiapp2(sqlq.web.wsgi(app, authorize=staff))
+
+    def view(context: Any, request: Any) -> Any:
+        request.environ["shop.user"] = request.session.get("name")
+        return dashboard(context, request)
+
+    with Configurator(session_factory=SignedCookieSessionFactory("of a test")) as config:
+        config.add_route("login", "/login/{name}")
+        config.add_view(log_in, route_name="login")
+        config.add_route("sqlq", f"{prefix}/*subpath")
+        config.add_view(view, route_name="sqlq")
+        config.add_notfound_view(append_slash=True)
+        return by_wsgi(config.make_wsgi_app())
+
+
+HOSTS: list[Make] = [on_starlette, on_fastapi, on_litestar, on_flask, on_pyramid]
+
+
+@pytest.fixture
+def failed_job(app: sqlq.App) -> int:
+    app.task(name="send", max_attempts=1)(lambda n=0: None)
+    app.enqueue(app.named("send").new(1))
+    return end(app, failed())[0]
+
+
+@pytest.fixture(params=["/sqlq", "/ops/sqlq"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=HOSTS, ids=lambda make: make.__name__)
+def browser(request: pytest.FixtureRequest, app: sqlq.App, prefix: str) -> Iterator[httpx.Client]:
+    make: Make = request.param
+    with make(app, prefix) as browser:
+        yield browser
+
+
+# -- what holds in each --------------------------------------------------------------------------------------
+
+
+def links(address: str, answer: httpx.Response) -> list[str]:
+    found = re.findall(r'(?:href|src|action|formaction)="([^"#]+)"', answer.text)
+    return [urljoin(address, html.unescape(link)) for link in found]
+
+
+def check_that_all_stays_under(prefix: str, browser: httpx.Client, job: int) -> None:
+    """Look at each page, and send a form."""
+    asked, seen = [f"{prefix}/"], set()
+    while asked:
+        address = asked.pop()
+        answer = browser.get(address)
+        assert answer.status_code == 200, (address, answer.text)
+        assert "sqlq_said" not in answer.headers.get("set-cookie", "") or "Max-Age=0" in str(answer.headers)
+        for cookie in answer.headers.get_list("set-cookie"):
+            assert cookie.startswith("session=") or f"Path={prefix}/" in cookie, cookie
+        for link in links(address, answer):
+            assert link.startswith(f"{prefix}/"), (address, link)
+            if "/act/" not in link and "?" not in link and link not in seen:
+                seen.add(link)
+                asked.append(link)
+    assert {f"{prefix}/static/style.css", f"{prefix}/jobs/{job}", f"{prefix}/schedules"} <= seen
+
+
+def retry(prefix: str, browser: httpx.Client, job: int) -> httpx.Response:
+    page = browser.get(f"{prefix}/jobs/{job}?from=here").text
+    form = re.search(rf'action="({prefix}/act/retry)">(.*?)</form>', page, re.DOTALL)
+    assert form is not None
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form[2]))
+    assert fields["back"] == f"{prefix}/jobs/{job}?from=here"
+    return browser.post(form[1], data=fields, headers={"Origin": HOST, "Sec-Fetch-Site": "same-origin"})
+
+
+def test_all_stays_under_the_prefix_of_a_mount(
+    app: sqlq.App, prefix: str, browser: httpx.Client, failed_job: int
+) -> None:
+    assert browser.get(f"{prefix}/").status_code == 403, "the host says that nobody is logged in"
+    assert "welcome" in browser.get("/login/ada").text
+    assert browser.get("/nowhere").status_code == 404, "the host's own"
+    check_that_all_stays_under(prefix, browser, failed_job)
+    answer = browser.get(prefix)
+    assert answer.status_code in (301, 307, 308)
+    assert answer.headers["location"].removeprefix(HOST) == f"{prefix}/"
+    answer = retry(prefix, browser, failed_job)
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"].removeprefix(HOST) == f"{prefix}/jobs/{failed_job}?from=here"
+    assert "Retried 1 job of 1." in browser.get(answer.headers["location"]).text
+    assert app.jobs.get(failed_job).state == "available"
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+def test_all_stays_under_the_root_path_of_fastapi_when_a_proxy_cuts_it_off(
+    app: sqlq.App, failed_job: int, forwards: bool
+) -> None:
+    """A proxy answers for /shop, and forwards that part of the path or not."""
+    given = "/shop" if forwards else ""
+    with by_asgi(fastapi_host(app, "/sqlq"), root_path="/shop") as browser:
+        browser.get(f"{given}/login/ada")
+        page = browser.get(f"{given}/sqlq/jobs/{failed_job}")
+        assert page.status_code == 200, page.text
+        assert {link[:11] for link in links("/", page)} == {"/shop/sqlq/"}
+        assert "Path=/shop/sqlq/" in page.headers["set-cookie"]
