@@ -34,6 +34,8 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import django
+import fastapi
+import flask
 import prometheus_client
 import psycopg
 import pytest
@@ -57,6 +59,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from werkzeug.test import Client
 
 import sqlq
 from sqlq.admin.doctor.doctor import Doctor
@@ -438,7 +441,7 @@ def test_a_django_project(desk: Desk) -> None:
     written = {
         "shop/models.py": "from django.db import models\n\n\nclass Order(models.Model):\n    pass\n",
         "site_of_shop/urls.py": "from django.urls import path\nfrom shop.views import place_order\n\n"
-        'urlpatterns = [path("orders/", place_order)]\n',
+        'urlpatterns = [path("orders/", place_order)]\n' + block("django", "dashboard_urls.py"),
         **{f"shop/{name}": block("django", name) for name in ("tasks.py", "views.py", "tests.py")},
     }
     settings = (desk.directory / "site_of_shop" / "settings.py").read_text() + (
@@ -459,7 +462,9 @@ def test_a_django_project(desk: Desk) -> None:
     desk.run(
         "DJANGO_SETTINGS_MODULE=site_of_shop.settings python -c 'import django; django.setup()\n"
         "from django.test import Client\n"
-        'assert Client(headers={"host": "localhost"}).get("/orders/").content == b"1"\n\''
+        'browser = Client(headers={"host": "localhost"})\n'
+        'assert browser.get("/orders/").content == b"1"\n'
+        'assert browser.get("/sqlq/jobs").url == "/admin/login/?next=/sqlq/jobs"\n\''
     )
     if django.VERSION >= (6,):
         desk.run("python manage.py shell -c 'from shop.django_tasks import resize; resize.enqueue(7)'")
@@ -954,6 +959,15 @@ class TestPython:
         user = names["staff"](SimpleNamespace(environ={"REMOTE_USER": "ada"}))
         assert user is not None
         assert names["staff"](SimpleNamespace(environ={})) is None
+
+    def test_mounts(self, names: dict[str, Any]) -> None:
+        names |= {"api": fastapi.FastAPI(), "web": flask.Flask("shop")}
+        names["web"].secret_key = "of a test"
+        run_python("mounts", names)
+        session = {"asgi.scope": {"session": {"name": "ada"}}}
+        assert names["staff"](SimpleNamespace(environ=session)).role == "operator"
+        assert Client(names["web"].wsgi_app).get("/sqlq/").status_code == 403
+        assert [route.path for route in names["api"].routes][-1] == "/sqlq"
 
     def test_traces(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """But for making the provider that of the whole process, which can be done once."""

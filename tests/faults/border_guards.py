@@ -6,6 +6,7 @@ from typing import Final
 
 HEARD, LINKS = "tests/faults/test_notifications.py::", "tests/faults/test_links.py::"
 COSTS = "tests/faces/web/test_costs.py::"
+STAFF = "tests/faces/django/test_staff.py::"
 STEERING, METRICS = "tests/faces/test_cli_steering.py::", "tests/faces/test_metrics.py::"
 
 # ruff: noqa: E501 - a guard is one line
@@ -32,4 +33,9 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("tracebacks-are-read-once", "if row not in known", "", COSTS + "test_a_traceback_is_read_once[sqlite]"),
     ("statements-of-others-are-hidden", "query=None", "", "tests/faces/web/test_pages.py::test_statements_of_other_sessions_are_shown_to_operators_alone[postgresql]"),
     ("each-database-has-its-own-outages", "setdefault(place,", "setdefault(None,", "tests/worker/test_outage.py::test_two_databases_have_each_their_own_outage[sqlite]"),
+    ("only-staff-sees-jobs", None, "if False:", STAFF + "test_inside[sqlite-staff_dashboard-plain]"),
+    ("no-transaction-around-forms", "transaction.non_atomic_requests", "csrf_exempt", STAFF + "test_inside[sqlite-staff_dashboard-atomic]"),
+    ("the-orm-changes-nothing", None, "pass", STAFF + "test_inside[sqlite-staff_admin-plain]"),
+    ("actions-by-djangos-permissions", None, "if True:", STAFF + "test_inside[sqlite-staff_admin-plain]"),
+    ("no-transaction-around-actions", "transaction.non_atomic_requests", "admin.display", STAFF + "test_inside[sqlite-staff_admin-atomic]"),
 ]

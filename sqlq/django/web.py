@@ -1,0 +1,79 @@
+"""The dashboard as a view of Django's, by its session and its permissions."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.urls import NoReverseMatch, reverse
+from django.views.decorators.csrf import csrf_exempt
+
+from sqlq.web import User, wsgi
+from sqlq.web.site import required  # which names packages that are not there
+
+USER = "sqlq.django.user"
+
+
+# The dashboard's forms have a token of their own, and it refuses those that another site has sent. None has
+# the token that Django looks for. A transaction around requests (ATOMIC_REQUESTS) would keep what a form
+# does waiting.
+@csrf_exempt
+@transaction.non_atomic_requests  # guard: no-transaction-around-forms
+def dashboard(request: HttpRequest, path: str) -> HttpResponse:
+    """Answer a request for the dashboard, under whatever prefix the project's URLs have put it."""
+    root = request.path[: len(request.path) - len(path)].rstrip("/")
+    user = user_of(request.user)
+    if user is None:
+        if request.user.is_authenticated:
+            raise PermissionDenied
+        return redirect_to_login(request.get_full_path() if request.method == "GET" else f"{root}/", _login())
+    environ = {
+        **request.META,  # which has the headers, under ASGI, too
+        USER: user,
+        "SCRIPT_NAME": root.encode().decode("latin-1"),
+        "PATH_INFO": f"/{path}".encode().decode("latin-1"),
+        "HTTP_HOST": request.get_host(),  # which Django has checked
+        "wsgi.url_scheme": request.scheme,
+        "wsgi.input": io.BytesIO(request.body),
+        "CONTENT_LENGTH": str(len(request.body)),
+    }
+    answer = required("werkzeug").Response.from_app(_site(), environ, buffered=True)
+    response = HttpResponse(answer.get_data(), status=answer.status_code)
+    for name, value in answer.headers:
+        if name == "Set-Cookie":  # several, of which a response of Django's keeps one
+            response.cookies.load(value)
+        else:
+            response.headers[name] = value
+    return response
+
+
+def user_of(user: Any) -> User | None:
+    """Return who a user of Django's is to the dashboard: nobody, unless staff with a permission."""
+    if not (user.is_active and user.is_staff):  # guard: only-staff-sees-jobs
+        return None
+    name = user.get_username()
+    if user.has_perm("sqlq.delete_job"):  # as superusers have
+        return User(name, "admin")
+    if user.has_perm("sqlq.change_job"):
+        return User(name, "operator")
+    return User(name, "viewer") if user.has_perm("sqlq.view_job") else None
+
+
+@cache
+def _site() -> Any:
+    from sqlq.django import app
+
+    return wsgi(app, authorize=lambda request: request.environ[USER])
+
+
+def _login() -> str | None:
+    """Return where staff log in: the admin's page, or LOGIN_URL of the settings."""
+    try:
+        return str(reverse("admin:login"))
+    except NoReverseMatch:
+        return None

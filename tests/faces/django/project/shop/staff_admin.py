@@ -1,0 +1,265 @@
+"""Jobs, schedules, queues and workers in Django's admin."""
+
+import re
+from contextlib import ExitStack
+from html import unescape
+from unittest import mock
+
+from django.contrib.auth.models import Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.test import TransactionTestCase
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from shop.tasks import fail, pay, remind
+from sqlq.django import app
+from sqlq.django.models import FailedJob, Job, Queue, Schedule, Worker
+from sqlq.testing import drain
+
+MODELS = (Job, FailedJob, Schedule, Queue, Worker)
+
+
+def address(model, page="changelist", *args):
+    return reverse(f"admin:sqlq_{model._meta.model_name}_{page}", args=args)
+
+
+class InTheAdmin(TransactionTestCase):
+    databases = "__all__"
+
+    def log_in(self, *permissions, **more):
+        user = User.objects.create_user("ada", password="p", is_staff=True, **more)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        self.client.force_login(user)
+
+    def page(self, url, **query):
+        answer = self.client.get(url, query)
+        self.assertEqual(answer.status_code, 200, answer.content)
+        return unescape(answer.content.decode())
+
+    def ids(self, model=Job, **query):
+        page = self.page(address(model), **query)
+        return [int(id) for id in re.findall(r'name="_selected_action" value="(\d+)"', page)]
+
+    def act(self, model, verb, *keys, **more):
+        """Choose an action of the list, and return what the next page says."""
+        form = {"action": verb, "_selected_action": keys, "index": 0, **more}
+        answer = self.client.post(address(model), form, follow=True)
+        self.assertEqual(answer.status_code, 200)
+        said = re.findall(r'<li class="(?:success|error|warning)">(.*?)</li>', answer.content.decode())
+        return unescape(" ".join(said)) or answer.content.decode()
+
+    def actions(self, model):
+        form = re.search(r'<select name="action".*?</select>', self.page(address(model)), re.DOTALL)
+        return re.findall(r'<option value="([\w-]+)"', form[0]) if form else []
+
+
+class Looking(InTheAdmin):
+    def test_jobs_of_all_states_are_listed(self):
+        self.log_in("view_job")
+        first = app.enqueue(fail.new()).id
+        drain(app)
+        second = app.enqueue(pay.new(7)).id
+        drain(app)
+        third = app.enqueue(pay.new(7).set(delay="1h")).id
+        page = self.page(address(Job))
+        self.assertEqual(
+            re.findall(r"/admin/sqlq/job/(\d+)/change/", page), list(map(str, [third, second, first]))
+        )
+        self.assertEqual(re.findall(r'field-state">(\w+)<', page), ["scheduled", "finished", "failed"])
+        self.assertIn("LookupError: no such order", page)
+
+    def test_jobs_are_filtered_and_found(self):
+        self.log_in(is_superuser=True)
+        one = app.enqueue(pay.new(1).set(label="red", unique_key="k1")).id
+        two = app.enqueue(remind.new("x").set(label="k1")).id
+        app.enqueue(fail.new())
+        drain(app, queues=["default"])
+        self.assertEqual(self.ids(queue="mail"), [one])
+        self.assertEqual(self.ids(task="shop.tasks.remind"), [two])
+        self.assertEqual(self.ids(state="available"), [one])
+        self.assertEqual(self.ids(state="available", task="shop.tasks.remind"), [])
+        self.assertEqual(self.ids(q="red"), [one])
+        self.assertEqual(self.ids(q="k1"), [two, one])
+        self.assertEqual(self.ids(q=str(two)), [two])
+        self.assertEqual(self.ids(q=str(two), state="available"), [])
+        self.assertEqual(self.ids(q="nothing"), [])
+        self.assertEqual(self.ids(queue="no such"), [])
+        page = self.page(address(Job))
+        self.assertIn('href="?queue=mail"', page)
+        self.assertIn('href="?task=shop.tasks.apay"', page)
+        self.assertEqual(self.ids(FailedJob), [two + 1])
+
+    def test_a_state_that_is_none_is_said(self):
+        self.log_in(is_superuser=True)
+        self.assertIn("is 'nonsense': it is one of blocked", self.page(address(Job), state="nonsense"))
+
+    def test_lists_have_pages_and_an_end(self):
+        self.log_in("view_job")
+        ids = [job.id for job in app.enqueue_many([pay.new(i) for i in range(120)])][::-1]
+        with mock.patch("sqlq.django.admin.MOST", 110):
+            pages = [re.findall(r"/job/(\d+)/change/", self.page(address(Job), p=p)) for p in (1, 2, 3)]
+            self.assertEqual([int(id) for page in pages for id in page], ids[:110])
+            self.assertIn("110 jobs", self.page(address(Job)))
+            self.assertEqual(self.client.get(address(Job), {"p": 4}).status_code, 302, "to the first one")
+
+    def test_no_list_is_counted_or_read_by_the_orm(self):
+        self.log_in(is_superuser=True)
+        app.enqueue(pay.new(1))
+        for model in MODELS:
+            with ExitStack() as stack:
+                seen = [stack.enter_context(CaptureQueriesContext(each)) for each in connections.all()]
+                self.page(address(model))
+                said = [each["sql"] for queries in seen for each in queries]
+            found = [each for each in said if re.search(r"sqlq_|job|queue_stats", each)]
+            self.assertEqual(found, [])
+            self.assertEqual(list(model.objects.all()), [])
+
+    def test_a_job_is_shown_without_its_secrets_and_cannot_be_written(self):
+        self.log_in(is_superuser=True)
+        id = app.enqueue(remind.new("<b>x</b>", password="s3cr3t").set(headers={"tenant": "t7"})).id
+        page = self.client.get(address(Job, "change", id)).content.decode()
+        self.assertIn("&lt;b&gt;x&lt;/b&gt;", page)
+        self.assertIn("t7", page)
+        self.assertNotIn("s3cr3t", page)
+        self.assertIn("no worker", page, "why it does not run")
+        self.assertNotRegex(page, r'name="_save"|deletelink')
+        self.assertEqual(self.client.post(address(Job, "change", id), {"task": "x"}).status_code, 403)
+        for nothing in ("0", "99", "x", "99999999999999999999"):
+            self.assertEqual(self.client.get(address(Job, "change", nothing)).status_code, 302, nothing)
+        self.assertEqual(self.client.get(address(Job, "add")).status_code, 403)
+        self.assertEqual(self.client.post(address(Job, "delete", id), {"post": "yes"}).status_code, 403)
+
+    def test_a_failed_job_is_shown_with_its_traceback(self):
+        self.log_in(is_superuser=True)
+        id = app.enqueue(fail.new()).id
+        drain(app)
+        page = self.page(address(FailedJob, "change", id))
+        self.assertIn('raise LookupError("no such order")', page)
+        self.assertRegex(page, r"<pre>Traceback[^<]*\n  File")
+
+    def test_schedules_queues_and_workers_are_listed(self):
+        self.log_in(is_superuser=True)
+        app.schedules.add("nightly/ä", pay.new(7), cron="0 3 * * *")
+        self.addCleanup(app.schedules.remove, "nightly/ä")
+        app.enqueue(pay.new(1))
+        self.assertIn("0 3 * * *", self.page(address(Schedule)))
+        from django.contrib.admin.utils import quote
+
+        self.assertIn("shop.tasks.pay", self.page(address(Schedule, "change", quote("nightly/ä"))))
+        page = self.page(address(Queue))
+        self.assertRegex(page, r'field-queue"><a href="/admin/sqlq/queue/mail/change/[^"]*">mail<')
+        self.assertRegex(page, r'field-available">1<')
+        self.assertIn("mail", self.page(address(Queue, "change", "mail")))
+        self.assertIn("0 workers", self.page(address(Worker)))
+
+    def test_a_database_without_the_tables_is_said(self):
+        from sqlq.errors import SchemaVersionError
+
+        self.log_in(is_superuser=True)
+        with mock.patch.object(app.jobs.__class__, "_read", side_effect=SchemaVersionError("run migrate")):
+            self.assertIn("Run migrate", self.page(address(Job)))
+
+
+class Acting(InTheAdmin):
+    def failed(self, number=2):
+        ids = [app.enqueue(fail.new()).id for _ in range(number)]
+        drain(app)
+        return ids
+
+    def state(self, id):
+        return str(app.jobs.get_committed(id).state)
+
+    def test_permissions_decide_who_sees_and_who_acts(self):
+        self.failed()
+        for permissions, jobs, actions in (
+            (["view_job"], 200, []),
+            (["change_job"], 200, ["retry", "cancel"]),
+            (["view_job", "delete_job"], 200, ["delete_selected"]),
+            (["change_schedule"], 403, []),
+        ):
+            with self.subTest(permissions=permissions):
+                User.objects.all().delete()
+                self.log_in(*permissions)
+                self.assertEqual(self.client.get(address(Job)).status_code, jobs)
+                if jobs == 200:
+                    self.assertEqual(self.actions(Job), actions)
+
+    def test_an_action_is_refused_when_the_permission_is_not_there(self):
+        (id,) = self.failed(1)
+        self.log_in("view_job", "change_schedule")
+        for verb in ("retry", "delete_selected", "cancel"):
+            self.act(Job, verb, id, post="yes")
+        self.assertEqual(self.state(id), "failed")
+
+    def test_jobs_are_retried_and_cancelled(self):
+        one, two = self.failed()
+        self.log_in("change_job")
+        self.assertIn("Retried 1 job of 1.", self.act(FailedJob, "retry", one))
+        self.assertEqual((self.state(one), self.state(two)), ("available", "failed"))
+        self.assertIn("Cancel: 1 cancelled.", self.act(Job, "cancel", one))
+        self.assertEqual(self.state(one), "cancelled")
+
+    def test_jobs_are_deleted_after_a_question(self):
+        one, two = self.failed()
+        self.log_in("view_job", "delete_job")
+        self.assertIn("Delete 2 failed jobs?", self.act(FailedJob, "delete_selected", one, two))
+        self.assertEqual(self.state(one), "failed")
+        self.assertIn(
+            "Deleted 2 failed jobs of 2.", self.act(FailedJob, "delete_selected", one, two, post="yes")
+        )
+        self.assertEqual(self.ids(FailedJob), [])
+
+    def test_all_that_match_are_acted_on_when_all_are_chosen(self):
+        ids = self.failed(3)
+        other = app.enqueue(fail.new().set(label="other")).id
+        drain(app)
+        self.log_in("change_job")
+        form = {"action": "retry", "_selected_action": [other], "index": 0, "select_across": "1"}
+        self.client.post(f"{address(FailedJob)}?q=other", form)
+        self.assertEqual([self.state(id) for id in [*ids, other]], ["failed"] * 3 + ["available"])
+        self.assertIn("Retried 3 jobs of 3.", self.act(FailedJob, "retry", ids[0], select_across="1"))
+
+    def test_ids_that_are_none_are_refused(self):
+        self.log_in(is_superuser=True)
+        self.assertIn("id is 'x'", self.act(Job, "retry", "x"))
+
+    def test_actions_are_recorded_as_those_of_the_user(self):
+        (id,) = self.failed(1)
+        self.log_in("change_job")
+        self.act(Job, "retry", id)
+        (done,) = app.audit.list(actor="ada")
+        self.assertEqual((done.action, done.number), ("retry", 1))
+
+    def test_schedules_are_paused_resumed_and_run(self):
+        app.schedules.add("nightly", pay.new(7), cron="0 3 * * *")
+        self.addCleanup(app.schedules.remove, "nightly")
+        self.log_in("change_schedule")
+        self.assertIn("Paused nightly.", self.act(Schedule, "schedule-pause", "nightly"))
+        self.assertEqual(app.schedules.get("nightly").state, "paused")
+        self.assertIn("Resumed nightly.", self.act(Schedule, "schedule-resume", "nightly"))
+        self.assertIn("Enqueued a job of nightly", self.act(Schedule, "schedule-run", "nightly"))
+        self.assertEqual(len(app.jobs.list(queue="mail")), 1)
+        self.assertIn("nowhere", self.act(Schedule, "schedule-pause", "nowhere", "nightly"))
+        self.assertEqual(app.schedules.get("nightly").state, "paused", "the others are done")
+
+    def test_queues_are_paused_and_resumed(self):
+        app.enqueue(pay.new(1))
+        self.log_in("change_queue")
+        self.addCleanup(app.queues.resume, "mail")
+        self.assertIn("Paused: mail.", self.act(Queue, "queue-pause", "mail"))
+        self.assertIn("mail", app.queues.pauses())
+        self.assertIn("Resumed: mail.", self.act(Queue, "queue-resume", "mail"))
+
+    def test_a_viewer_of_workers_and_queues_has_no_action(self):
+        self.log_in("view_queue", "view_worker", "view_schedule")
+        for model in (Queue, Worker, Schedule):
+            self.assertEqual(self.actions(model), [])
+
+
+class Permissions(InTheAdmin):
+    def test_models_have_content_types_and_no_tables(self):
+        kinds = ContentType.objects.filter(app_label="sqlq").values_list("model", flat=True)
+        self.assertLessEqual({"job", "schedule", "queue", "worker"}, set(kinds))
+        tables = connections["default"].introspection.table_names()
+        self.assertEqual({model._meta.db_table for model in MODELS} & set(tables), set())

@@ -1,0 +1,162 @@
+"""The dashboard as a view of Django's."""
+
+import re
+from html import unescape
+
+from django.contrib.auth.models import Permission, User
+from django.test import AsyncClient, Client, TransactionTestCase, override_settings
+from django.urls import reverse
+
+from shop.tasks import fail
+from sqlq.django import app
+from sqlq.testing import drain
+
+ROOT = "/ops/sqlq/"
+FROM_HERE = {"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
+
+
+def somebody(*permissions, staff=True, **more):
+    user = User.objects.create_user("ada", password="p", is_staff=staff, **more)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    return user
+
+
+def form_of(page, verb):
+    """The address and the fields of a form, as a browser sends them."""
+    action, body = re.search(rf'action="([^"]+/act/{verb})">(.*?)</form>', page, re.DOTALL).groups()
+    return action, {
+        name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', body)
+    }
+
+
+class OfStaff(TransactionTestCase):
+    databases = "__all__"
+
+    def setUp(self):
+        self.job = app.enqueue(fail.new())
+        drain(app)
+        self.client = Client(enforce_csrf_checks=True)
+
+    def log_in(self, *permissions, **more):
+        self.client.force_login(somebody(*permissions, **more))
+
+    def page(self, path=""):
+        answer = self.client.get(f"{ROOT}{path}")
+        self.assertEqual(answer.status_code, 200, answer.content)
+        return answer.content.decode()
+
+    def test_nobody_is_sent_to_the_login(self):
+        answer = self.client.get(f"{ROOT}jobs?queue=mail")
+        self.assertRedirects(answer, f"/admin/login/?next={ROOT}jobs%3Fqueue%3Dmail")
+        answer = self.client.post(f"{ROOT}act/retry", {"id": self.job.id}, headers=FROM_HERE)
+        self.assertRedirects(answer, f"/admin/login/?next={ROOT}")
+        self.assertEqual(self.client.get(f"{ROOT}static/style.css").status_code, 302)
+
+    def test_others_are_refused(self):
+        for permissions, more in (
+            ([], {}),
+            (["view_schedule"], {}),
+            (["delete_job"], {"staff": False}),
+            (["view_job"], {"is_active": False, "staff": True}),
+        ):
+            with self.subTest(permissions=permissions, **more):
+                User.objects.all().delete()
+                self.log_in(*permissions, **more)
+                self.assertIn(self.client.get(ROOT).status_code, (302, 403))
+
+    def test_permissions_are_roles(self):
+        for permissions, superuser, role in (
+            (["view_job"], False, "viewer"),
+            (["change_job"], False, "operator"),
+            (["delete_job"], False, "admin"),
+            ([], True, "admin"),
+        ):
+            with self.subTest(role=role, permissions=permissions):
+                User.objects.all().delete()
+                self.log_in(*permissions, is_superuser=superuser)
+                page = self.page(f"jobs/{self.job.id}")
+                self.assertIn(f'title="role: {role}">ada<', page)
+                self.assertEqual("/act/retry" in page, role != "viewer")
+                self.assertEqual("/act/delete" in page, role == "admin")
+
+    def test_a_form_acts_and_needs_no_token_of_djangos(self):
+        self.log_in("change_job")
+        action, fields = form_of(self.page(f"jobs/{self.job.id}?x=%C3%A4"), "retry")
+        self.assertEqual(action, f"{ROOT}act/retry")
+        answer = self.client.post(action, fields, headers=FROM_HERE)
+        self.assertEqual(
+            (answer.status_code, answer["Location"]), (303, f"{ROOT}jobs/{self.job.id}?x=%C3%A4")
+        )
+        self.assertIn("Retried 1 job of 1.", self.page(answer["Location"].removeprefix(ROOT)))
+        self.assertNotIn("Retried", self.page(), "which is said once")
+        self.assertEqual(app.jobs.get_committed(self.job.id).state, "available")
+
+    def test_a_form_of_another_site_or_without_its_token_is_refused(self):
+        self.log_in("delete_job")
+        action, fields = form_of(self.page(f"jobs/{self.job.id}"), "retry")
+        for headers, more in (
+            ({}, {}),
+            ({"Origin": "http://evil.example"}, {}),
+            ({**FROM_HERE, "Sec-Fetch-Site": "cross-site"}, {}),
+            (FROM_HERE, {"token": "guessed"}),
+        ):
+            with self.subTest(headers=headers, **more):
+                answer = self.client.post(action, {**fields, **more}, headers=headers)
+                self.assertEqual(answer.status_code, 403)
+        self.assertEqual(app.jobs.get_committed(self.job.id).state, "failed")
+
+    def test_links_and_cookies_stay_under_the_prefix(self):
+        self.log_in("delete_job")
+        answer = self.client.get(ROOT)
+        links = re.findall(r'(?:href|src|action)="([^"#?][^"#]*)"', answer.content.decode())
+        self.assertEqual([link for link in links if not link.startswith(ROOT)], [])
+        cookie = answer.cookies["sqlq_form"]
+        self.assertEqual((cookie["path"], cookie["httponly"], cookie["samesite"]), (ROOT, True, "Strict"))
+        self.assertEqual(answer["X-Frame-Options"], "DENY")
+        self.assertIn("default-src 'none'", answer["Content-Security-Policy"])
+        self.assertEqual(reverse("sqlq:dashboard", args=["jobs"]), f"{ROOT}jobs")
+        self.assertRedirects(self.client.get(ROOT[:-1]), ROOT, 301)
+        self.assertEqual(self.client.get(f"{ROOT}no/such").status_code, 404)
+
+    def test_the_prefix_is_under_that_of_the_server(self):
+        self.log_in("view_job")
+        with override_settings(FORCE_SCRIPT_NAME="/shop"):
+            page = self.client.get(ROOT).content.decode()
+        self.assertIn(f'href="/shop{ROOT}jobs"', page)
+
+    def test_it_is_secure_behind_a_proxy_that_says_so(self):
+        self.log_in("view_job")
+        with override_settings(SECURE_PROXY_SSL_HEADER=("HTTP_X_PROTO", "https"), USE_X_FORWARDED_HOST=True):
+            answer = self.client.get(ROOT, headers={"X-Proto": "https", "X-Forwarded-Host": "testserver"})
+        self.assertTrue(answer.cookies["sqlq_form"]["secure"])
+
+    def test_what_is_said_arrives_whole(self):
+        """Cookies go by way of Django's."""
+        self.log_in("change_job")
+        action, fields = form_of(self.page("queues"), "queue-pause")
+        answer = self.client.post(action, {**fields, "name": 'ä "q"; x,y'}, headers=FROM_HERE)
+        self.assertEqual(answer.status_code, 303)
+        self.assertIn('Paused: ä "q"; x,y.', unescape(self.page("queues")))
+        app.queues.resume('ä "q"; x,y')
+
+
+class OnALoop(TransactionTestCase):
+    databases = "__all__"
+
+    async def test_asgi(self):
+        job = await app.aenqueue(fail.new())
+        client = AsyncClient(enforce_csrf_checks=True)
+        self.assertEqual((await client.get(ROOT)).status_code, 302)
+        await client.aforce_login(await self.asomebody())
+        answer = await client.get(f"{ROOT}jobs/{job.id}")
+        self.assertEqual(answer.status_code, 200)
+        action, fields = form_of(answer.content.decode(), "cancel")
+        fields |= {"confirmed": "yes"}
+        answer = await client.post(action, fields, headers=FROM_HERE)
+        self.assertEqual((answer.status_code, answer["Location"]), (303, f"{ROOT}jobs/{job.id}"))
+        self.assertEqual((await app.jobs.aget(job.id)).state, "cancelled")
+
+    async def asomebody(self):
+        from asgiref.sync import sync_to_async
+
+        return await sync_to_async(somebody)("change_job")
