@@ -17,7 +17,7 @@ depends_on = None
 VIEWS = ("queue_stats", "job_states")
 TABLES = (
     *("sqlq_schedules", "sqlq_wakes", "sqlq_limits", "sqlq_edges", "sqlq_flows"),
-    *("sqlq_audit", "sqlq_queues", "sqlq_workers", "failed_jobs", "finished_jobs", "jobs"),
+    *("sqlq_audit", "sqlq_tasks", "sqlq_queues", "sqlq_workers", "failed_jobs", "finished_jobs", "jobs"),
 )
 
 
@@ -90,7 +90,7 @@ DOMAINS = {
         "VARCHAR(13)",
         "VALUE IN ('error', 'timeout', 'worker_lost', 'unknown_task', 'bad_payload', 'bad_signature')",
     ),
-    "blocked": ("VARCHAR(5)", "VALUE IN ('flow', 'limit')"),
+    "blocked": ("VARCHAR(5)", "VALUE IN ('flow', 'limit', 'pause')"),
     "on_outcome": ("VARCHAR(7)", "VALUE IN ('success', 'failure', 'ended')"),
 }
 """Types with their rules, each named `sqlq_…` on PostgreSQL; on SQLite the rules are CHECKs of the tables."""
@@ -208,7 +208,7 @@ def _tables(dialect: str, prefix: str) -> list[str]:
         AND retention_ms BETWEEN 0 AND 3162240000000),
     CONSTRAINT jobs_errors_are_an_array CHECK (length(errors) >= 2),
     CONSTRAINT jobs_unique_until_known CHECK (unique_until IN ('finish', 'start', 'pruned')),
-    CONSTRAINT jobs_blocked_by_known CHECK (blocked_by IN ('flow', 'limit')),
+    CONSTRAINT jobs_blocked_by_known CHECK (blocked_by IN ('flow', 'limit', 'pause')),
     CONSTRAINT jobs_blocked_is_far CHECK ((blocked_by IS NULL) = (available_at < 253339228800000)),
     CONSTRAINT jobs_reservation_is_whole
         CHECK ((reserved_at IS NULL) = (reserved_by IS NULL)
@@ -353,6 +353,21 @@ CREATE TABLE {prefix}sqlq_queues (
     PRIMARY KEY (queue){queues_checked}
 )"""
 
+    tasks_checked = checked(
+        "sqlq_tasks",
+        "paused_at paused_until",
+        texts="task",
+        rules=f"""
+    CONSTRAINT sqlq_tasks_moments_in_range CHECK ({readable("paused_at paused_until")})""",
+    )
+    tasks = f"""
+CREATE TABLE {prefix}sqlq_tasks (
+    task VARCHAR(255) NOT NULL,
+    paused_at {time},
+    paused_until {time},
+    PRIMARY KEY (task){tasks_checked}
+)"""
+
     audit_checked = checked(
         "sqlq_audit",
         "at",
@@ -483,7 +498,10 @@ CREATE TABLE {prefix}sqlq_wakes (
     limit_key VARCHAR(255) NOT NULL,{definition}{wakes_checked}
 )"""
 
-    return [jobs, finished_jobs, failed_jobs, workers, queues, audit, schedules, flows, edges, limits, wakes]
+    return [
+        *(jobs, finished_jobs, failed_jobs, workers, queues, tasks, audit),
+        *(schedules, flows, edges, limits, wakes),
+    ]
 
 
 def _indexes(prefix: str) -> list[str]:
@@ -502,6 +520,7 @@ def _indexes(prefix: str) -> list[str]:
         f"CREATE INDEX jobs_line ON {prefix}jobs (limit_key, priority DESC, due_at, id) WHERE blocked_by = "
         "'limit'",
         f"CREATE INDEX jobs_line_by_id ON {prefix}jobs (limit_key, id) WHERE blocked_by = 'limit'",
+        f"CREATE INDEX jobs_paused ON {prefix}jobs (task, id) WHERE blocked_by = 'pause'",
         *(
             f"CREATE INDEX {table}_flow ON {prefix}{table} (flow_id, id) WHERE flow_id IS NOT NULL"
             for table in ("jobs", "finished_jobs", "failed_jobs")

@@ -8,19 +8,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from sqlalchemy import Connection
-
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_name
+from sqlq.schema.tables import tasks
 from sqlq.store.health import counts as level_counts
 from sqlq.store.health import health
 from sqlq.store.health.counts import Vitals, vitals
 from sqlq.store.jobs import cancel as cancelling
-from sqlq.store.jobs import lookup, prune
+from sqlq.store.jobs import lookup, paused, prune
 from sqlq.store.jobs.lookup import Waiting
+from sqlq.store.workers import notify
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.pauses import ALL, Pause, Pauses
@@ -65,13 +65,13 @@ class Queues(Facet):
         with self._read() as conn:
             held = level_counts.exact(conn) if exact else level_counts.capped(conn)
             alive = worker_rows.alive(conn, within_ms=ALIVE_MS)
-            paused = pause_rows.paused(conn)
+            pauses = pause_rows.paused(conn)
         everything = any(worker.queues is None for worker in alive)
         named = _named(alive)
         found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
-        empty = (named | paused.keys()) - {s.queue for s in held}
+        empty = (named | pauses.keys()) - {s.queue for s in held}
         found += [
-            QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
+            QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in pauses, served=everything or name in named)
             for name in empty
         ]
         return sorted(found, key=lambda s: s.queue)
@@ -108,9 +108,18 @@ class Queues(Facet):
     # -- pause -----------------------------------------------------------------------------------------------
 
     @audited("queues pause")
-    def pause(self, *names: str, all: bool = False, lasting: Duration | None = None) -> builtins.list[str]:
+    def pause(
+        self,
+        *names: str,
+        all: bool = False,
+        task: str | None = None,
+        lasting: Duration | None = None,
+    ) -> builtins.list[str]:
         """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
         long as `lasting`. Return the queues that were not paused before. The newest end counts.
+
+        With `task` no worker starts a job of this task, in whatever queue, from two seconds later on. Such
+        jobs are blocked as workers meet them, and keep their places; no attempt is counted.
 
         Claimed jobs still run, and enqueueing goes on. A queue may be paused before anything else is known of
         it. A pause of all queues also counts for queues that are made later, and workers see it within 2 s.
@@ -118,13 +127,17 @@ class Queues(Facet):
         >>> app.queues.pause("mail", lasting="10m")  # doctest: +SKIP
         ['mail']
         """
-        return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
+        return self._switch(names, all, task, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
 
     @audited("queues resume")
-    def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
+    def resume(self, *names: str, all: bool = False, task: str | None = None) -> builtins.list[str]:
         """Let workers claim from these queues again, and wake those that are idle; return which were paused.
-        With `all` the pause of all queues ends, and queues that are paused by name stay so."""
-        return self._switch(names, all, pause_rows.resume)
+        With `all` the pause of all queues ends, and queues that are paused by name stay so. With `task` the
+        jobs of this task run again, those that have waited first."""
+        resumed = self._switch(names, all, task, pause_rows.resume)
+        if task is not None and paused.free(self._database, task):  # also after a resume that was killed
+            notify.notify(self._database)
+        return resumed
 
     def pauses(self) -> Pauses:
         """Return what is paused, since when and until when."""
@@ -132,10 +145,15 @@ class Queues(Facet):
             return pause_rows.paused(conn)
 
     def _switch(
-        self, names: Sequence[str], all: bool, switch: Callable[[Connection, str], bool]
+        self, names: Sequence[str], all: bool, task: str | None, switch: Callable[..., bool]
     ) -> builtins.list[str]:
-        if bool(names) == all:
-            raise ConfigurationError("name at least one queue, or say all=True, and not both")
+        if [bool(names), all, task is not None].count(True) != 1:
+            raise ConfigurationError("name at least one queue, or say all=True or task=…, and not both")
+        if task is not None:
+            checked_name(task, "task", ConfigurationError)
+            self._database.require_tables()
+            done = self._database.run(lambda conn: switch(conn, task, of=tasks))
+            return [task] if done else []
         checked = (
             [ALL] if all else sorted({checked_name(name, "queue", ConfigurationError) for name in names})
         )

@@ -41,6 +41,8 @@ class Reason(NamedTuple):
 
 def why(app: Looks, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
+    if job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE):
+        yield from _paused(app, job)
     if job.state is State.RUNNING:
         yield from _running(app, job)
     elif job.state is State.BLOCKED:
@@ -80,6 +82,15 @@ def _running(app: Looks, job: JobDetails) -> Iterator[Reason]:
         yield Reason(f"it runs on {worker.host}, process {worker.pid}", f"cancel {job.id}")
 
 
+def _paused(app: Looks, job: JobDetails) -> Iterator[Reason]:
+    pause, words = app.queues.pauses().tasks.get(job.task), f"queues resume --task {word(job.task)}"
+    if pause is not None:
+        said = "" if pause.until is None else f" until {written(pause.until)}"
+        yield Reason(f"its task is paused{said}", words)
+    elif job.blocked_by == "pause":
+        yield Reason("the pause of its task is over: a worker frees it within some ten seconds", words)
+
+
 def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
     if job.blocked_by == "flow" and job.flow_id is not None:
         try:
@@ -102,8 +113,6 @@ def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
                 f"{status.running:,} run, {status.waiting:,} wait{soon}",
                 f"limits set {word(job.limit_key)} --running N",
             )
-    elif job.blocked_by == "pause":
-        yield Reason("its task is paused", f"tasks resume {word(job.task)}")
 
 
 def _queue(app: Looks, job: JobDetails) -> Iterator[Reason]:

@@ -160,7 +160,11 @@ def forgotten_pauses(
     pauses: Pauses, workers: Sequence[WorkerStatus], longer_than_s: float
 ) -> Iterator[tuple[str, str]]:
     """Yield pauses that may have been forgotten, each with the command that ends it. These are a pause of all
-    queues without an end, and workers that were paused long ago."""
+    queues, or of a task, without an end, and workers that were paused long ago."""
+    for task, pause in pauses.tasks.items():
+        if pause.until is None:
+            said = f"the task {task} is paused, without an end, since {written(pause.since)}"
+            yield said, f"queues resume --task {word(task)}"
     if pauses.all is not None and pauses.all.until is None:
         yield (
             f"all queues are paused, without an end, since {written(pauses.all.since)}",

@@ -97,7 +97,8 @@ def attempts(job: JobDetails, separator: str) -> str:
 def _time(job: JobDetails) -> str:
     """Return since when a job is in its state, or when it is due."""
     if job.state == "blocked":
-        return f"by its {job.blocked_by}, since {ago(job.created_at)}"
+        by = "its task's pause" if job.blocked_by == "pause" else f"its {job.blocked_by}"
+        return f"by {by}, since {ago(job.created_at)}"
     if job.state == "scheduled" and job.available_at is not None:
         return f"due in {span((job.available_at - datetime.now(UTC)).total_seconds())}"
     if job.state == "available" and job.available_at is not None:
@@ -203,7 +204,8 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.limit_key is not None:
         yield "limit", plain(job.limit_key)
     if job.state == "blocked":
-        yield "waits", "for steps before it" if job.blocked_by == "flow" else "for its turn"
+        waits = {"flow": "for steps before it", "pause": "because its task is paused"}
+        yield "waits", waits.get(str(job.blocked_by), "for its turn")
     due = job.available_at or job.due_at
     if due is not None and job.state == "scheduled":
         yield "due", f"{_moment(due, said=False)} ({_time(job).removeprefix('due ')})"
@@ -295,6 +297,9 @@ def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.state == "failed":
         yield command(f"retry {job.id}"), "run it again, with all its attempts"
         yield command(f"delete {job.id}"), "delete it"
+    waits = job.state in ("scheduled", "available", "blocked")
+    if job.blocked_by == "pause" or (waits and job.task in context.app().queues.pauses().tasks):
+        yield command(f"queues resume --task {word(job.task)}"), "its task is paused"
     if job.state == "blocked":
         yield command(f"cancel {job.id}"), "end it without running it"
     if job.state in ("scheduled", "available"):

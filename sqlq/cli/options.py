@@ -138,10 +138,11 @@ def limit_option(default: int, words: str) -> Callable[[F], F]:
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
-def require_names(what: str, names: tuple[str, ...], everything: bool) -> None:
-    """Raise `UsageError` unless either names or --all were given."""
-    if bool(names) == everything:
-        raise click.UsageError(f"name the {what}, or give --all" + (", and not both" if names else ""))
+def require_names(what: str, names: tuple[str, ...], everything: bool, task: str | None = None) -> None:
+    """Raise `UsageError` unless either names or --all, or a task in their place, were given."""
+    if [bool(names), everything, task is not None].count(True) != 1:
+        both = ", and not both" if names or task is not None else ""
+        raise click.UsageError(f"name the {what}, or give --all{both}")
 
 
 def require_named(what: str, ways: str, *named: object) -> None:

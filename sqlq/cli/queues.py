@@ -33,18 +33,24 @@ def queues(context: Context, exact: bool, as_json: bool) -> None:
 @queues.command()
 @click.argument("names", metavar="[QUEUE...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All queues, those made later included.")
+@click.option("--task", metavar="NAME", help="In place of queues one task, in whatever queue its jobs are.")
 @click.option("--for", "lasting", metavar="DURATION", help="Resume by itself after so long, as in 10m.")
 @takes_json
 def pause(
-    context: Context, names: tuple[str, ...], everything: bool, lasting: str | None, as_json: bool
+    context: Context,
+    names: tuple[str, ...],
+    everything: bool,
+    task: str | None,
+    lasting: str | None,
+    as_json: bool,
 ) -> None:
-    """Let no worker claim from queues until they are resumed.
+    """Let no worker claim from queues, or start a task, until they are resumed.
 
     Running jobs and enqueueing go on. Workers that serve a paused queue by name wait as if it were empty. A
-    pause of a queue counts from the next claim on, that of all queues within 2 seconds. To pause workers, and
-    not queues: sqlq workers pause.
+    pause of a queue counts from the next claim on, that of all queues, or of a task, within 2 seconds. To
+    pause workers, and not queues: sqlq workers pause.
     """
-    require_names("queues", names, everything)
+    require_names("queues", names, everything, task)
     length = None if lasting is None else _length(lasting)
     ending = "" if lasting is None else f" for {lasting.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
@@ -53,6 +59,13 @@ def pause(
         changed = queues.pause(all=True, lasting=length)
         line = f"paused all queues{ending}" if changed else f"all queues are {already}"
         answer({"all": True, "paused": bool(changed)}, line, as_json=as_json)
+        return
+    if task is not None:
+        changed = queues.pause(task=task, lasting=length)
+        known = context.app().tasks
+        undeclared = "" if not known or task in known else "; the code here has no task of that name"
+        line = f"paused {plain(task)}{ending}{undeclared}" if changed else f"{plain(task)} is {already}"
+        answer({"task": task, "paused": bool(changed)}, line, as_json=as_json)
         return
     unknown = queues.unknown(names)
     changed = queues.pause(*names, lasting=length)
@@ -71,18 +84,26 @@ def pause(
 @queues.command()
 @click.argument("names", metavar="[QUEUE...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="End a pause of all queues.")
+@click.option("--task", metavar="NAME", help="End the pause of a task.")
 @takes_json
-def resume(context: Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Let workers claim from these queues again.
+def resume(
+    context: Context, names: tuple[str, ...], everything: bool, task: str | None, as_json: bool
+) -> None:
+    """Let workers claim from these queues, or start a task, again.
 
     With --all the pause of all queues ends; those that were paused by name stay so.
     """
-    require_names("queues", names, everything)
+    require_names("queues", names, everything, task)
     queues = context.app().queues
     if everything:
         changed = queues.resume(all=True)
         line = "resumed all queues that are not paused by name" if changed else "all queues are not paused"
         answer({"all": True, "resumed": bool(changed)}, line, as_json=as_json)
+        return
+    if task is not None:
+        changed = queues.resume(task=task)
+        line = f"resumed {plain(task)}" if changed else f"{plain(task)} is not paused"
+        answer({"task": task, "resumed": bool(changed)}, line, as_json=as_json)
         return
     unknown = queues.unknown(names) if as_json else []
     changed = queues.resume(*names)

@@ -40,6 +40,7 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
                 "queues": [asdict(queue) for queue in found.queues],
                 "workers": [_worker_object(worker) for worker in found.workers],
                 "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
+                "paused_tasks": {name: pause._asdict() for name, pause in found.pauses.tasks.items()},
             }
         )
     else:
@@ -102,6 +103,10 @@ def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> 
         paused = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
         first = word(next(iter(pauses.named)))
         click.echo(f"\npaused: {paused}; go on with {command(f'queues resume {first}')}")
+    if pauses.tasks:
+        paused = ", ".join(f"{plain(name)}{_until(pause)}" for name, pause in pauses.tasks.items())
+        go_on = command(f"queues resume --task {word(next(iter(pauses.tasks)))}")
+        click.echo(f"\npaused tasks: {paused}; go on with {go_on}")
 
 
 def _show(context: Context, found: _Found) -> None:

@@ -316,14 +316,15 @@ class Dialect:
         self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
         """Return the rows of `due_in`, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
-        hosts, expired, late, limited, asked, all_paused, pause_ms)`.
+        hosts, expired, late, limited, asked, all_paused, pause_ms, tasks)`.
 
         - `ms`: the milliseconds until the next schedule is due, or None.
         - `listens`: whether this connection LISTENs to the channel.
         - `hosts`: the number of hosts with a heartbeat within this time.
-        - With `maintenance`: whether a lease has expired, a job is late to start, any job is under a limit.
-        - The arguments of `workers.wanted`: the requests to these workers as JSON, whether all queues are
-          paused, and the milliseconds until the next pause ends.
+        - With `maintenance`: whether a lease has expired, a job is late to start, any job is under a limit
+          or blocked by a pause.
+        - The arguments of `workers.wanted`: the requests to these workers as JSON, and whether all queues are
+          paused. Then the milliseconds until the next pause ends, and the paused tasks as JSON.
         """
         raise NotImplementedError
 

@@ -77,6 +77,12 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """It was claimed and not started, since its task is paused: no attempt, and no release. The job is
+    blocked until the task is resumed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """No attempt follows; the job moves to failed_jobs."""
 
@@ -92,7 +98,9 @@ class SelfCompleted:
     otherwise: Outcome
 
 
-Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
+Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Paused | Failed | SelfCompleted
+GOES_ON = (Retried, Released, Paused)
+"""The outcomes after which the job is not over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +121,5 @@ class Settlement:
     @property
     def is_one(self) -> bool:
         """Whether it is written by several statements, which belong into one transaction."""
-        waits = self.limit_key is not None and isinstance(self.outcome, (Retried, Released))
+        waits = self.limit_key is not None and isinstance(self.outcome, GOES_ON)
         return waits or self.follow_up is not None

@@ -19,7 +19,7 @@ LARGEST_TOKEN = 4_000_000_000_000_000_000
 UNIQUE_UNTIL = ("finish", "start", "pruned")
 FAILURE_REASONS = ("error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature")
 OUTCOMES = ("completed", "cancelled")
-BLOCKED_BY = ("flow", "limit")
+BLOCKED_BY = ("flow", "limit", "pause")
 ON_OUTCOMES = ("success", "failure", "ended")
 
 

@@ -170,6 +170,7 @@ _index("jobs_admitted", jobs.c.limit_key, where="limit_key IS NOT NULL AND block
 _line_order = (jobs.c.limit_key, jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id)
 _index("jobs_line", *_line_order, where=IN_LINE)
 _index("jobs_line_by_id", jobs.c.limit_key, jobs.c.id, where=IN_LINE)
+_index("jobs_paused", jobs.c.task, jobs.c.id, where="blocked_by = 'pause'")
 
 attempts_allowed = func.coalesce(jobs.c.max_attempts, literal_column(str(MAX_ATTEMPTS)))
 """The number of attempts that a job may have. A row inserted by SQL may have none; then the claim of a worker
@@ -302,6 +303,14 @@ queues = _table(
     Column("paused_at", Moment),
     Column("paused_until", Moment),
     texts="queue",
+)
+
+tasks = _table(
+    "sqlq_tasks",
+    Column("task", String(LONGEST_NAME), primary_key=True),
+    Column("paused_at", Moment),
+    Column("paused_until", Moment),
+    texts="task",
 )
 
 audit = _table(

@@ -35,7 +35,8 @@ _ENQUEUES = (
 )
 _LOOKS = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits",
-    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_audit, sqlq_version, job_states, queue_stats",
+    "SELECT ON sqlq_workers, sqlq_queues, sqlq_tasks, sqlq_schedules, sqlq_audit, sqlq_version",
+    "SELECT ON job_states, queue_stats",
 )
 RIGHTS = {
     "producer": _ENQUEUES,
@@ -46,7 +47,7 @@ RIGHTS = {
     "replacing-producer": (*_ENQUEUES, f"UPDATE ({', '.join(REPLACED)}) ON jobs"),
     "worker": (
         "SELECT ON sqlq_version",
-        "SELECT, UPDATE ON sqlq_queues",
+        "SELECT, UPDATE ON sqlq_queues, sqlq_tasks",
         "SELECT, INSERT, UPDATE ON sqlq_schedules",
         "SELECT, INSERT, DELETE ON sqlq_flows, sqlq_edges",
         "SELECT, INSERT, UPDATE, DELETE ON jobs, finished_jobs, failed_jobs",
@@ -58,7 +59,7 @@ RIGHTS = {
         "UPDATE, DELETE ON failed_jobs",
         "DELETE ON sqlq_flows, sqlq_edges",
         "UPDATE ON sqlq_workers",
-        "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
+        "INSERT, UPDATE ON sqlq_queues, sqlq_tasks, sqlq_limits",
         "SELECT, INSERT ON sqlq_wakes",
         "INSERT (actor, action, target), UPDATE (number) ON sqlq_audit",
     ),

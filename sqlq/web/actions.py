@@ -95,6 +95,15 @@ def _queue_resume(app: App, name: str, form: Form) -> str:
     return _switched(app.queues.resume(name), "Resumed", f"{name} was not paused.")
 
 
+def _task_pause(app: App, name: str, form: Form) -> str:
+    done = app.queues.pause(task=name, lasting=form.get("for") or None)
+    return _switched(done, "Paused the task", f"{name} was paused already; its end is set anew.")
+
+
+def _task_resume(app: App, name: str, form: Form) -> str:
+    return _switched(app.queues.resume(task=name), "Resumed the task", f"{name} was not paused.")
+
+
 def _queue_all(app: App, name: str, form: Form) -> str:
     return "All queues are claimed from again." if app.queues.resume(all=True) else "They were not paused."
 
@@ -161,6 +170,8 @@ ACTIONS: dict[str, Action] = {
     "queue-pause": Action("operator", "queues pause", _queue_pause, needs=("for",)),
     "queue-resume": Action("operator", "queues resume", _queue_resume),
     "queues-resume": Action("operator", "queues resume --all", _queue_all),
+    "task-pause": Action("operator", "queues pause --task", _task_pause, needs=("for",)),
+    "task-resume": Action("operator", "queues resume --task", _task_resume),
     "worker-pause": Action("operator", "workers pause", _worker("pause")),
     "worker-resume": Action("operator", "workers resume", _worker("resume")),
     "worker-stop": Action("admin", "workers stop", _worker("stop"), asks=True),

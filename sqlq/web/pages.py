@@ -42,7 +42,7 @@ PATHS = {
     "audit": "/audit",
 }
 JOBS_SHOWN = 50
-SEARCHED, SEARCHED_BY_KEY = 30_000, 10_000
+SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
 """A search on a page reads at most so many of the newest jobs of each table."""
 DOCTOR_SECONDS, PACE_SECONDS, STORAGE_SECONDS = 60.0, 10.0, 10.0
 HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +16,7 @@ from sqlq.database.database import Database
 from sqlq.database.values import Ask, Claimant, ClaimOrder, QueuePosition
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Failed
+from sqlq.model.outcome import Failed, Paused
 from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Registry, Task
 from sqlq.payload.encryption import HEAD, Encryption, opened_without_keys
@@ -379,9 +379,13 @@ class Intake:
         self.on_start: Callable[[Attempt], None] | None = None
         """Called with each job that starts; None without listeners."""
 
-    def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
+    def readable(self, claimed: list[ClaimedJob], paused: Collection[str] = ()) -> flows.Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
-        arguments."""
+        arguments. Those of `paused` tasks do not start."""
+        # guard: the-paused-do-not-start
+        if held := [job for job in claimed if job.task in paused]:
+            ready, unready = self.readable([job for job in claimed if job.task not in paused])
+            return flows.Filled(ready, [*unready, *((job, Paused()) for job in held)])
         seal = self._database.seal
         if seal is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
             return self._with_results(claimed)

@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.model.outcome import Outcome
+from sqlq.model.outcome import Outcome, Paused
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
 from sqlq.schema import version
@@ -376,6 +376,7 @@ class Worker(Background):
                 return
             if self._is_held_up():
                 continue
+            self._executors.put_off(self._control.paused_tasks)
             limit = self._room()
             # a drain would leave behind jobs due later; guard: drains-keep-what-waits-for-processes
             if not self._options.drain:
@@ -486,7 +487,7 @@ class Worker(Background):
             self._meter.claimed(claimed, time.monotonic() - sent_at)
         if claimed:
             trusted_until = self._leases.trusted_until(sent_at)
-            ready, unready = self._intake.readable(claimed)
+            ready, unready = self._intake.readable(claimed, self._control.paused_among(claimed))
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
@@ -497,7 +498,7 @@ class Worker(Background):
             self._executors.offer(running)
             for job, outcome in not_run:
                 self._settle(job, outcome)
-            self._claimed += len(claimed)
+            self._claimed += len(claimed) - sum(isinstance(outcome, Paused) for _, outcome in unready)
         return len(claimed)
 
     def _after_settling(self) -> None:

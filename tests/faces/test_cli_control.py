@@ -13,7 +13,7 @@ import pytest
 import sqlq
 from sqlq.model.job import State
 from tests.faces.command import Command
-from tests.kit import for_each
+from tests.kit import drain, for_each
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -195,6 +195,28 @@ def test_what_makes_no_sense_is_one_sentence(sqlq_: Command, args: tuple[str, ..
 @on_sqlite
 def test_who_is_not_there_is_one_sentence(sqlq_: Command) -> None:
     assert "no worker that is alive is called 'mail-7'" in sqlq_("workers", "pause", "mail-7").sentence()
+
+
+def test_a_task_is_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
+    assert sqlq_.ok("queues", "pause", "--task", "shop.send", "--for", "10m") == "paused shop.send for 10m\n"
+    said = sqlq_.ok("queues", "pause", "--task", "shop.send")
+    assert said == "shop.send is paused already, and from now on without an end\n"
+    for listing in ("queues", "status"):
+        assert "paused tasks: shop.send; go on with sqlq queues resume --task shop.send" in sqlq_.ok(listing)
+    assert list(sqlq_("status", "--json").json()["paused_tasks"]) == ["shop.send"]
+    id = app.enqueue(app.task(name="shop.send")(lambda: None).new()).id
+    for state in ("available", "blocked"):
+        assert f"job {id}: {state}" in sqlq_.ok("show", str(id))
+        assert re.search("queues resume --task shop.send .*its task is paused", sqlq_.ok("show", str(id)))
+        drain(app)
+    assert "waits         because its task is paused" in sqlq_.ok("show", str(id))
+    assert "by its task's pause, since " in sqlq_.ok("jobs")
+    assert sqlq_("queues", "resume", "--task", "shop.send", "--json").json() == {
+        "task": "shop.send",
+        "resumed": True,
+    }
+    assert sqlq_.ok("queues", "resume", "--task", "shop.send") == "shop.send is not paused\n"
+    assert "and not both" in sqlq_("queues", "pause", "mail", "--task", "shop.send").misuse()
 
 
 def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:

@@ -59,7 +59,10 @@ ATTACKS = {
     ),
     "delete others' jobs": ("DELETE FROM jobs",),
     "change the results of others' jobs": ("UPDATE finished_jobs SET result = '1'",),
-    "pause queues": ("UPDATE sqlq_queues SET paused_at = now()",),
+    "pause queues": (
+        "UPDATE sqlq_queues SET paused_at = now()",
+        "UPDATE sqlq_tasks SET paused_at = now()",
+    ),
     "change schedules": ("UPDATE sqlq_schedules SET task = 't'",),
     "stop workers": ("UPDATE sqlq_workers SET asked = 'stop'",),
     "see which workers there are": ("SELECT host FROM sqlq_workers",),

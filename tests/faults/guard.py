@@ -52,6 +52,11 @@ _MADE_ANEW = (
 _UNBLOCKS = "OLD.blocked_by = 'flow' AND (NEW.blocked_by IS NULL OR NEW.blocked_by <> 'flow')"
 _NEXT_TOKEN = f"(CASE WHEN OLD.lease_token < {LARGEST_TOKEN} THEN OLD.lease_token + 1 ELSE 1 END)"
 _REVOKES = f"NEW.lease_token = {_NEXT_TOKEN}"
+_PAUSES = (
+    "(coalesce(NEW.blocked_by, '') = 'pause' OR coalesce(NEW.blocked_by, '') = 'limit'"
+    " AND EXISTS (SELECT 1 FROM sqlq_tasks t WHERE t.task = NEW.task))"
+)
+"""A job is blocked because its task is paused, or stays in a line in order for that reason."""
 
 
 def _changed(*columns: str) -> str:
@@ -288,7 +293,16 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "an attempt given back without counting the release",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1"
+            f" AND NOT {_PAUSES}",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "blocked by a pause, and the attempt counts, or its place is lost",
+            f"{_GIVES_UP} AND NEW.blocked_by = 'pause' AND (NEW.attempts <> OLD.attempts - 1"
+            " OR NEW.releases <> OLD.releases OR NEW.due_at <> CASE WHEN OLD.limit_key IS NULL"
+            " THEN OLD.available_at ELSE coalesce(OLD.due_at, OLD.available_at) END)",
         ),
         Rule(
             "jobs",

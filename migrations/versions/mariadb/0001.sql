@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     start_by DATETIME(6),
     flow_id BIGINT,
     limit_key VARCHAR(255),
-    blocked_by VARCHAR(5) CHECK (blocked_by IN ('flow', 'limit')),
+    blocked_by VARCHAR(5) CHECK (blocked_by IN ('flow', 'limit', 'pause')),
     due_at DATETIME(6),
     replay_of BIGINT,
     created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     KEY jobs_flow (flow_id),
     KEY jobs_line (blocked_by, limit_key, priority DESC, due_at, id),
     KEY jobs_line_by_id (blocked_by, limit_key, id),
+    KEY jobs_paused (blocked_by, task, id),
     CONSTRAINT jobs_blocked_is_far CHECK ((blocked_by IS NULL) = (available_at < '9998-01-01')),
     CONSTRAINT jobs_reservation_is_whole CHECK ((reserved_at IS NULL) = (reserved_by IS NULL)
         AND (reserved_at IS NULL) = (lease_expires_at IS NULL)),
@@ -210,6 +211,15 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_queues (
     paused_at DATETIME(6),
     paused_until DATETIME(6),
     CONSTRAINT sqlq_queues_moments_in_range CHECK (
+        paused_at >= '1970-01-01' AND paused_at < '9999-01-01'
+        AND paused_until >= '1970-01-01' AND paused_until < '9999-01-01')
+) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
+
+CREATE TABLE IF NOT EXISTS {prefix}sqlq_tasks (
+    task VARCHAR(255) NOT NULL PRIMARY KEY,
+    paused_at DATETIME(6),
+    paused_until DATETIME(6),
+    CONSTRAINT sqlq_tasks_moments_in_range CHECK (
         paused_at >= '1970-01-01' AND paused_at < '9999-01-01'
         AND paused_until >= '1970-01-01' AND paused_until < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;

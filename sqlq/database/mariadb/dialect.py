@@ -264,7 +264,7 @@ class MariaDB(Dialect):
     def look(
         self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
-        due = [(*row, *[None] * 8) for row in self.due_in(ask, schema, names)]
+        due = [(*row, *[None] * 9) for row in self.due_in(ask, schema, names)]
         services = (wanted.maintenance,) * 3
         given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
         return [*due, *ask(sql.look(schema, len(wanted.workers)), given)]

@@ -121,13 +121,17 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
             SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= {NOW}) END,
        CASE WHEN %s THEN
             EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL)
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'pause') END,
        (SELECT JSON_ARRAYAGG(JSON_ARRAY(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM {prefix}.sqlq_workers
          WHERE id IN ({theirs}) AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL)),
        EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
-       (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(paused_until)) / 1000e0 FROM {prefix}.sqlq_queues)
+       (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(paused_until)) / 1000e0
+          FROM (SELECT paused_until FROM {prefix}.sqlq_queues
+                UNION ALL SELECT paused_until FROM {prefix}.sqlq_tasks) AS pauses),
+       (SELECT JSON_ARRAYAGG(task) FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL)
 """
 
 
@@ -254,11 +258,13 @@ SELECT id FROM {prefix}.jobs FORCE INDEX (jobs_line)
 def head_of_line(schema: str | None, served: int | None) -> str:
     prefix = quoted(schema)
     # guard: the-head-of-a-line-mariadb
+    # guard: a-paused-head-keeps-the-order-mariadb
     return f"""
 SELECT head.id
-  FROM (SELECT id, limit_key, queue, due_at FROM {prefix}.jobs FORCE INDEX (jobs_line_by_id)
+  FROM (SELECT id, limit_key, queue, task, due_at FROM {prefix}.jobs FORCE INDEX (jobs_line_by_id)
          WHERE blocked_by = 'limit' AND limit_key = %s ORDER BY id LIMIT 1) AS head
  WHERE head.due_at <= {NOW} AND {_is_open(prefix, served)}
+   AND head.task NOT IN (SELECT task FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL)
    AND NOT (%s AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs AS failed
                             WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
 """

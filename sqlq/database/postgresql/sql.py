@@ -105,10 +105,11 @@ def look(schema: str | None, all_queues: bool) -> str:
     thing."""
     prefix = quoted(schema)
     # guard: the-look-sees-what-a-rescue-takes
+    # guard: the-look-sees-the-paused-postgresql
     return f"""
 SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
        NULL::boolean AS late, NULL::boolean AS limited, NULL::varchar AS asked,
-       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
+       NULL::boolean AS all_paused, NULL::double precision AS pause_ms, NULL::varchar AS paused_tasks
   FROM ({due_in(schema, all_queues)}) AS due (queue, ms)
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
@@ -126,7 +127,8 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
             SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= statement_timestamp()) END,
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL)
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'pause') END,
        (SELECT json_agg(json_build_array(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM {prefix}.sqlq_workers
@@ -134,7 +136,9 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
            AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
        EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
        (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
-          FROM {prefix}.sqlq_queues)
+          FROM (SELECT paused_until FROM {prefix}.sqlq_queues
+                UNION ALL SELECT paused_until FROM {prefix}.sqlq_tasks) AS pauses),
+       (SELECT json_agg(task) FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL)::varchar
 """
 
 
@@ -306,13 +310,15 @@ def pick(schema: str | None, in_order: bool) -> str:
              LIMIT greatest(free.number, 0)
                FOR UPDATE SKIP LOCKED"""
     # guard: the-head-of-a-line-postgresql
+    # guard: a-paused-head-keeps-the-order-postgresql
     head = f"""
             SELECT head.id
-              FROM (SELECT id, queue, due_at FROM {prefix}.jobs
+              FROM (SELECT id, queue, task, due_at FROM {prefix}.jobs
                      WHERE limit_key = free.limit_key AND blocked_by = 'limit'
                      ORDER BY id LIMIT 1) AS head
              WHERE free.number > 0 AND head.due_at <= statement_timestamp()
                AND {is_open}
+               AND NOT (head.task = ANY (SELECT task FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL))
                AND NOT (free.holds AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs
                                                 WHERE limit_key = free.limit_key AND id < head.id))"""
     # guard: slots-are-counted-postgresql

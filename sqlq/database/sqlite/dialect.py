@@ -451,11 +451,13 @@ SELECT id FROM main.jobs
  LIMIT ?
 """
 # guard: the-head-of-a-line-sqlite
+# guard: a-paused-head-keeps-the-order-sqlite
 _HEAD = f"""
 SELECT head.id
-  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
+  FROM (SELECT id, limit_key, queue, task, due_at FROM main.jobs
          WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
  WHERE head.due_at <= {SQLITE_NOW} AND head.queue NOT IN ({_PAUSED}) AND {_IS_SERVED}
+   AND head.task NOT IN (SELECT task FROM main.sqlq_tasks WHERE paused_at IS NOT NULL)
    AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
                            WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
 """

@@ -40,7 +40,7 @@ from sqlq.store.workers.workers import moment
 
 MOST = 10_000
 """The cap of one count; for a person "10,000+" is as good as the number."""
-ROWS = 30_000
+ROWS = 100_000
 """The most rows that the counts of waiting jobs read in each state. With many queues and priorities each
 count has a lower cap."""
 LEAST = 100

@@ -54,6 +54,7 @@ from sqlq.model.outcome import (
     Completed,
     ErrorText,
     Failed,
+    Paused,
     Released,
     Retried,
     SelfCompleted,
@@ -66,6 +67,7 @@ from sqlq.schema.tables import (
     failed_jobs,
     finished_jobs,
     jobs,
+    limits,
     next_token,
     one_more,
 )
@@ -183,6 +185,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
     retried: list[tuple[Any, ...]] = []
     released: list[tuple[Any, ...]] = []
+    paused: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]] = ([], [])
+    ordered = _in_order(conn, [s.limit_key for s in settlements if isinstance(s.outcome, Paused)])
     for s in sorted(settlements, key=lambda s: s.id):
         right = (s.id, s.lease_token)
         match s.outcome:
@@ -203,6 +207,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
             case Released(delay_ms, unknown_task, in_time=in_time, at=at):
                 record = _note_of(s, s.outcome)
                 released.append((*right, delay_ms, at, record, int(unknown_task), int(in_time)))
+            case Paused():
+                paused[s.limit_key in ordered].append((*right, None, None))
             case SelfCompleted():
                 raise AssertionError(
                     "whether its handler completed a job is for the database to say, not to write"
@@ -216,6 +222,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
         done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished)
     done |= _put_back(conn, _RETRY, retried, _retried, keys)
     done |= _put_back(conn, _RELEASE, released, _released, keys)
+    for rows, changes in zip(paused, (_paused, _unclaimed), strict=True):
+        done |= _put_back(conn, _PAUSE, rows, changes, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
         _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
@@ -230,6 +238,7 @@ _FINISH_LATER = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms
 _FAIL = Batch.of_claims(reason=Text, exception=Text, message=Text, traceback=Text, start_ms=BigInteger)
 _RETRY = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text)
 _RELEASE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, unknown=Integer, in_time=Integer)
+_PAUSE = Batch.of_claims(delay_ms=BigInteger, at=Moment)
 
 
 def _finished(
@@ -278,6 +287,30 @@ def _released(mine: CTE) -> Mapping[str, Any]:
         # a job that was started in time has no `start_by` to miss from now on
         "start_by": case((mine.c.in_time == 0, jobs.c.start_by)),  # guard: what-began-in-time-goes-on
     }
+
+
+def _unclaimed(mine: CTE) -> Mapping[str, Any]:
+    return {"attempts": jobs.c.attempts - 1, "unknown_since": null()}  # guard: a-pause-counts-no-attempt
+
+
+def _paused(mine: CTE) -> Mapping[str, Any]:
+    in_line = jobs.c.limit_key.is_not(None)  # else SQL may have left any `due_at` in the row
+    # guard: the-paused-keep-their-place
+    due = case((in_line, func.coalesce(jobs.c.due_at, jobs.c.available_at)), else_=jobs.c.available_at)
+    return {**_unclaimed(mine), "blocked_by": "pause", "available_at": far(), "due_at": due}
+
+
+def _in_order(conn: Connection, keys: Sequence[str | None]) -> set[str]:
+    """Return those of these keys that take one job after the other. A paused one keeps its line waiting: it
+    stays in it, and no younger one overtakes it."""
+    if known := {key for key in keys if key is not None}:
+        return set(conn.scalars(_IN_ORDER, {"keys": sorted(known)}))  # guard: the-paused-stay-in-order
+    return set()
+
+
+_IN_ORDER = select(limits.c.limit_key).where(
+    limits.c.limit_key.in_(bindparam("keys", expanding=True)), limits.c.in_order
+)
 
 
 # -- complete, in the handler's own transaction --------------------------------------------------------------

@@ -25,6 +25,7 @@ from sqlalchemy import (
     bindparam,
     exists,
     func,
+    literal_column,
     null,
     or_,
     select,
@@ -422,6 +423,9 @@ def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
 _steps_keys = select(jobs.c.limit_key).where(
     jobs.c.flow_id.is_not(None), jobs.c.blocked_by == "flow", jobs.c.limit_key.is_not(None)
 )
+_paused_keys = select(jobs.c.limit_key).where(
+    jobs.c.blocked_by == literal_column("'pause'"), jobs.c.limit_key.is_not(None)
+)
 _unused = (
     select(limits.c.limit_key)
     .where(
@@ -432,6 +436,7 @@ _unused = (
         ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
         ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
         limits.c.limit_key.not_in(_steps_keys),  # guard: steps-keys-are-not-forgotten
+        limits.c.limit_key.not_in(_paused_keys),  # guard: paused-keys-are-not-forgotten
     )
     .order_by(limits.c.used_at)
     .limit(bindparam("most", type_=Integer))

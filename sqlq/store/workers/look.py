@@ -40,7 +40,7 @@ class Look(NamedTuple):
     late: bool | None
     """Whether a job was not started in time; None likewise."""
     limited: bool | None
-    """Whether a job is under a limit; None likewise."""
+    """Whether a job is under a limit, or blocked by a pause; None likewise."""
     tick_ms: float | None
     """The milliseconds until the next schedule is due; None where there is none."""
     wanted: Wanted

@@ -15,7 +15,7 @@ from sqlq.database.batch import Change, Right
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs, workers
 from sqlq.schema.types import Moment, after, now
-from sqlq.store.workers.pauses import _PAUSED, ALL
+from sqlq.store.workers import pauses
 
 ALIVE_MS = 3 * LEASE_MS
 """A worker counts as alive this long after its last heartbeat; with the default lease it then missed nine in
@@ -251,25 +251,22 @@ class Wanted(NamedTuple):
     requests: tuple[Request, ...] = ()
     all_paused: bool = False
     pause_ms: float | None = None
-    """The milliseconds until the next pause, of a queue or of all, ends; None where none has an end."""
+    """The milliseconds until the next pause ends; None where none has an end."""
+    paused_tasks: tuple[str, ...] = ()
 
 
-def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wanted:
+def wanted(requests: str | None, all_paused: bool, pause_ms: float | None, tasks: str | None) -> Wanted:
     """Return the requests that a poll has read."""
     found = () if requests is None else tuple(Request(*each) for each in json.loads(requests))
-    return Wanted(found, bool(all_paused), pause_ms)
+    return Wanted(found, bool(all_paused), pause_ms, tuple(json.loads(tasks or "[]")))
 
 
 def read(conn: Connection, id: str) -> Wanted:
     """Return the requests to one worker, and to all."""
     asked = conn.execute(_ASKED, {"id": id}).one_or_none()
-    paused = conn.execute(_PAUSED).all()
-    ends = [row.paused_until for row in paused if row.paused_until is not None]
-    return Wanted(
-        () if asked is None else (Request(*asked),),
-        any(row.queue == ALL for row in paused),
-        (min(ends) - paused[0].now).total_seconds() * 1000 if ends else None,
-    )
+    paused, ends_ms = pauses.read(conn)
+    requests = () if asked is None else (Request(*asked),)
+    return Wanted(requests, paused.all is not None, ends_ms, tuple(paused.tasks))
 
 
 _ASKED = select(

@@ -87,6 +87,8 @@ class Child(Process):
         """Why it was killed, and the jobs it ran past their timeouts."""
         self.all_paused: bool | None = None
         """Whether all queues are paused, by the last message to it."""
+        self.knows_paused_tasks = True
+        """Whether it may hold a task for paused."""
         self._heard = heard
         try:
             threading.Thread(target=self._hear, name="sqlq-receive", daemon=True).start()

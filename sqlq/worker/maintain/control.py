@@ -3,7 +3,8 @@ resume, stop or restart it, or cancel its jobs.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
-    sqlq queues pause ──► sqlq_queues ┘
+    sqlq queues pause ──► sqlq_queues ┤
+                          sqlq_tasks ─┘
 
 A request counts once, and the newest of all counts. On PostgreSQL the poller sees the requests in rows; on
 SQLite the worker reads them after a commit.
@@ -15,7 +16,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from sqlalchemy import Connection
@@ -23,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import VERSION
 from sqlq.database.database import Database
+from sqlq.model.job import ClaimedJob
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
@@ -76,6 +78,8 @@ class Control:
         self._retire = retire
         self._told_to_pause = False
         self._all_paused = False
+        self.paused_tasks: frozenset[str] = frozenset()
+        """The tasks whose jobs do not start, by the last look."""
         self._last: tuple[Any, Any] = (None, None)
         self._cancels_at: Any = None
         self._commits: int | None = None
@@ -129,11 +133,29 @@ class Control:
             )
             self._changed()
 
+    def pause_tasks(self, tasks: Iterable[str]) -> None:
+        """Note which tasks are paused."""
+        if self.paused_tasks != (paused := frozenset(tasks)):
+            self.paused_tasks = paused
+            self._wake.call()
+
+    def paused_among(self, claimed: Collection[ClaimedJob]) -> frozenset[str]:
+        """Return the paused tasks, anew where claimed jobs seem to be of one: it may just have been
+        resumed."""
+        if not self.paused_tasks.isdisjoint(job.task for job in claimed):
+            try:
+                with self._database.read() as conn:
+                    self.pause_tasks(pauses.paused(conn).tasks)  # guard: the-resumed-are-not-blocked-again
+            except Exception as error:  # what is claimed goes to the settler all the same
+                log.debug("which tasks are paused could not be read anew: %s", error)
+        return self.paused_tasks
+
     def handlers(self) -> Handlers:
         """Return the handlers of messages of the supervisor."""
         return {
             "paused": lambda paused: self.pause(paused=paused),
             "all_paused": lambda paused: self.pause_all(paused=paused),
+            "paused_tasks": self.pause_tasks,
             "write_state": self._write_state,
             "request": lambda fields: self._requested(Request(*fields)),
         }
@@ -146,6 +168,7 @@ class Control:
     def heed(self, wanted: Wanted) -> None:
         """Follow the requests that a look has found, as far as they are new."""
         self.pause_all(paused=wanted.all_paused)
+        self.pause_tasks(wanted.paused_tasks)  # guard: paused-tasks-are-heeded
         for request in wanted.requests:
             if request.worker == self._worker:
                 self._requested(request)

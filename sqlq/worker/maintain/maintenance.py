@@ -15,10 +15,10 @@ from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
 from sqlq.store.workers.look import Look
 from sqlq.worker.ipc.parent import Facts
+from sqlq.worker.maintain.pauses import EndPauses, FreePaused
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
-    EndPauses,
     Expire,
     Prune,
     Rescue,
@@ -163,7 +163,8 @@ class Maintenance(ServiceLoop):
         self._ticks = Ticks(database, looked_at=own_at, ticked=freed)
         self._expire = Expire(database, reporter.expired, looked_at=own_at)
         self._admit = Admit(database, freed, looked_at=own_at)
-        self._end_pauses = EndPauses(database, pauses_ended)
+        self._free_paused = FreePaused(database, freed, looked_at=own_at)
+        self._end_pauses = EndPauses(database, pauses_ended, self._free_paused)
         super().__init__(
             [self._rescue, self._end_pauses, *own],
             database,
@@ -174,6 +175,7 @@ class Maintenance(ServiceLoop):
                 self._expire,
                 Unblock(database, freed),
                 self._admit,
+                self._free_paused,
             ],
             others_do=last_look.supervisor_looks,
             quiet=quiet,
@@ -185,6 +187,7 @@ class Maintenance(ServiceLoop):
             (look.expired, self._rescue),
             (look.late, self._expire),
             (look.limited, self._admit),
+            (look.limited, self._free_paused),
         ):
             if is_found:
                 service.is_called = True  # guard: a-look-calls-to-services

@@ -26,7 +26,7 @@ from sqlq.store import schedules
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import expire, prune, settle
 from sqlq.store.limits import admit
-from sqlq.store.workers import notify, pauses, workers
+from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt
 
 log = logging.getLogger("sqlq.worker")
@@ -313,38 +313,6 @@ class Admit(PolledService):
         rest = SWEEP_SHARE * (time.monotonic() - began)
         goes_on = self._place is not None or bool(done.more) or done.more_wakes
         return rest if goes_on or rest > self._every else None
-
-
-class EndPauses:
-    """Resumes queues that were paused until a time, when that has come. Any number of hosts may do so."""
-
-    doing = "ending pauses"
-
-    def __init__(self, database: Database, ended: Callable[[list[str]], None]) -> None:
-        self._database = database
-        self._ended = ended
-        self._due_at = NEVER
-
-    def expect(self, pause_ms: float) -> float:
-        """Note that the next pause ends in so many milliseconds. Return that time by the monotonic clock."""
-        self._due_at = time.monotonic() + max(0.0, pause_ms) / 1000
-        return self._due_at
-
-    def run(self) -> float:
-        if (wait := self._due_at - time.monotonic()) > 0:
-            return min(wait, UNCALLED_SECONDS)
-        with self._database.begin() as conn:
-            over = pauses.end_pauses(conn)
-            if over:
-                notify.wake_others(conn)
-            next_ms = pauses.next_end(conn)
-        self._due_at = NEVER
-        for name in over:
-            what = "all queues" if name == pauses.ALL else f"the queue {name}"
-            log.info("the pause of %s is over", what, extra={"event": "resumed"})
-        if over:
-            self._ended(over)
-        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - time.monotonic()
 
 
 class SchemaWatch:

@@ -12,12 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from sqlq.model.outcome import Outcome, SelfCompleted
+from sqlq.model.outcome import Outcome, Paused, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
@@ -130,6 +130,18 @@ class Executor:
         """Release the jobs that have not started."""
         for job in (*self._take_ready(), *self._take_for_processes(float("inf"))):
             self._done(job, given_back(job.claimed))
+
+    def put_off(self, tasks: Collection[str]) -> None:
+        """Start no job of these tasks, which are paused."""
+        paused: list[Attempt] = []
+        with self._lock:
+            for waiting in (self._ready, self._for_isolates) if tasks else ():
+                mine = [job for job in waiting if job.claimed.task in tasks]
+                for job in mine:
+                    waiting.remove(job)  # guard: what-waits-for-a-slot-is-paused-too
+                paused += mine
+        for job in paused:
+            self._done(job, Paused())
 
     def release_unstarted(self) -> None:
         """Release jobs that have waited long for a slot, and those behind them."""

@@ -19,11 +19,13 @@ from sqlq.database.database import Database
 from sqlq.model.callbacks import settlement
 from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (
+    GOES_ON,
     Cancelled,
     Completed,
     ErrorText,
     Failed,
     Outcome,
+    Paused,
     Released,
     Retried,
     SelfCompleted,
@@ -224,7 +226,7 @@ class Settler(Gatherer[Item]):
     ) -> None:
         over: list[int] = []
         if self._after.answers.are_wanted:
-            over = [id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))]
+            over = [id for id, token in ended if not isinstance(pending[id, token][1], GOES_ON)]
         followed = False
         steps: list[int] = []
         keys: set[str] = set()
@@ -233,8 +235,10 @@ class Settler(Gatherer[Item]):
                 job, outcome, seconds = pending.pop(right)
                 if job.claimed.limit_key is not None:
                     keys.add(job.claimed.limit_key)
-                if job.claimed.flow_id is not None and not isinstance(outcome, (Retried, Released)):
+                if job.claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
                     steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
+                if isinstance(outcome, Paused):
+                    continue  # it was no attempt
                 followed = (
                     followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
                 )
@@ -336,5 +340,5 @@ def _plainer(outcome: Outcome) -> Sequence[Outcome]:
         case Retried():
             plain = replace(outcome, error=error)
             return [plain, replace(plain, queue=None)]  # the other queue may hold its key
-        case Released() | SelfCompleted():
+        case Released() | Paused() | SelfCompleted():
             return [outcome]

@@ -168,6 +168,12 @@ class Dispatcher:
                 self._requests[request.worker] = request
                 child.link.offer(request=list(request))
         self._pause_all(paused=wanted.all_paused)
+        for child in children.values():
+            # at each look while a task is paused: a child also reads by itself which ones are
+            if wanted.paused_tasks or child.knows_paused_tasks:
+                child.knows_paused_tasks = bool(wanted.paused_tasks)
+                # guard: children-hear-of-paused-tasks
+                child.link.offer(paused_tasks=list(wanted.paused_tasks))
 
     def _pause_all(self, *, paused: bool) -> None:
         self._all_paused = paused

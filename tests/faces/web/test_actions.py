@@ -11,6 +11,7 @@ import pytest
 import sqlq
 from sqlq.web.actions import ACTIONS
 from tests.faces.web.visitor import Completed, Visitor, end, failed
+from tests.kit import drain
 
 FOR_TEN_MINUTES: dict[str, Any] = {"for": "10m"}
 IN_TWO_HOURS: dict[str, Any] = {"in": "2h"}
@@ -97,6 +98,20 @@ def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
     answer = admin.send("queue-pause", name="default", **{**FOR_TEN_MINUTES, "for": "a while"})
     assert answer.status_code == 400
     assert "lasting" in answer.text
+
+
+def test_a_task_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
+    admin = Visitor(shop)
+    assert 'action="/act/task-pause"' in admin.page("/queues")
+    assert "Paused the task: send." in admin.done("task-pause", name="send", **FOR_TEN_MINUTES)
+    assert shop.queues.pauses().tasks["send"].until is not None
+    (id,) = enqueue(shop)
+    drain(shop)
+    assert shop.jobs.get(id).blocked_by == "pause"
+    assert "The task send is paused" in admin.page("/queues")
+    assert "queues resume --task send" in html.unescape(admin.page(f"/jobs/{id}"))
+    assert "Resumed the task: send." in admin.done("task-resume", name="send")
+    assert shop.jobs.get(id).state == "available"
 
 
 def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:

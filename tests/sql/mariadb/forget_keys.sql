@@ -8,6 +8,8 @@ WHERE shop.jobs.limit_key = shop.sqlq_limits.limit_key AND shop.jobs.blocked_by 
 FROM shop.failed_jobs 
 WHERE shop.failed_jobs.limit_key = shop.sqlq_limits.limit_key)) AND (shop.sqlq_limits.limit_key NOT IN (SELECT shop.jobs.limit_key 
 FROM shop.jobs 
-WHERE shop.jobs.flow_id IS NOT NULL AND shop.jobs.blocked_by = %(blocked_by_2)s AND shop.jobs.limit_key IS NOT NULL)) ORDER BY shop.sqlq_limits.used_at 
+WHERE shop.jobs.flow_id IS NOT NULL AND shop.jobs.blocked_by = %(blocked_by_2)s AND shop.jobs.limit_key IS NOT NULL)) AND (shop.sqlq_limits.limit_key NOT IN (SELECT shop.jobs.limit_key 
+FROM shop.jobs 
+WHERE shop.jobs.blocked_by = 'pause' AND shop.jobs.limit_key IS NOT NULL)) ORDER BY shop.sqlq_limits.used_at 
  LIMIT %(most)s;
 

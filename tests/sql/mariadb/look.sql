@@ -18,11 +18,15 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_at) / 100
             SELECT 1 FROM shop.jobs WHERE start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0 AND start_by <= UTC_TIMESTAMP(6)) END,
        CASE WHEN %s THEN
             EXISTS (SELECT 1 FROM shop.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM shop.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+            OR EXISTS (SELECT 1 FROM shop.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL)
+            OR EXISTS (SELECT 1 FROM shop.jobs WHERE blocked_by = 'pause') END,
        (SELECT JSON_ARRAYAGG(JSON_ARRAY(
                  id, asked, TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', asked_at), TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', cancels_at)))
           FROM shop.sqlq_workers
          WHERE id IN (NULL) AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL)),
        EXISTS (SELECT 1 FROM shop.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
-       (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(paused_until)) / 1000e0 FROM shop.sqlq_queues);
+       (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(paused_until)) / 1000e0
+          FROM (SELECT paused_until FROM shop.sqlq_queues
+                UNION ALL SELECT paused_until FROM shop.sqlq_tasks) AS pauses),
+       (SELECT JSON_ARRAYAGG(task) FROM shop.sqlq_tasks WHERE paused_at IS NOT NULL);
 

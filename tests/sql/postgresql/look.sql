@@ -1,6 +1,6 @@
 SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
        NULL::boolean AS late, NULL::boolean AS limited, NULL::varchar AS asked,
-       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
+       NULL::boolean AS all_paused, NULL::double precision AS pause_ms, NULL::varchar AS paused_tasks
   FROM (
 WITH RECURSIVE names (queue) AS (
       
@@ -42,7 +42,8 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM pg_catalog.min(next_at) OPERATOR(pg
             SELECT 1 FROM public.jobs WHERE start_by IS NOT NULL AND reserved_at IS NULL AND attempts OPERATOR(pg_catalog.=) 0 AND start_by OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) END,
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM public.jobs WHERE blocked_by OPERATOR(pg_catalog.=) 'limit')
-            OR EXISTS (SELECT 1 FROM public.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+            OR EXISTS (SELECT 1 FROM public.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL)
+            OR EXISTS (SELECT 1 FROM public.jobs WHERE blocked_by OPERATOR(pg_catalog.=) 'pause') END,
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
                  id, asked, CAST(EXTRACT(EPOCH FROM asked_at) OPERATOR(pg_catalog.*) 1000000 AS bigint), CAST(EXTRACT(EPOCH FROM cancels_at) OPERATOR(pg_catalog.*) 1000000 AS bigint)))
           FROM public.sqlq_workers
@@ -50,5 +51,7 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM pg_catalog.min(next_at) OPERATOR(pg
            AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
        EXISTS (SELECT 1 FROM public.sqlq_queues WHERE queue OPERATOR(pg_catalog.=) '' AND paused_at IS NOT NULL),
        (SELECT CAST(EXTRACT(EPOCH FROM pg_catalog.min(paused_until) OPERATOR(pg_catalog.-) pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000 AS double precision)
-          FROM public.sqlq_queues);
+          FROM (SELECT paused_until FROM public.sqlq_queues
+                UNION ALL SELECT paused_until FROM public.sqlq_tasks) AS pauses),
+       (SELECT pg_catalog.json_agg(task) FROM public.sqlq_tasks WHERE paused_at IS NOT NULL)::varchar;
 

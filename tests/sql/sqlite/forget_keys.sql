@@ -9,7 +9,9 @@ WHERE main.jobs.limit_key = main.sqlq_limits.limit_key AND main.jobs.blocked_by 
 FROM main.failed_jobs 
 WHERE main.failed_jobs.limit_key = main.sqlq_limits.limit_key)) AND (main.sqlq_limits.limit_key NOT IN (SELECT main.jobs.limit_key 
 FROM main.jobs 
-WHERE main.jobs.flow_id IS NOT NULL AND main.jobs.blocked_by = ? AND main.jobs.limit_key IS NOT NULL)) ORDER BY main.sqlq_limits.used_at
+WHERE main.jobs.flow_id IS NOT NULL AND main.jobs.blocked_by = ? AND main.jobs.limit_key IS NOT NULL)) AND (main.sqlq_limits.limit_key NOT IN (SELECT main.jobs.limit_key 
+FROM main.jobs 
+WHERE main.jobs.blocked_by = 'pause' AND main.jobs.limit_key IS NOT NULL)) ORDER BY main.sqlq_limits.used_at
  LIMIT ? OFFSET ?)
  DELETE FROM main.sqlq_limits WHERE main.sqlq_limits.limit_key IN (SELECT held.limit_key 
 FROM held) RETURNING limit_key;
