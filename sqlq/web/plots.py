@@ -102,7 +102,7 @@ def graph(steps: Sequence[Any], url: Any, at: int | None = None) -> Markup:
         f", the first {MOST_STEPS} of them drawn" if len(steps) > MOST_STEPS else ""
     )
     return Markup(
-        '<svg class="graph" viewBox="0 0 {} {}" width="{}" height="{}" role="img"><title>{}</title>{}</svg>'
+        '<svg class="graph" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>{}</svg>'
     ).format(width, height, width, height, title, Markup("").join(drawn))
 
 

@@ -1,0 +1,204 @@
+"""The dashboard in a real browser: `sqlq web` and `sqlq work` as processes, and what a person does."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+from tests.faces.web import shop
+from tests.faces.web.browser import Browser, chromium
+from tests.faces.web.visitor import end, failed
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.debian,
+    pytest.mark.parametrize("database_url", ["postgresql"], indirect=True),
+    # Selenium's sockets are closed when its process ends
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ROOT = Path(__file__).parents[3]
+PAGES = ["", "jobs", "failures", "queues", "workers", "flows", "schedules", "limits", "audit"]
+
+
+@contextmanager
+def command(*words: str, database_url: str, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a command of sqlq for as long as the block does."""
+    line = [sys.executable, "-m", "sqlq", "-a", "tests.faces.web.shop:app", "-d", database_url, *words]
+    with log.open("w") as out, subprocess.Popen(line, cwd=ROOT, stdout=out, stderr=out, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+class Desk:
+    """An operator at the dashboard, who has logged in by the link."""
+
+    def __init__(self, browser: Browser, base: str, app: sqlq.App) -> None:
+        self.browser, self.base, self.app = browser, base, app
+
+    def open(self, path: str = "") -> Browser:
+        self.browser.open(f"{self.base}{path}")
+        return self.browser
+
+
+@pytest.fixture
+def desk(window: Browser, app: sqlq.App, database_url: str, tmp_path: Path) -> Iterator[Desk]:
+    log = tmp_path / "web.log"
+    with command("web", "--port", "0", database_url=database_url, log=log):
+        (link, *_) = wait_until(lambda: re.findall(r"http://\S+/login\?token=\S+", log.read_text()))
+        window.driver.delete_all_cookies()
+        window.open(link)
+        window.console()
+        window.hosts()
+        yield Desk(window, link.partition("login")[0], app)
+
+
+def fill(app: sqlq.App) -> None:
+    """Jobs in each state, with errors that are alike."""
+    app.enqueue_many([shop.send_receipt.new(i) for i in range(6)])
+    for i in range(3):
+        end(app, failed(f"no mailbox for order {i}"), queue="mail")
+    app.enqueue(shop.charge.new(7).set(delay="1h", label="tenant-7"))
+    flow = sqlq.Flow("import")
+    flow.add(shop.step.new(2), after=[flow.add(shop.step.new(1))])
+    app.enqueue(flow)
+    app.schedules.add("nightly", shop.export.new(3), sqlq.Schedule(cron="0 3 * * *"))
+    app.limits.set("bank", running=2)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_page_is_there_for_everybody(desk: Desk, scheme: str) -> None:
+    fill(desk.app)
+    desk.browser.choose_scheme(scheme)
+    faults: dict[str, list[str]] = {}
+    for path in [*PAGES, f"jobs/{desk.app.jobs.list(state='failed')[0].id}", "flows/1"]:
+        browser = desk.open(path)
+        assert browser.find("h1").text
+        faults[path] = browser.faults()
+    assert {path: found for path, found in faults.items() if found} == {}
+    assert desk.browser.console() == []
+    assert desk.browser.hosts() == {desk.base.split("/")[2]}
+
+
+def test_a_group_of_failures_is_retried(desk: Desk) -> None:
+    fill(desk.app)
+    browser = desk.open("failures")
+    browser.press("ValueError: no mailbox for order 2")
+    browser.press("Retry all of them…")
+    assert "3 jobs would be acted on" in browser.text()
+    browser.press("Retry")
+    assert "Retried 3 jobs of 3." in browser.text(".said")
+    assert desk.app.jobs.list(state="failed") == []
+
+
+def test_jobs_are_filtered_and_cancelled(desk: Desk) -> None:
+    fill(desk.app)
+    browser = desk.open("jobs")
+    browser.find("input[name=label]").send_keys("tenant-7\n")
+    browser.wait(lambda: "label=tenant-7" in browser.driver.current_url)
+    browser.find("[data-all]").click()
+    browser.press("Cancel…")
+    assert "1 job would be acted on" in browser.text()
+    browser.press("Cancel")
+    assert "1 cancelled" in browser.text(".said")
+    assert "label=tenant-7" in browser.driver.current_url, "back where the form was sent from"
+
+
+def test_progress_moves_and_a_running_job_is_cancelled(desk: Desk, database_url: str, tmp_path: Path) -> None:
+    job = desk.app.enqueue(shop.export.new(600))
+    with command("work", database_url=database_url, log=tmp_path / "work.log"):
+        browser = desk.open(f"jobs/{job.id}")
+        seen = float(browser.find("progress").get_attribute("value") or 0)
+        browser.wait(lambda: float(browser.find("progress").get_attribute("value") or 0) > seen)
+        browser.press("Cancel…")
+        browser.press("Cancel")
+        assert "1 requested" in browser.text(".said")
+        browser.wait(lambda: browser.find("#state").text == "cancelled")
+    assert desk.app.jobs.get(job.id).reason == "an operator asked for it"
+
+
+def test_a_queue_is_paused_and_resumed(desk: Desk) -> None:
+    fill(desk.app)
+    browser = desk.open("queues")
+    browser.press("Pause", within="tr:has(a[href*='queue=mail'])")
+    assert "Paused: mail." in browser.text(".said")
+    assert "mail" in desk.app.queues.pauses().named
+    browser.press("Resume", within="tr:has(a[href*='queue=mail'])")
+    assert "Resumed: mail." in browser.text(".said")
+
+
+def test_the_page_says_that_it_is_old_when_the_server_is_away(desk: Desk, window: Browser) -> None:
+    fill(desk.app)
+    browser = desk.open("queues")
+    browser.driver.set_network_conditions(offline=True, latency=0, throughput=0)
+    try:
+        browser.wait(lambda: "not up to date" in browser.text("#stale"))
+    finally:
+        browser.driver.delete_network_conditions()
+    browser.wait(lambda: not browser.find("#stale").is_displayed())
+    browser.console()
+
+
+def test_it_is_used_on_a_phone(desk: Desk) -> None:
+    fill(desk.app)
+    driver = desk.browser.driver
+    metrics: dict[str, Any] = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        for path in PAGES:
+            desk.open(path)
+            wide = driver.execute_script("return document.documentElement.scrollWidth")
+            assert wide <= 390, f"{path or 'overview'} is {wide} wide"
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_is_mounted_under_a_prefix_of_a_host(
+    window: Browser, app: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
+    fill(app)
+    program = tmp_path / "host.py"
+    program.write_text(
+        "import sqlq.web, uvicorn\n"
+        "from fastapi import FastAPI\n"
+        "from tests.faces.web.shop import app as shop\n"
+        f"shop.use({database_url!r})\n"
+        "host = FastAPI()\n"
+        "user = sqlq.web.User('ada', 'admin')\n"
+        "host.mount('/ops/sqlq', sqlq.web.asgi(shop, authorize=lambda request: user))\n"
+        "uvicorn.run(host, port=0, log_level='info')\n"
+    )
+    log = tmp_path / "host.log"
+    with ExitStack() as open_:
+        out = open_.enter_context(log.open("w"))
+        line = [sys.executable, str(program)]
+        process = open_.enter_context(
+            subprocess.Popen(line, cwd=ROOT, stdout=out, stderr=out, env={"PYTHONPATH": str(ROOT)})
+        )
+        open_.callback(process.send_signal, signal.SIGINT)
+        base = wait_until(lambda: re.findall(r"http://127.0.0.1:[1-9]\d+", log.read_text()))[0]
+        window.open("about:blank")
+        window.console()
+        window.open(f"{base}/ops/sqlq")
+        window.press("Queues", within="nav")
+        window.press("Pause", within="tr:has(a[href*='queue=mail'])")
+        assert "Paused: mail." in window.text(".said")
+        assert window.driver.current_url == f"{base}/ops/sqlq/queues"
+        assert window.console() == []
