@@ -50,7 +50,7 @@ class Reading:
         app = self.app
         with self._lock:
             turn = self._busy.setdefault(key, threading.Lock())
-        with turn:  # guard: viewers-share-one-look
+        with turn:
             moment, took, value = self._kept.get(key, (float("-inf"), 0.0, None))
             began = time.monotonic()
             # guard: looks-take-a-small-share

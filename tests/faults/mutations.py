@@ -35,6 +35,7 @@ from rich.table import Table
 from tests.faults import seal_guards
 from tests.faults.border_guards import BORDER
 from tests.faults.waiting_guards import WAITING
+from tests.faults.web_guards import WEB
 from tests.mariadb import found, own_mariadb
 from tests.servers import own_postgresql
 
@@ -686,7 +687,7 @@ GUARDS = [
     Guard("the-next-moment-is-asked-for", None, "wait_ms = None", "tests/worker/test_scheduler.py::test_while_a_lookout_looks_nothing_else_is_asked[postgresql]"),
     Guard("its-own-worker-is-called", None, "pass", "tests/worker/test_scheduler.py::test_the_worker_that_ticks_is_called_at_once[sqlite]"),
     Guard("the-lookout-tells-of-ticks", None, "pass", "tests/worker/test_scheduler.py::test_a_lookout_tells_when_the_next_schedule_is_due[postgresql]"),
-    *(Guard(*each) for each in (*WAITING, *BORDER)),
+    *(Guard(*each) for each in (*WAITING, *BORDER, *WEB)),
 ]
 # fmt: on
 GUARDS += [Guard(*each) for each in seal_guards.GUARDS]

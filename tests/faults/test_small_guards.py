@@ -34,6 +34,9 @@ ASKS_THE_TIME = {
     "cli/logs.py",
     "cli/output.py",
     "app/inline.py",
+    "admin/why.py",
+    "web/pages.py",
+    "web/render.py",
     "events.py",
     "app/here.py",
     "model/history.py",
@@ -43,7 +46,7 @@ ASKS_THE_TIME = {
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job
 of this process was enqueued, begun and ended, when an attempt was, for its line, how far away a moment is,
-for a line and a look, and how long a job has waited, for the metrics."""
+for a line and a look, how long a job has waited, for the metrics, and what pages say of all that."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:

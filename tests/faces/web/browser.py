@@ -42,6 +42,10 @@ class Browser:
     def text(self, selector: str = "main") -> str:
         return self.find(selector).text
 
+    def sees(self, said: str, selector: str = "main") -> None:
+        """Wait until a text stands in an element: the page before may still be there."""
+        self.wait(lambda: said in self.text(selector))
+
     def press(self, button: str, within: str = "main") -> None:
         """Press the button, or follow the link, that has this text."""
 
