@@ -66,6 +66,12 @@ def post(app: sqlq.App) -> Post:
     return Post(app)
 
 
+def looks(app: sqlq.App) -> int:
+    """Return how many looks at keys of limits are scheduled."""
+    with app.database.begin() as conn:
+        return int(conn.scalar(select(func.count()).select_from(wakes)) or 0)
+
+
 BLOCKED = ("blocked", "pause", 0, 0)
 
 
@@ -167,12 +173,10 @@ def test_a_paused_job_holds_no_slot_of_its_limit(post: Post) -> None:
     post.app.enqueue(fax.new(2))
     drain(post.app)
     assert (post.ran, post.seen([waits])) == ([2], [BLOCKED])
-    with post.app.database.begin() as conn:
-        assert conn.scalar(select(func.count()).select_from(wakes)) == 0
+    assert looks(post.app) == 0
     post.app.queues.resume(task="slow_mail")
     assert post.seen([waits]) == [("blocked", "limit", 0, 0)]
-    with post.app.database.begin() as conn:
-        assert conn.scalar(select(func.count()).select_from(wakes)) == 1
+    assert looks(post.app) == 1
     drain(post.app)
     assert post.ran == [2, 1]
 
@@ -187,7 +191,9 @@ def test_nothing_overtakes_a_paused_job_in_a_line_in_order(post: Post) -> None:
         conn.execute(insert(tasks).values(task="slow_mail", paused_at=now()))
     drain(post.app)
     assert (post.ran, post.seen([waits])) == ([], [("blocked", "limit", 0, 0)])
+    assert looks(post.app) == 0
     post.app.queues.resume(task="slow_mail")
+    assert looks(post.app) == 1
     drain(post.app)
     assert post.ran == [1, 2]
 
