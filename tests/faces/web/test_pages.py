@@ -6,6 +6,7 @@ import html
 import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,3 +241,14 @@ def test_statements_of_other_sessions_are_shown_to_operators_alone(app: sqlq.App
                 page = visitor.page(path)
                 assert "oldest transaction" in page
                 assert ("canary" in page) is seen, (role, path)
+
+
+def test_pages_read_from_the_replica_and_forms_act_on_the_database(shop: sqlq.App, tmp_path: Path) -> None:
+    with closing(sqlq.App(f"sqlite:///{tmp_path / 'replica.db'}")) as replica:
+        replica.migrate()
+        replica.enqueue(replica.named("send").new().set(queue="seen"))
+        visitor = Visitor(shop, read_url=str(replica.url))
+        assert "/jobs?queue=seen" in visitor.page("/queues")
+        assert "Paused: seen." in visitor.done("queue-pause", name="seen")
+        assert "seen" in shop.queues.pauses().named
+        assert replica.queues.pauses().named == {}
