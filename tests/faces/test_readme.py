@@ -328,9 +328,10 @@ def test_commands(desk: Desk) -> None:
     desk.run("sqlq --app shop:app work --drain")
     assert "deleted 1 job" in desk.run(forget)
     operate = block("sh", "operate").splitlines()
-    workers, pause, cancel, move, resume, prune, audit, doctor = operate
+    workers, pause, pause_task, cancel, move, resume, prune, audit, doctor = operate
     assert "no worker is running" in desk.run(workers)
     assert "paused mail" in desk.run(pause)
+    assert "shop.send" in desk.run(pause_task)
     engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (id, queue, task) VALUES (1, 'mail', 'shop.send_receipt')"))

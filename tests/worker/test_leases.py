@@ -365,10 +365,10 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
     with working(app) as worker:
         readable = worker._intake.readable
 
-        def late(claimed: list[Any]) -> Any:
+        def late(*given: Any) -> Any:
             reached.set()
             assert goes_on.wait(30)
-            return readable(claimed)
+            return readable(*given)
 
         monkeypatch.setattr(worker._intake, "readable", late)
         job = app.enqueue(task.new())
