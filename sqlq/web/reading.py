@@ -14,8 +14,8 @@ from sqlq.app.app import App
 
 T = TypeVar("T")
 
-FRESH_SECONDS, LONGEST_SECONDS = 2.0, 30.0
-SHARE = 200
+FRESH_SECONDS, LONGEST_SECONDS = 2.0, 10.0
+SHARE = 100
 """A look may take this part of the time at most: however large the tables are, viewers do not slow down the
 workers."""
 MOST_KEPT = 200
@@ -58,11 +58,13 @@ class Reading:
                 kept: T = value
                 return kept
             found = look(app)
+            ended = time.monotonic()
+            took = 0.0 if moment == float("-inf") else ended - began  # the first one may have connected, too
             with self._lock:
                 if len(self._kept) >= MOST_KEPT:
                     self._kept.clear()
                     self._busy = {key: turn}
-                self._kept[key] = (time.monotonic(), time.monotonic() - began, found)
+                self._kept[key] = (ended, took, found)
             return found
 
     def forget(self) -> None:
