@@ -86,7 +86,7 @@ def audited(command: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 database, session = facet._database, options.get("session")  # noqa: SLF001 - of this class
                 if session is None:
                     database.require_tables()
-                run = database.run if session is None else partial(facet._do, session)  # noqa: SLF001
+                run = database.run if session is None else partial(facet._do, session)  # noqa: SLF001 - likewise
                 id = _record(run, lambda conn: audit.begin(conn, actor, command.partition(" --")[0], said))
                 try:
                     result = method(*args, **options)

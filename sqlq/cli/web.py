@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from sqlq.cli.context import Context
-
-ROLES = ("viewer", "operator", "admin")
+from sqlq.web.access import ROLES
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from werkzeug import Response
 
 from sqlq.errors import ConfigurationError
-from sqlq.web.pages import Filter, decoded, storage_of, whole
+from sqlq.web.pages import decoded, filter_of, storage_of, whole
 
 if TYPE_CHECKING:
     from sqlq.web.site import View
@@ -66,12 +66,15 @@ def jobs(view: View) -> Response:
             f"limit is {limit}: at most {MOST} jobs come at a time; go on with before=ID"
         )
     before = whole(arguments.get("before"), "before")
-    found = view.reading.app.jobs.listing(**Filter.of(arguments).options(), before=before, limit=limit)
+    found = view.reading.app.jobs.listing(**filter_of(view).options(), before=before, limit=limit)
     return _json({"jobs": [_job(view, each) for each in found.jobs], "complete": found.complete})
 
 
+_HIDDEN = ("payload", "result", "headers", "cursor", "on_success", "on_failure")
+
+
 def _job(view: View, job: Any) -> dict[str, Any]:
-    hidden = {name: view.shown(getattr(job, name)) for name in ("payload", "result", "headers", "cursor")}
+    hidden = {name: view.shown(getattr(job, name)) for name in _HIDDEN}
     return {**_plain(job), **hidden, "error": job.error}
 
 

@@ -125,9 +125,14 @@ class View:
     def command(self, words: str, needs_app: bool = False) -> str:
         return command(words, self.site.app.url, needs_app=needs_app)
 
+    @property
+    def hides(self) -> bool:
+        """Whether arguments and results are hidden from this user."""
+        return self.site.hides and not self.user.may("operator")
+
     def shown(self, value: Any) -> Any:
         """Return a decoded value as this user may see it."""
-        if self.site.hides and not self.user.may("operator"):
+        if self.hides:
             return "(hidden from viewers)"
         return self.site.redact(value)
 

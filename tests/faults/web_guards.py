@@ -18,6 +18,8 @@ WEB: Final[list[tuple[str, str | None, str, str]]] = [
     ("a-link-works-once", None, "pass", ACCESS + "test_a_link_logs_in_once[sqlite]"),
     ("guesses-are-slow", None, "if False:", ACCESS + "test_guesses_are_refused_when_they_come_often[sqlite]"),
     ("strangers-need-a-login", None, "return", ACCESS + "test_another_address_is_refused_when_nobody_can_log_in[sqlite-example.org]"),
+    ("no-search-tells-what-is-hidden", None, "if False:", ACCESS + "test_no_search_tells_a_viewer_what_is_hidden[sqlite]"),
+    ("what-is-too-slow-is-kept", "SQLAlchemyError", "ZeroDivisionError", "tests/faces/web/test_pages.py::test_a_part_that_was_too_slow_is_not_tried_by_each_viewer[sqlite]"),
     ("rows-are-hostile", "True", "False", HOSTILE),
     ("pages-steer-nothing", "escaped_lines(value)", "value", HOSTILE),
     ("pages-are-bounded", "cut(escaped_lines(str(value)), LONGEST_TEXT)", "escaped_lines(str(value))", HOSTILE),

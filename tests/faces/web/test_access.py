@@ -191,6 +191,14 @@ def test_arguments_are_hidden_from_viewers_when_the_option_says_so(app: sqlq.App
         assert "4711" in Visitor(app, "operator", hide_from_viewers=True).page(page)
 
 
+def test_no_search_tells_a_viewer_what_is_hidden(app: sqlq.App) -> None:
+    app.task(name="send")(lambda **more: None)
+    app.enqueue(app.named("send").new(order=4711))
+    for query in ("jobs?text=4711", "jobs?header=tenant", "api/v1/jobs?text=4711"):
+        assert Visitor(app, "viewer", hide_from_viewers=True).get(f"/{query}").status_code == 403
+        assert Visitor(app, "operator", hide_from_viewers=True).get(f"/{query}").status_code == 200
+
+
 # -- logging in ----------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 import sqlq
+from sqlq.admin.jobs import Jobs
 from sqlq.admin.queues import Queues
 from sqlq.web import Role
 from tests.faces.web.visitor import Completed, Visitor, end, failed
@@ -208,6 +210,21 @@ def test_a_slow_part_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine)
         assert datetime.now(UTC) - began < timedelta(seconds=30)
     assert "too slow to count" in page
     assert 'href="/jobs?queue=default"' in page
+
+
+def test_a_part_that_was_too_slow_is_not_tried_by_each_viewer(
+    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor, tries = Visitor(shop), list[int]()
+
+    def slow(*given: Any, **how: Any) -> Any:
+        tries.append(1)
+        raise OperationalError("SELECT", None, Exception("canceling statement due to statement timeout"))
+
+    monkeypatch.setattr(Jobs, "pace", slow)
+    for _ in range(3):
+        assert "too slow to count" in visitor.page()
+    assert tries == [1]
 
 
 def test_viewers_share_one_look(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
