@@ -61,7 +61,7 @@ for each in found.order_by("content_type__model", "codename"):
 def test_werkzeug_is_imported_by_the_urls_of_the_dashboard_alone(project: Project) -> None:
     program = (
         "import sys\n{}\nfrom sqlq.django import app\napp.jobs\n"
-        "print([name for name in sys.modules if name.startswith(('werkzeug', 'sqlq.web'))])"
+        "print([name for name in sys.modules if name.startswith(('werkzeug', 'sqlq.web.site'))])"
     )
     assert project.python(program.format("")) == "[]\n"
     setup = "import os, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'staff_settings'; django.setup()\n"
