@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pymysql
 import pytest
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError, PendingRollbackError
@@ -229,6 +232,97 @@ def test_a_node_that_was_killed_is_waited_for(
             **figures,
         )
         assert max(resumed) < RESUME_SECONDS
+
+
+FLOWS = '''
+@app.task
+def fetch(n):
+    return n
+
+@app.task(queue="queue1")
+def add_up(numbers):
+    return sum(numbers)
+
+@app.task(queue="queue2")
+def report(total):
+    note.handler(total)
+'''
+
+
+def test_flows_go_on_where_their_steps_run_at_several_nodes(
+    galera: Sequence[Node], urls: list[str], tmp_path: Path
+) -> None:
+    number, before = 60, lost_transactions(galera)
+    with Load(tmp_path / "work", urls[0], module=FLOWS) as load, ExitStack() as stack:
+        workers = [
+            stack.enter_context(worker_process(load.folder, "work:app", url, "-q", f"queue{n}"))
+            for n, url in enumerate(urls)
+        ]
+        fetch, add_up, report = (
+            load.app.task(name=f"work.{name}", queue=queue)(lambda n: n)
+            for name, queue in (("fetch", "default"), ("add_up", "queue1"), ("report", "queue2"))
+        )
+        began = time.monotonic()
+        for n in range(number):
+            steps = sqlq.group(*(fetch.new(3 * n + i).set(queue=f"queue{i}") for i in range(3)))
+            load.app.enqueue(sqlq.chain(steps, add_up, report))
+        load.demand_everything_done()
+        seconds = time.monotonic() - began
+        assert [worker.stop() for worker in workers] == [0, 0, 0]
+        lines = sum(readable_log(worker, most=20) for worker in workers)
+        assert load.ran() == {9 * n + 3: 1 for n in range(number)}
+        jobs = load.app.jobs.list(state="finished", limit=10 * number)
+        assert [job.attempts for job in jobs] == [1] * 5 * number
+        figures = {
+            "lost_transactions": lost_transactions(galera) - before,
+            "flows_a_second": round(number / seconds),
+            "log_lines": lines,
+        }
+        print(figures)
+        record("flows over three nodes", cases=number, lost=0, **figures)
+
+
+def test_a_schedule_fires_once_for_workers_at_all_nodes(
+    galera: Sequence[Node], urls: list[str], tmp_path: Path
+) -> None:
+    each_second = 'app.schedule("second", note.new(0), cron="* * * * * *", catch_up="all")'
+    before, fired = lost_transactions(galera), 10
+    with Load(tmp_path / "work", urls[0], module=each_second) as load, ExitStack() as stack:
+        workers = [stack.enter_context(worker_process(load.folder, "work:app", url)) for url in urls]
+        wait_until(lambda: load.count("finished_jobs") >= fired, what="the schedule's jobs")
+        assert [worker.stop() for worker in workers] == [0, 0, 0]
+        lines = sum(readable_log(worker, most=20) for worker in workers)
+        moments = sorted(job.scheduled_for for job in load.app.jobs.list(limit=1_000))
+        figures = {"lost_transactions": lost_transactions(galera) - before, "log_lines": lines}
+        print(len(moments), figures)
+        record("a schedule at three nodes", cases=len(moments), lost=0, **figures)
+        assert moments == [moments[0] + timedelta(seconds=n) for n in range(len(moments))]
+
+
+def test_a_statement_in_autocommit_returns_its_job_last(urls: list[str]) -> None:
+    """Where an INSERT has lost to another node, its node repeats it, and returns the rows of both attempts."""
+    answers: list[list[int]] = []
+
+    def insert(url: str) -> None:
+        with closing(sqlq.App(url)) as app, create_engine(url).connect() as conn:
+            driver: Any = conn.connection.dbapi_connection
+            driver.autocommit(True)
+            statement, parameters = app.statement(app.named("t").new())
+            for _ in range(200):
+                with driver.cursor() as cursor, suppress(pymysql.Error):  # it has lost again
+                    cursor.execute(statement, parameters)
+                    answers.append([id for (id,) in cursor.fetchall()])
+
+    threads = [threading.Thread(target=insert, args=(url,)) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with closing(sqlq.App(urls[0])) as app, app.database.read() as conn:
+        made = set(conn.scalars(text("SELECT id FROM jobs")))
+    print(sum(len(ids) > 1 for ids in answers), len(answers))
+    assert {ids[-1] for ids in answers} == made
+    assert not made.intersection(id for ids in answers for id in ids[:-1])
 
 
 def test_a_node_repeats_no_insert(urls: list[str]) -> None:
