@@ -41,7 +41,8 @@ class Reason(NamedTuple):
 
 def why(app: Looks, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
-    if job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE):
+    waits = job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE)
+    if waits:
         yield from _paused(app, job)
     if job.state is State.RUNNING:
         yield from _running(app, job)
@@ -56,9 +57,12 @@ def why(app: Looks, job: JobDetails) -> Iterator[Reason]:
     elif job.state is State.AVAILABLE:
         yield from _queue(app, job)
     elif job.state is State.FAILED:
-        yield Reason(f"it has failed for good: {job.error}", f"retry {job.id}")
+        yield Reason("it has failed for good; a retry gives it all its attempts again", f"retry {job.id}")
+        yield Reason("or it is deleted", f"delete {job.id}")
     else:
         yield Reason("it has ended and runs no more; a replay is a new job", f"replay {job.id}")
+    if waits:
+        yield Reason("a cancel ends it without running it", f"cancel {job.id}")
 
 
 def _span(moment: datetime) -> str:
@@ -67,7 +71,7 @@ def _span(moment: datetime) -> str:
 
 def _running(app: Looks, job: JobDetails) -> Iterator[Reason]:
     if job.cancel_requested_at is not None:
-        yield Reason("somebody has asked it to stop; its handler ends by itself", f"cancel {job.id} --force")
+        yield Reason("it was asked to stop, and its handler ends by itself", f"cancel {job.id} --force")
     worker = next((each for each in app.workers.list(silent=True) if each.id == job.reserved_by), None)
     if worker is None:
         yield Reason("its worker is gone: another one takes it over when its lease has run out")
@@ -79,7 +83,8 @@ def _running(app: Looks, job: JobDetails) -> Iterator[Reason]:
     elif job.started is False:
         yield Reason(f"its worker, on {worker.host}, holds it and has not started it yet")
     else:
-        yield Reason(f"it runs on {worker.host}, process {worker.pid}", f"cancel {job.id}")
+        words = None if job.cancel_requested_at else f"cancel {job.id}"
+        yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
 
 
 def _paused(app: Looks, job: JobDetails) -> Iterator[Reason]:
@@ -104,8 +109,7 @@ def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
                 words = f"flows skip {step.id}" if step.state is State.FAILED else None
                 yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
     elif job.blocked_by == "limit" and job.limit_key is not None:
-        status = next((each for each in app.limits.list(job.limit_key, limit=1)), None)
-        if status is not None and status.key == job.limit_key:
+        for status in (each for each in app.limits.list(job.limit_key, limit=1) if each.key == job.limit_key):
             wait = status.next_start_seconds
             soon = f"; the next one may start in {readable(wait * 1000)}" if wait else ""
             yield Reason(
@@ -127,7 +131,7 @@ def _queue(app: Looks, job: JobDetails) -> Iterator[Reason]:
         return
     serving = [each for each in app.workers.list() if each.queues is None or job.queue in each.queues]
     if not serving:
-        yield Reason("no worker that is alive serves its queue", f"work -q {word(job.queue)}", needs_app=True)
+        yield Reason("no worker serves its queue", f"work -q {word(job.queue)}", needs_app=True)
         return
     if job.state is State.SCHEDULED:
         return

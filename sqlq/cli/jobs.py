@@ -27,7 +27,7 @@ from sqlq.cli.output import (
     show_json,
     span,
 )
-from sqlq.config.command_hint import command, word
+from sqlq.config.command_hint import command
 
 if TYPE_CHECKING:
     from sqlq.model.job import JobDetails
@@ -131,6 +131,8 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     --result it exits with 1, and one sentence, when the job has failed, was cancelled, or has not ended in
     time.
     """
+    from sqlq.admin.why import why
+
     if only_result:
         with naming_options(timeout="wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
@@ -142,7 +144,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         show_json(as_object(job))
         return
     show_heading(f"job {job.id}: {job.state}")
-    for name, value in _fields(context, job):
+    for name, value in _fields(job):
         show_field(name, value)
     if job.state == "failed":
         _show_error(job.exception, job.message, job.reason)
@@ -151,15 +153,18 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         click.echo()
         show_heading("traceback")
         show_block(plain_lines(job.traceback))
-    if steps := list(_next(context, job)):
-        click.echo()
-        show_heading("next")
-        width = max(len(command) for command, _ in steps)
-        for command, why in steps:
-            show_wrapped(f"{command:<{width}}  ", why, before="  ")
+    click.echo()
+    show_heading("next")
+    steps = [
+        (each.words and command(each.words, needs_app=each.needs_app), each.said)
+        for each in why(context.app(), job)
+    ]
+    width = max(len(line or "") for line, _ in steps)
+    for line, said in steps:
+        show_wrapped(f"{line:<{width}}  " if line else "", said, before="  ")
 
 
-def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
+def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.label is not None:
         yield "label", plain(str(job.label))
     yield "task", job.task
@@ -203,9 +208,6 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
         yield "flow", str(job.flow_id)
     if job.limit_key is not None:
         yield "limit", plain(job.limit_key)
-    if job.state == "blocked":
-        waits = {"flow": "for steps before it", "pause": "because its task is paused"}
-        yield "waits", waits.get(str(job.blocked_by), "for its turn")
     due = job.available_at or job.due_at
     if due is not None and job.state == "scheduled":
         yield "due", f"{_moment(due, said=False)} ({_time(job).removeprefix('due ')})"
@@ -217,8 +219,6 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
         yield "claimed", f"{_moment(job.reserved_at)}, and not started yet"
     elif job.reserved_at is not None:
         yield "last started", _moment(job.reserved_at)
-    if job.state == "running":
-        yield "worker", _worker(context, job)
     if job.cancel_requested_at is not None:
         yield "to cancel", f"asked to stop {_moment(job.cancel_requested_at)}"
     if job.ended_at is not None:
@@ -276,40 +276,9 @@ def _kept(job: JobDetails) -> str:
     return kept if job.expires_at is None else f"{kept}, until {_moment(job.expires_at, said=False)}"
 
 
-def _worker(context: Context, job: JobDetails) -> str:
-    for worker in context.app().workers.list(silent=True):
-        if worker.id == job.reserved_by:
-            silent = "" if worker.alive else f", silent for {span(worker.silent_seconds)}"
-            return f"{worker.host} pid {worker.pid}{silent}"
-    return f"{job.reserved_by}, which is gone"
-
-
 def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:
     click.echo()
     show_heading("error" if reason == "error" else f"error ({reason})")
     text = ": ".join(part for part in (exception, (message or "").strip()) if part)
     for line in plain_lines(text).splitlines() or ["-"]:
         show_wrapped("", line, before="  ")
-
-
-def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
-    """Yield the next commands for a job, each with its effect."""
-    if job.state == "failed":
-        yield command(f"retry {job.id}"), "run it again, with all its attempts"
-        yield command(f"delete {job.id}"), "delete it"
-    waits = job.state in ("scheduled", "available", "blocked")
-    if job.blocked_by == "pause" or (waits and job.task in context.app().queues.pauses().tasks):
-        yield command(f"queues resume --task {word(job.task)}"), "its task is paused"
-    if job.state == "blocked":
-        yield command(f"cancel {job.id}"), "end it without running it"
-    if job.state in ("scheduled", "available"):
-        queue = next((each for each in context.app().queues.status() if each.queue == job.queue), None)
-        if queue is not None and queue.paused:
-            yield command(f"queues resume {word(job.queue)}"), "its queue is paused"
-        elif queue is not None and not queue.served:
-            words = f"work -q {word(job.queue)}"
-            yield command(words, needs_app=True), "no worker serves its queue"
-        yield command(f"cancel {job.id}"), "end it without running it"
-    if job.state == "running":
-        yield command(f"cancel {job.id}"), "ask it to stop; --force ends it here and now"
-        yield command("workers"), "see what each worker runs"

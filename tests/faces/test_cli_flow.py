@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from sqlalchemy import text
 
@@ -153,9 +155,9 @@ def test_a_step_that_is_not_there_is_one_sentence(sqlq_: Command) -> None:
 
 
 def test_a_job_in_a_flow_says_so(shop: Shop, sqlq_: Command) -> None:
-    done, (_, _, ship, _) = order(shop)
+    done, (pay, _, ship, _) = order(shop)
     said = sqlq_.ok("show", str(ship))
-    assert "for steps before it" in said
+    assert re.search(rf"flows skip {pay} .* it waits for job {pay}, note, which is failed\n", said)
     assert str(done.id) in said
     assert "blocked" in sqlq_.ok("jobs", "--state", "blocked")
     assert [queue["blocked"] for queue in sqlq_("status", "--json").json()["queues"]] == [1]

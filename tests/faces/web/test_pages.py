@@ -105,7 +105,7 @@ def test_a_job_shows_its_attempts_and_what_can_be_done(shop: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("paused", "said"), [(True, "its queue is paused"), (False, "no worker that is alive serves its queue")]
+    ("paused", "said"), [(True, "its queue is paused"), (False, "no worker serves its queue")]
 )
 def test_a_job_says_why_it_does_not_run(shop: sqlq.App, paused: bool, said: str) -> None:
     id = shop.enqueue(shop.named("send").new()).id
