@@ -5,9 +5,10 @@ Each reading is a query of its own with a limited time. A role that may not run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,8 +23,6 @@ from sqlq.database.sqlite import health as sqlite
 from sqlq.database.values import TableSize
 from sqlq.errors import SqlqError
 from sqlq.store.health.health import reading
-
-__all__ = ["Reading", "Storage", "TableSize", "in_units", "storage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +48,26 @@ class Storage:
     tables: tuple[TableSize, ...]
 
 
-class Look(NamedTuple):
-    """A query, how its answer is written, and the doctor's checks about the same."""
-
-    name: str
-    query: Callable[[Connection], Any]
-    written: Callable[[Any], str]
-    meaning: str
-    checks: tuple[str, ...] = ()
-
-
 def storage(database: Database) -> Storage:
     """Read the sizes and the state of a database. Raises whatever keeps from connecting at all."""
-    return _Reader(database).storage()
-
-
-class _Reader(Doctor):
-    def storage(self) -> Storage:
-        with reading(self._database) as conn:
-            number = ".".join(map(str, conn.dialect.server_version_info or ()))
-        looks = LOOKS[self._database.dialect.name]
-        findings = self.of_place({check for look in looks for check in look.checks})
-        answers: dict[str, Any] = {}
-        readings = tuple(self._read(look, findings, answers) for look in looks)
-        tables = tuple(answers.get("tables", ()))
-        return Storage(f"{self._database.dialect.title} {number}", readings, tables)
-
-    def _read(self, look: Look, findings: Sequence[Finding], answers: dict[str, Any]) -> Reading:
-        names = [check.replace("_", " ") for check in look.checks]
-        about = tuple(each for each in findings if each.check in names)
+    with reading(database) as conn:
+        number = ".".join(map(str, conn.dialect.server_version_info or ()))
+    doctor, readings, tables = Doctor(database), [], ()
+    for name, (query, put, *checks) in LOOKS[database.dialect.name].items():
+        findings = tuple(doctor.of_place(checks))
         try:
-            answer = answers[look.name] = self._ask(look.query)
+            with reading(database) as conn:
+                found = query(conn)
+            value = put(found)
         except (SQLAlchemyError, SqlqError) as error:
-            answered = self._unanswered(error)
-            remedy = () if answered.remedy is None else (Finding(look.name, *answered),)
-            return Reading(look.name, answered.said, look.meaning, findings=about or remedy)
-        number = answer if isinstance(answer, int | float) else None
-        query = getattr(answer[0], "query", None) if answer and isinstance(answer, list) else None
-        return Reading(look.name, look.written(answer), look.meaning, number, query, about)
+            answer = doctor.unanswered(error)
+            found, value = None, answer.said
+            findings = findings or ((Finding(name, *answer),) if answer.remedy else ())
+        tables = tuple(found or ()) if name == "tables" else tables
+        statement = found[0].query if found and name == "oldest transaction" else None
+        single = found if isinstance(found, int | float) else None
+        readings.append(Reading(name, value, MEANINGS[name], single, statement, findings))
+    return Storage(f"{database.dialect.title} {number}", tuple(readings), tables)
 
 
 def in_units(number: float) -> str:
@@ -95,11 +76,11 @@ def in_units(number: float) -> str:
     >>> in_units(3 << 20)
     '3 MiB'
     """
-    units = iter(("bytes", "KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while abs(number) >= 1000 and unit != "TiB":
-        number, unit = number / 1024, next(units)
-    return f"{number:.3g} {unit}"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
 
 
 def _of_limit(found: tuple[int, int]) -> str:
@@ -107,16 +88,8 @@ def _of_limit(found: tuple[int, int]) -> str:
 
 
 def _tables(found: Sequence[TableSize]) -> str:
-    all_bytes, indexes = (sum(map(of, found)) for of in (_whole, _indexes))
-    return f"{in_units(all_bytes)}, {in_units(indexes)} of it indexes"
-
-
-def _whole(table: TableSize) -> int:
-    return table.bytes + table.index_bytes
-
-
-def _indexes(table: TableSize) -> int:
-    return table.index_bytes
+    indexes = sum(each.index_bytes for each in found)
+    return f"{in_units(indexes + sum(each.bytes for each in found))}, {in_units(indexes)} of it indexes"
 
 
 def _oldest(found: Sequence[Any]) -> str:
@@ -126,7 +99,7 @@ def _oldest(found: Sequence[Any]) -> str:
     return f"open for {span(seconds)}: {number} ({who or 'no name'}, {state})"
 
 
-def _timings(found: dict[str, postgresql.Timing] | str) -> str:
+def _timings(found: Mapping[str, postgresql.Timing] | str) -> str:
     if isinstance(found, str):
         return f"not known: {found}"
     said = (
@@ -134,6 +107,10 @@ def _timings(found: dict[str, postgresql.Timing] | str) -> str:
         for name, each in sorted(found.items())
     )
     return "; ".join(said) or "none has run since the statistics began"
+
+
+def _wal(found: postgresql.Wal) -> str:
+    return f"{in_units(found.bytes)} since {written(found.since)}"
 
 
 def _slots(found: Sequence[postgresql.Slot]) -> str:
@@ -155,104 +132,52 @@ def _standbys(found: Sequence[postgresql.Standby]) -> str:
     return "; ".join(said) or "none"
 
 
-_SIZE = "The database on disk, with the tables of others."
-_TABLES = "sqlq's own tables. Workers prune finished jobs; you delete failed ones."
-_CONNECTIONS = "Connections in use, of the most that the server takes. A worker that gets none waits."
-_OLDEST = "The longest open transaction of all. No row that died since it began can be removed."
-
-LOOKS: dict[str, Sequence[Look]] = {
-    "postgresql": (
-        Look("size", postgresql.size, in_units, _SIZE),
-        Look("tables", postgresql.tables, _tables, _TABLES, ("dead_rows", "autovacuum")),
-        Look("connections", postgresql.connections, _of_limit, _CONNECTIONS, ("connections",)),
-        Look(
-            "oldest transaction",
-            lambda conn: postgresql.old_transactions(conn, older_than_s=0),
-            _oldest,
-            _OLDEST,
-            ("transactions", "prepared"),
-        ),
-        Look(
-            "statements",
-            postgresql.timings,
-            _timings,
-            "The server's own time for a claim and a settle. Claims that grow slower read over dead rows.",
-        ),
-        Look(
-            "WAL",
-            postgresql.wal,
-            lambda found: f"{in_units(found.bytes)} since {written(found.since)}",
-            "The log that the whole server has written. Backups and standbys have to take it.",
-        ),
-        Look(
-            "replication slots",
-            postgresql.slots,
-            _slots,
-            "An idle slot keeps the log until the disk is full.",
-            ("slots",),
-        ),
-        Look(
-            "standbys",
-            postgresql.standbys,
-            _standbys,
-            "Servers that follow this one. A failover loses what an asynchronous one has not received.",
-            ("primary",),
-        ),
-    ),
-    "mariadb": (
-        Look("size", mariadb.size, in_units, _SIZE),
-        Look("tables", mariadb.tables, _tables, _TABLES, ("tables",)),
-        Look("connections", mariadb.connections, _of_limit, _CONNECTIONS, ("connections",)),
-        Look(
-            "oldest transaction",
-            lambda conn: mariadb.old_transactions(conn, older_than_s=0),
-            _oldest,
-            _OLDEST,
-            ("transactions",),
-        ),
-        Look(
-            "history list",
-            mariadb.unpurged_transactions,
-            lambda number: f"{number:,} transactions",
-            "Transactions whose old rows are not purged yet. Claims read over them.",
-            ("purge",),
-        ),
-        Look(
-            "replicas",
-            mariadb.replicas,
-            lambda number: f"{number:,}",
-            "Servers that read the binary log of this one.",
-            ("primary", "binlog"),
-        ),
-    ),
-    "sqlite": (
-        Look("file", sqlite.database_file, str, "All processes must reach it on a local disk.", ("file",)),
-        Look("size", sqlite.size, in_units, "The database on disk, without its log."),
-        Look(
-            "free pages",
-            sqlite.free_pages,
-            _of_limit,
-            "Pages that deleted rows have left. New rows fill them; VACUUM gives them back.",
-        ),
-        Look(
-            "page size",
-            lambda conn: int(sqlite.pragma(conn, "page_size")),
-            in_units,
-            "The unit in which the file is read and written.",
-        ),
-        Look(
-            "journal mode",
-            lambda conn: sqlite.pragma(conn, "journal_mode"),
-            str,
-            "With WAL, readers and the writer do not wait for each other.",
-            ("journal", "synchronous"),
-        ),
-        Look(
-            "WAL",
-            sqlite.wal_size,
-            in_units,
-            "The log beside the file. It is written back when no reader needs it any more.",
-        ),
-    ),
+MEANINGS = {
+    "size": "The database on disk, with the tables of others.",
+    "tables": "sqlq's own tables. Workers prune finished jobs; you delete failed ones.",
+    "connections": "Connections in use, of the most that the server takes. A worker that gets none waits.",
+    "oldest transaction": "The longest open one of all. No row that died since it began can be removed.",
+    "statements": "The server's own time for a claim and a settle. Slower claims read over dead rows.",
+    "WAL": "The log that the whole server has written. Backups and standbys have to take it.",
+    "replication slots": "An idle slot keeps the log until the disk is full.",
+    "standbys": "Servers that follow this one. A failover loses what an asynchronous one has not received.",
+    "history list": "Transactions whose old rows are not purged yet. Claims read over them.",
+    "replicas": "Servers that read the binary log of this one.",
+    "file": "All processes must reach it on a local disk.",
+    "free pages": "Pages that deleted rows have left. New rows fill them; VACUUM gives them back.",
+    "page size": "The unit in which the file is read and written.",
+    "journal mode": "With WAL, readers and the writer do not wait for each other.",
+    "WAL file": "The log beside the file. It is written back when no reader needs it any more.",
 }
-"""The readings of each kind of database, by the name of its dialect."""
+LOOKS: Mapping[
+    str, Mapping[str, tuple[Callable[[Connection], Any], Callable[[Any], str], *tuple[str, ...]]]
+] = {
+    "postgresql": {
+        "size": (postgresql.size, in_units),
+        "tables": (postgresql.tables, _tables, "dead_rows", "autovacuum"),
+        "connections": (postgresql.connections, _of_limit, "connections"),
+        "oldest transaction": (postgresql.old_transactions, _oldest, "transactions", "prepared"),
+        "statements": (postgresql.timings, _timings),
+        "WAL": (postgresql.wal, _wal),
+        "replication slots": (postgresql.slots, _slots, "slots"),
+        "standbys": (postgresql.standbys, _standbys, "primary"),
+    },
+    "mariadb": {
+        "size": (mariadb.size, in_units),
+        "tables": (mariadb.tables, _tables, "tables"),
+        "connections": (mariadb.connections, _of_limit, "connections"),
+        "oldest transaction": (mariadb.old_transactions, _oldest, "transactions"),
+        "history list": (mariadb.unpurged_transactions, "{:,} transactions".format, "purge"),
+        "replicas": (mariadb.replicas, "{:,}".format, "primary", "binlog"),
+    },
+    "sqlite": {
+        "file": (sqlite.database_file, str, "file"),
+        "size": (sqlite.size, in_units),
+        "free pages": (sqlite.free_pages, _of_limit),
+        "page size": (partial(sqlite.pragma, name="page_size"), in_units),
+        "journal mode": (partial(sqlite.pragma, name="journal_mode"), str, "journal", "synchronous"),
+        "WAL file": (sqlite.wal_size, in_units),
+    },
+}
+"""The readings of each kind of database, by the name of its dialect: a query, how its answer is written, and
+the doctor's checks about the same."""

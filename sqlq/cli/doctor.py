@@ -67,7 +67,7 @@ def _show_sizes(context: Context, as_json: bool) -> None:
         ]
         click.echo()
         show_table(
-            [*columns, Column("vacuumed")],
+            [*columns, Column("vacuumed"), Column("largest indexes", wide=True)],
             [
                 [
                     each.name,
@@ -75,6 +75,9 @@ def _show_sizes(context: Context, as_json: bool) -> None:
                     each.dead_rows,
                     *map(in_units, (each.bytes, each.index_bytes)),
                     ago(each.vacuumed_at),
+                    ", ".join(
+                        f"{name} {in_units(size)}" for name, size in (each.largest_indexes or {}).items()
+                    ),
                 ]
                 for each in found.tables
             ],

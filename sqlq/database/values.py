@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -99,8 +99,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """One of our tables: estimates of its rows, and its bytes on disk. None for what this database does not
-    count."""
+    """One of our tables: estimates of its rows, its bytes on disk, and those of its largest indexes. None
+    for what this database does not count."""
 
     name: str
     rows: int | None
@@ -108,6 +108,7 @@ class TableSize:
     bytes: int
     index_bytes: int
     vacuumed_at: datetime | None = None
+    largest_indexes: Mapping[str, int] | None = None
 
 
 class Burden(NamedTuple):

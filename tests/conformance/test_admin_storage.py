@@ -26,7 +26,7 @@ NAMES = {
         "standbys",
     ),
     "mariadb": ("size", "tables", "connections", "oldest transaction", "history list", "replicas"),
-    "sqlite": ("file", "size", "free pages", "page size", "journal mode", "WAL"),
+    "sqlite": ("file", "size", "free pages", "page size", "journal mode", "WAL file"),
 }
 
 
@@ -49,6 +49,10 @@ def test_each_database_is_read_in_full(app: sqlq.App) -> None:
         (jobs,) = (table for table in found.tables if table.name == "jobs")
         assert jobs.bytes > 0
         assert jobs.index_bytes > 0
+        sizes = list((jobs.largest_indexes or {}).values())
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(sizes) == (3 if kind == "postgresql" else 0)
+        assert sum(sizes) <= jobs.index_bytes
         assert {"finished_jobs", "failed_jobs", "sqlq_workers"} <= {table.name for table in found.tables}
 
 
@@ -62,7 +66,10 @@ def test_the_command_prints_what_programs_read(app: sqlq.App, database_url: str)
 
     found: dict[str, Any] = json.loads(run("--json"))
     assert [each["name"] for each in found["readings"]] == list(NAMES[app.database.dialect.name])
-    assert app.database.dialect.title in run()
+    said = run()
+    assert app.database.dialect.title in said
+    for table in found["tables"]:
+        assert all(name in said for name in table["largest_indexes"] or ())
 
 
 @on_postgresql

@@ -64,10 +64,11 @@ class Doctor(Checks):
             try:
                 found += [Finding(about, *answer) for answer in each()]
             except (SQLAlchemyError, SqlqError) as error:
-                found.append(Finding(about, *self._unanswered(error)))
+                found.append(Finding(about, *self.unanswered(error)))
         return found
 
-    def _unanswered(self, error: Exception) -> Answer:
+    def unanswered(self, error: Exception) -> Answer:
+        """Return what is said in place of a look that the database refused."""
         said = refusal(error)
         if "malformed" in said:
             return to_do(f"the file is damaged: {said}", DAMAGED)

@@ -49,7 +49,7 @@ class Session(NamedTuple):
     query: str = ""
 
 
-def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
+def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:
     """Return the oldest open transactions of the server, the oldest first."""
     # the server writes their start in its own time zone, whatever the session's
     rows = conn.execute(
@@ -70,7 +70,7 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
 
 def burden(conn: Connection) -> Burden:
     try:
-        oldest = old_transactions(conn, older_than_s=0)
+        oldest = old_transactions(conn)
     except DBAPIError as error:
         if not _denied(error):
             raise

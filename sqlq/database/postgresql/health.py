@@ -78,7 +78,7 @@ class Session(NamedTuple):
     query: str = ""
 
 
-def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
+def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:
     """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
     first."""
     rows = _asked(
@@ -146,7 +146,10 @@ def tables(conn: Connection) -> list[TableSize]:
     rows = _asked(
         conn,
         "SELECT relname, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
-        "greatest(last_vacuum, last_autovacuum) FROM pg_catalog.pg_stat_all_tables "
+        "greatest(last_vacuum, last_autovacuum), (SELECT json_object_agg(name, size) FROM "
+        "(SELECT indexrelname AS name, pg_relation_size(indexrelid) AS size "
+        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = t.relid ORDER BY 2 DESC LIMIT 3) largest) "
+        "FROM pg_catalog.pg_stat_all_tables t "
         "WHERE schemaname = :schema AND relname = ANY(:names) ORDER BY 4 DESC",
         schema=schema_of(conn),
         names=_TABLES,
@@ -275,7 +278,7 @@ def indexes(conn: Connection) -> dict[str, bool]:
 
 
 def burden(conn: Connection) -> Burden:
-    oldest = old_transactions(conn, older_than_s=0)
+    oldest = old_transactions(conn)
     return Burden(dead_rows(conn), oldest[0].seconds if oldest else 0.0)
 
 
