@@ -179,5 +179,5 @@ LOOKS: Mapping[
         "WAL file": (sqlite.wal_size, in_units),
     },
 }
-"""The readings of each kind of database, by the name of its dialect: a query, how its answer is written, and
-the doctor's checks about the same."""
+"""The readings of each kind of database, by the name of its dialect. Each has a query, how its answer is
+written, and the doctor's checks about the same."""

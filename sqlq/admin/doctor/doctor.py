@@ -68,7 +68,7 @@ class Doctor(Checks):
         return found
 
     def unanswered(self, error: Exception) -> Answer:
-        """Return what is said in place of a look that the database refused."""
+        """Return the answer in place of a look that the database refused."""
         said = refusal(error)
         if "malformed" in said:
             return to_do(f"the file is damaged: {said}", DAMAGED)
