@@ -51,7 +51,7 @@ required("werkzeug")
 
 from werkzeug import Request, Response  # noqa: E402 - the sentence above comes first
 from werkzeug.exceptions import HTTPException  # noqa: E402
-from werkzeug.routing import Map, MapAdapter, RequestRedirect, Rule  # noqa: E402
+from werkzeug.routing import BuildError, Map, MapAdapter, RequestRedirect, Rule  # noqa: E402
 
 from sqlq.web import actions, api, pages  # noqa: E402
 from sqlq.web.render import templates  # noqa: E402
@@ -96,9 +96,11 @@ class View:
 
     def url(self, endpoint: str, **values: Any) -> str:
         """Return the path of a page, under the prefix of this request."""
-        return self.urls.build(
-            endpoint, {key: each for key, each in values.items() if each not in (None, "")}
-        )
+        given = {key: each for key, each in values.items() if each not in (None, "")}
+        try:
+            return self.urls.build(endpoint, given)
+        except BuildError:  # SQL may have written an empty name, and no path has one
+            return self.urls.build("overview")
 
     @property
     def here(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, text
 from werkzeug.test import Client
 
 import sqlq
@@ -174,21 +176,36 @@ SECRETS = {
 }
 
 
-def test_values_of_secret_names_are_never_shown(app: sqlq.App) -> None:
-    app.task(name="send")(lambda **more: None)
-    id = app.enqueue(app.named("send").new(**SECRETS).set(headers={"session_token": "s3cr3t-4"})).id
-    for page in (f"/jobs/{id}", f"/api/v1/jobs/{id}", "/api/v1/jobs"):
-        text = Visitor(app).page(page)
-        assert "seen" in text
-        assert "s3cr3t" not in text
+CALLBACK = {"task": "alarm", "args": ["teapot-7"], "token": "s3cr3t-5"}
 
 
-def test_arguments_are_hidden_from_viewers_when_the_option_says_so(app: sqlq.App) -> None:
-    app.task(name="send")(lambda **more: None)
-    id = app.enqueue(app.named("send").new(order=4711)).id
-    for page in (f"/jobs/{id}", f"/api/v1/jobs/{id}"):
-        assert "4711" not in Visitor(app, "viewer", hide_from_viewers=True).page(page)
-        assert "4711" in Visitor(app, "operator", hide_from_viewers=True).page(page)
+@pytest.fixture
+def secret(app: sqlq.App, engine: Engine) -> list[str]:
+    """The pages of a job with secrets, in its callbacks, too, and of a schedule that makes such jobs."""
+    new = app.task(name="send")(lambda order, **more: None).new("teapot-7", **SECRETS)
+    id = app.enqueue(new.set(headers={"session_token": "s3cr3t-4"})).id
+    app.schedules.add("nightly", new, sqlq.Schedule(every="1h"))
+    with engine.begin() as conn:
+        written = text("UPDATE jobs SET on_success = :callback, on_failure = :callback")
+        conn.execute(written, {"callback": json.dumps(CALLBACK)})
+    return [f"/jobs/{id}", "/schedules/nightly", f"/api/v1/jobs/{id}", "/api/v1/jobs", "/api/v1/schedules"]
+
+
+def test_values_of_secret_names_are_never_shown(app: sqlq.App, secret: list[str]) -> None:
+    for page in secret:
+        said = Visitor(app).page(page)
+        assert "seen" in said
+        assert "teapot-7" in said
+        assert "s3cr3t" not in said, page
+    job = Visitor(app).read(secret[2].removeprefix("/api/v1/"))
+    assert job["on_success"] == job["on_failure"] == {**CALLBACK, "token": "(hidden)"}
+
+
+def test_arguments_are_hidden_from_viewers_when_the_option_says_so(app: sqlq.App, secret: list[str]) -> None:
+    for page in secret:
+        said = Visitor(app, "viewer", hide_from_viewers=True).page(page)
+        assert not re.search("teapot-7|alarm|seen", said), page
+        assert "teapot-7" in Visitor(app, "operator", hide_from_viewers=True).page(page)
 
 
 def test_no_search_tells_a_viewer_what_is_hidden(app: sqlq.App) -> None:
