@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Set
@@ -532,6 +533,13 @@ class App(Parts, Declares):
 
     def __repr__(self) -> str:
         return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.url)}>"
+
+    def _for_looking(self, url: str | URL | None) -> App:
+        """Return this App for pages that people look at: each statement ends in time. With a `url` it reads
+        from a replica."""
+        found = copy.copy(self)
+        found._connected = self._connected.for_looking(url)
+        return found
 
     def close(self) -> None:
         """Close sqlq's own connections. The App may be used again and then opens new ones."""

@@ -20,6 +20,7 @@ from django.db import transaction
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines
@@ -30,11 +31,13 @@ from sqlq.model.job import State
 from sqlq.web.access import Redaction
 from sqlq.web.actions import ACTIONS
 from sqlq.web.pages import decoded, whole
+from sqlq.web.reading import Reading, too_slow
 
 MOST = 10_000
 ASKED = 900
 """The most jobs that are deleted together: Django takes forms of a thousand fields."""
-redacted = Redaction()
+TROUBLE = (SqlqError, SQLAlchemyError)
+redacted, reading = Redaction(), Reading(app)
 
 
 class Looked(ChangeList):
@@ -50,8 +53,8 @@ class Looked(ChangeList):
             self.result_list = shown.rows(self.paginator.page(self.page_num).object_list, query, chosen)
         except InvalidPage:
             raise IncorrectLookupParameters from None
-        except SqlqError as error:
-            messages.error(request, str(error))
+        except TROUBLE as error:
+            _say(request, error)
             self.paginator = shown.get_paginator(request, found, self.list_per_page)
         self.result_count, self.multi_page = self.paginator.count, self.paginator.num_pages > 1
         self.full_result_count, self.show_full_result_count, self.can_show_all = None, False, False
@@ -82,7 +85,15 @@ class Shown(admin.ModelAdmin):
         return page
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        return next((row for row in self.all() if row.pk == object_id), None)
+        try:
+            return self.one(object_id)
+        except TROUBLE as error:
+            _say(request, error)
+            return None
+
+    def one(self, key: str) -> Any:
+        """Return a row; None where it is not there."""
+        return next((row for row in self.all() if row.pk == key), None)
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
         return Looked
@@ -144,9 +155,13 @@ def _act(verb: str, shown: Shown, request: HttpRequest, queryset: Any) -> Templa
         for do in shown.do(verb, ticked):
             try:
                 messages.success(request, do())
-            except SqlqError as error:
-                messages.error(request, str(error))
+            except TROUBLE as error:
+                _say(request, error)
     return None
+
+
+def _say(request: HttpRequest, error: Exception) -> None:
+    messages.error(request, too_slow(error) if isinstance(error, SQLAlchemyError) else str(error))
 
 
 def _ask(shown: Shown, request: HttpRequest, ticked: Sequence[str]) -> TemplateResponse:
@@ -187,7 +202,7 @@ def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
     def lookups(self: Any, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         try:
             return [(each, each) for each in names()]
-        except SqlqError:  # the list has the message
+        except TROUBLE:  # the list has the message
             return []
 
     does = {"lookups": lookups, "queryset": lambda self, request, queryset: None}
@@ -195,7 +210,7 @@ def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
 
 
 BY_STATE = _choice("state", lambda: list(State))
-BY_QUEUE = _choice("queue", lambda: [status.queue for status in app.queues.status()])
+BY_QUEUE = _choice("queue", lambda: [status.queue for status in reading.app.queues.status()])
 BY_TASK = _choice("task", lambda: sorted(app.tasks))
 
 
@@ -219,14 +234,14 @@ class JobAdmin(Shown):
         found: set[int] = set()
         for search in self._searches(query, chosen):
             states = [search.pop("state")] if "state" in search else list(State)
-            ids = app.jobs.ids(states=states, limit=MOST, **search)
+            ids = reading.app.jobs.ids(states=states, limit=MOST, **search)
             found |= {id for id in ids if search.get("newest") in (None, id)}
         return sorted(found, reverse=True)[:MOST]
 
     def rows(self, page: Sequence[int], query: str, chosen: Mapping[str, str]) -> list[Any]:
         read: dict[int, Any] = {}
         for search in self._searches(query, chosen) if page else ():
-            listing = app.jobs.listing(before=page[0] + 1, limit=len(page), **search)
+            listing = reading.app.jobs.listing(before=page[0] + 1, limit=len(page), **search)
             read |= {job.id: job for job in listing.jobs}
         return [self._of(read[id]) for id in page if id in read]
 
@@ -242,12 +257,9 @@ class JobAdmin(Shown):
         )
         return [{**options, "label": query}, {**options, "key": query}, *by_id]
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        try:
-            job = app.jobs.get(whole(object_id, "the id") or 0)
-            return self._of(job, "\n".join(reason.said for reason in why(app, job)))
-        except SqlqError:
-            return None
+    def one(self, key: str) -> Any:
+        job = reading.app.jobs.get(whole(key, "the id") or 0)
+        return self._of(job, "\n".join(reason.said for reason in why(reading.app, job)))
 
     def _of(self, job: Any, reasons: str | None = None) -> Any:
         most = "?" if job.max_attempts is None else job.max_attempts
@@ -280,7 +292,7 @@ class ScheduleAdmin(Shown):
     }
 
     def all(self) -> Iterator[Any]:
-        for each in app.schedules.list():
+        for each in reading.app.schedules.list():
             arguments, due = _as_json(decoded(each.payload)), next(iter(each.upcoming), None)
             yield Schedule.of(each, plan=str(each.plan), next_at=due, payload=arguments)
 
@@ -292,7 +304,7 @@ class QueueAdmin(Shown):
     verbs: ClassVar[Mapping[str, str]] = {"queue-pause": "Pause", "queue-resume": "Resume"}
 
     def all(self) -> Iterator[Any]:
-        for each in app.queues.status():
+        for each in reading.app.queues.status():
             capped = {name: f"{getattr(each, name):,}+" for name in each.capped}
             yield Queue.of(each, **capped)
 
@@ -303,7 +315,7 @@ class WorkerAdmin(Shown):
     search_fields = ("id",)
 
     def all(self) -> Iterator[Any]:
-        for each in app.workers.list(silent=True):
+        for each in reading.app.workers.list(silent=True):
             yield Worker.of(
                 each,
                 name=each.name or f"{each.host}:{each.pid}",

@@ -85,6 +85,11 @@ class DjangoApp(App):
         super().use(*args, **options)
         self._follows = self._follows and self._own_address is before
 
+    def _for_looking(self, url: str | URL | None) -> App:
+        found: DjangoApp = super()._for_looking(url)  # type: ignore[assignment]
+        found._follows = False  # it reads what is committed, on connections of its own
+        return found
+
     # -- where Django is -------------------------------------------------------------------------------------
 
     def _follow(self) -> None:

@@ -16,10 +16,10 @@ from sqlq.admin.storage import Storage, storage
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.durations import milliseconds
-from sqlq.database.dialects import refusal
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.job import State
 from sqlq.web.access import RefusedError
+from sqlq.web.reading import too_slow
 
 if TYPE_CHECKING:
     from werkzeug import Response
@@ -61,7 +61,7 @@ def part(view: View, key: Any, look: Callable[[App], Any], seconds: float = 2.0)
         try:
             return look(app)
         except SQLAlchemyError as error:  # kept like an answer; guard: what-is-too-slow-is-kept
-            return TooSlow(f"too slow to count, or not to be read: {refusal(error)}")
+            return TooSlow(too_slow(error))
 
     return view.reading.fresh(key, attempt, seconds)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
+from sqlq.database.dialects import refusal
 
 T = TypeVar("T")
 
@@ -19,6 +20,10 @@ SHARE = 100
 """A look may take this part of the time at most: however large the tables are, viewers do not slow down the
 workers."""
 MOST_KEPT = 200
+
+
+def too_slow(error: SQLAlchemyError) -> str:
+    return f"too slow to count, or not to be read: {refusal(error)}"
 
 
 class Reading:
@@ -39,8 +44,7 @@ class Reading:
         connected = self._app._connected
         with self._lock:
             if self._of is not connected:  # the host has moved its App
-                self._of, self._looking = connected, copy.copy(self._app)
-                self._looking._connected = connected.for_looking(self._url)
+                self._of, self._looking = connected, self._app._for_looking(self._url)
                 self._kept.clear()
             return self._looking
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 from django.contrib.auth.models import Permission, User
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections
+from django.db import connections, transaction
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -159,6 +159,19 @@ class Looking(InTheAdmin):
         self.log_in(is_superuser=True)
         with mock.patch.object(app.jobs.__class__, "_read", side_effect=SchemaVersionError("run migrate")):
             self.assertIn("Run migrate", self.page(address(Job)))
+
+    def test_a_look_that_takes_long_ends_and_is_said(self):
+        self.log_in(is_superuser=True)
+        id = app.enqueue(pay.new(7)).id
+        jobs = connections[app.configuration.database]
+        if jobs.vendor != "postgresql":
+            return  # there no lock keeps from reading
+        with transaction.atomic(using=jobs.alias), jobs.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {app.database.schema}.jobs IN ACCESS EXCLUSIVE MODE")
+            for url in (address(Queue), address(Job, "change", id)):
+                page = self.client.get(url, follow=True).content.decode()
+                self.assertIn("Too slow to count, or not to be read: canceling statement due to", page)
+        self.assertEqual(self.client.get(address(Job, "change", id)).status_code, 200)
 
 
 class Acting(InTheAdmin):
