@@ -6,6 +6,7 @@ have a default, which needs RETURNING, UPDATE … FROM, ON CONFLICT and common t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -139,6 +140,10 @@ class Dialect:
     """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"
     """The style of parameters of most of its drivers."""
+    begins = ""
+    """The statement that begins a transaction of several statements; none where one statement does it all."""
+    in_json: Callable[[Any], Any] = staticmethod(str)
+    """Return a time as a batch has it in JSON."""
     where_it_leads = ""
     """The query for the name of the database that a connection leads to."""
     which_server = ""
@@ -340,8 +345,12 @@ class Dialect:
         return (rows,)
 
     def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return the parameters that fill `batch_table(batch)`."""
-        raise NotImplementedError
+        """Return the parameters that fill `batch_table(batch)`, as JSON unless it is overridden."""
+        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=self._in_json)}
+
+    def _in_json(self, value: Any) -> Any:
+        # bytes such as a queue's name in a row written by SQL; no text is equal to them
+        return value.decode(errors="replace") if isinstance(value, bytes) else self.in_json(value)
 
     def texts(self) -> FromClause:
         """Return a table of the texts given as the parameter `texts`: `value`, and `place` in their order."""
@@ -349,7 +358,7 @@ class Dialect:
 
     def joined(self, texts: Sequence[str]) -> str | None:
         """Return the parameter that fills `texts()`; None where it cannot hold these texts."""
-        raise NotImplementedError
+        return json.dumps(texts, ensure_ascii=False)
 
     def move(
         self,
@@ -480,7 +489,12 @@ class Dialect:
 
     def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
         """Do `work` as one transaction; on some databases it is one statement."""
-        return work(ask)
+        if not self.begins:
+            return work(ask)
+        ask(self.begins, ())
+        done = work(ask)
+        ask("COMMIT", ())
+        return done
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
         """Run a statement on a driver's connection and return its rows."""

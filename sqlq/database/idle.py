@@ -1,16 +1,19 @@
-"""Replaces pooled connections that died while idle, before their use."""
+"""Replaces pooled connections that died: while idle, before their use, and by an error."""
 
 from __future__ import annotations
 
+import select
 import time
 from typing import Any
 
 from sqlalchemy import Engine, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sqlq.database.dialect import Dialect
 from sqlq.database.raw import RESTS_SINCE
+from sqlq.database.timeouts import Patience
 
 IDLE_SECONDS = 10.0
 """After this long a ping checks an idle connection before its use."""
@@ -37,3 +40,21 @@ def look_at_idle(dialect: Dialect, engine: Engine) -> None:
             raise DisconnectionError from error
         if not sound:
             raise DisconnectionError
+
+
+def is_readable(file: int) -> bool:
+    """Whether something has come on a socket. No answer is due on an idle one, so it is a close."""
+    looker = select.poll()
+    looker.register(file, select.POLLIN)
+    return bool(looker.poll(0))
+
+
+def look_at_errors(dialect: Dialect, engine: Engine, patience: Patience) -> None:
+    """Give up each connection of an engine that an error has made useless."""
+
+    @event.listens_for(engine, "handle_error")
+    def _failed(context: ExceptionContext) -> None:
+        if context.connection is None:
+            patience.start_over()
+        elif dialect.trouble(context.original_exception).is_useless:
+            context.is_disconnect = True

@@ -20,6 +20,17 @@ Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
 
 
+class Session(NamedTuple):
+    """A session whose open transaction keeps the server from removing old rows. `who` is its program, or its
+    account."""
+
+    number: int
+    who: str
+    state: str
+    seconds: float
+    query: str = ""
+
+
 class Verdict(NamedTuple):
     """The result for a batch of blocked steps: the number `found`, the ids now `free`, and those `cancelled`
     since they can never run."""

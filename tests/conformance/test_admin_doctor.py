@@ -311,7 +311,7 @@ def test_autovacuum_that_was_turned_off_for_a_table(patient: Patient, engine: En
 
 @on_postgresql
 def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "FREE_CONNECTIONS", 1_000)
+    monkeypatch.setattr("sqlq.admin.doctor.finding.FREE_CONNECTIONS", 1_000)
     found = patient.about("connections")
     assert found.verdict is Verdict.CHECK
     assert "of 197 connections are in use" in found.said

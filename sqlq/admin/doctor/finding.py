@@ -81,6 +81,26 @@ class PlaceChecks(Checks):
         return ()
 
 
+FREE_CONNECTIONS = 10
+
+
+class ServerChecks(PlaceChecks):
+    """Checks of one kind of server."""
+
+    in_use: Callable[[Connection], tuple[int, int]]
+    """Return the number of connections in use, and their limit."""
+    room = "raise max_connections"
+    """How a server gets more connections."""
+
+    def connections(self) -> Iterator[Answer]:
+        used, limit = self._ask(self.in_use)
+        said = f"{used} of {limit} connections are in use"
+        if limit - used < FREE_CONNECTIONS:
+            yield check(said, f"{self.room}; sqlq work -p N needs 2 × N + 2")
+        else:
+            yield ok(said)
+
+
 def span(seconds: float) -> str:
     return readable(max(0.0, seconds) * 1000)
 

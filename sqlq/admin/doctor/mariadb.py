@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from sqlq.admin.doctor.finding import Answer, PlaceChecks, check, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, ServerChecks, check, ok, span, to_do
 from sqlq.database.mariadb import health as healths
 
 OLD_TRANSACTION_S = 300.0
 """From this age on an open transaction is named: the server can purge nothing that it may still read."""
 VERY_OLD_TRANSACTION_S = 3_600.0
-FREE_CONNECTIONS = 10
 UNPURGED = 100_000
 SMALLEST_PACKET = 16 << 20
 
 
-class MariaDBChecks(PlaceChecks):
+class MariaDBChecks(ServerChecks):
     """Checks of the server of one database."""
+
+    in_use = staticmethod(healths.connections)
 
     def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         of_server = (self.primary, self.binlog, self.durability, self.connections, self.sessions)
@@ -64,15 +65,6 @@ class MariaDBChecks(PlaceChecks):
         else:
             yield ok("innodb_flush_log_at_trx_commit is 1")
 
-    def connections(self) -> Iterator[Answer]:
-        used = self._ask(healths.status, "Threads_connected")
-        limit = self._ask(healths.variable, "max_connections", of_server=True)
-        said = f"{used} of {limit} connections are in use"
-        if limit - used < FREE_CONNECTIONS:
-            yield check(said, "raise max_connections; sqlq work -p N needs 2 × N + 2")
-        else:
-            yield ok(said)
-
     def sessions(self) -> Iterator[Answer]:
         """Look at sqlq's own sessions, and at what callers get."""
         level, mode = (self._ask(healths.variable, name) for name in ("tx_isolation", "sql_mode"))
@@ -108,7 +100,7 @@ class MariaDBChecks(PlaceChecks):
         old = self._ask(healths.old_transactions, older_than_s=OLD_TRANSACTION_S)
         for session in old:
             said = (
-                f"connection {session.number} ({session.account}, {session.command}) has had a transaction "
+                f"connection {session.number} ({session.who}, {session.state}) has had a transaction "
                 f"open for {span(session.seconds)}: rows that died since then may not be purged"
             )
             remedy = f"end it where it was begun, or KILL {session.number}"

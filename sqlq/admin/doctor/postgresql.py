@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from sqlq.admin.doctor.finding import Answer, PlaceChecks, check, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, ServerChecks, check, ok, span, to_do
 from sqlq.config.constants import LOOKOUT_MS
 from sqlq.config.durations import readable, written
 from sqlq.database.postgresql import health as healths
@@ -14,13 +14,15 @@ from sqlq.store.health import health
 OLD_TRANSACTION_S = 300.0
 """From this age on an open transaction is named: vacuum can remove no row that died since it began."""
 VERY_OLD_TRANSACTION_S = 3_600.0
-FREE_CONNECTIONS = 10
 DEAD_ROWS = 50_000
 LISTEN_SECONDS = 2.0
 
 
-class PostgreSQLChecks(PlaceChecks):
+class PostgreSQLChecks(ServerChecks):
     """Checks of the server of one database."""
+
+    in_use = staticmethod(healths.connections)
+    room = "raise max_connections, or put a pooler before the server"
 
     def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         of_server = (self.primary, self.durability, self.connections, self.autovacuum, self.schemas)
@@ -67,17 +69,6 @@ class PostgreSQLChecks(PlaceChecks):
         else:
             yield ok(f"fsync is on, synchronous_commit is {commit}")
 
-    def connections(self) -> Iterator[Answer]:
-        used, limit = self._ask(healths.connections)
-        said = f"{used} of {limit} connections are in use"
-        if limit - used < FREE_CONNECTIONS:
-            yield check(
-                said,
-                "raise max_connections, or put a pooler before the server; sqlq work -p N needs 2 × N + 2",
-            )
-        else:
-            yield ok(said)
-
     def autovacuum(self) -> Iterator[Answer]:
         on = all(self._ask(healths.setting, name) == "on" for name in ("autovacuum", "track_counts"))
         without = self._ask(healths.without_autovacuum)
@@ -108,12 +99,12 @@ class PostgreSQLChecks(PlaceChecks):
         old = self._ask(healths.old_transactions, older_than_s=OLD_TRANSACTION_S)
         hidden = self._ask(healths.hidden_sessions)
         for session in old:
-            who = f"pid {session.pid} ({session.program or 'no application_name'}, {session.state})"
+            who = f"pid {session.number} ({session.who or 'no application_name'}, {session.state})"
             said = (
                 f"{who} has had a transaction open for {span(session.seconds)}: no row that died since "
                 "then can be removed"
             )
-            remedy = f"end it where it was begun, or SELECT pg_terminate_backend({session.pid})"
+            remedy = f"end it where it was begun, or SELECT pg_terminate_backend({session.number})"
             yield (to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check)(said, remedy)
         if hidden:
             said = f"could not look into {hidden} sessions of other roles"

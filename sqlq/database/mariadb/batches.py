@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    bindparam,
-    text,
-)
+from sqlalchemy import BigInteger, bindparam, text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Double, Integer
@@ -20,15 +17,10 @@ TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 
 
 def json_type(kind: type[Any]) -> str:
-    for known, said in (
-        (BigInteger, "BIGINT"),
-        (Integer, "INT"),
-        (Moment, "DATETIME(6)"),
-        (Double, "DOUBLE"),
-    ):
-        if issubclass(kind, known):
-            return said
-    return TEXT
+    return next((said for known, said in _TYPES.items() if issubclass(kind, known)), TEXT)
+
+
+_TYPES = {BigInteger: "BIGINT", Integer: "INT", Moment: "DATETIME(6)", Double: "DOUBLE"}
 
 
 def json_table(name: str, columns: str, types: Mapping[str, Any]) -> FromClause:
@@ -37,5 +29,5 @@ def json_table(name: str, columns: str, types: Mapping[str, Any]) -> FromClause:
     return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)
 
 
-def in_json(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(naive(value))
+def in_json(moment: datetime) -> str:
+    return str(naive(moment))

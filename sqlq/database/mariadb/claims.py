@@ -13,10 +13,7 @@ from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
 from sqlq.database.dialect import CLAIMED
 from sqlq.database.mariadb import sql
-from sqlq.database.values import (
-    Ask,
-    Claimant,
-)
+from sqlq.database.values import Ask, Claimant
 from sqlq.schema import qualify
 from sqlq.schema.tables import TOKEN_SCHEMA
 

@@ -8,9 +8,7 @@ read all of it.
 
 from __future__ import annotations
 
-import json
 import re
-import select as select_module
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -30,7 +28,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
-from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import FromClause
@@ -40,7 +37,7 @@ from sqlq.config.constants import LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
 from sqlq.database.batch import CHANGED, LEFT, NEW, NO_VALUES, Batch, Change, Key, Right
 from sqlq.database.dialect import Dialect, schema_of
-from sqlq.database.idle import look_at_idle
+from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
 from sqlq.database.mariadb import compiler, health, sql
 from sqlq.database.mariadb.batches import TEXT, in_json, json_table, json_type
 from sqlq.database.mariadb.claims import due_in_one, due_statement, listed, reserved, time_of
@@ -73,26 +70,9 @@ _ROLLED_BACK = {1213, 1020, 1205, 1305}
 lock; a savepoint that went with its transaction."""
 _READ_ONLY = {1290, 1792, 1836}
 _NO_ROOM = {3, 1021, 1026, 1030, 1041, 1114}
-_LOST = {
-    0,
-    1053,
-    1077,
-    1079,
-    1080,
-    1152,
-    1158,
-    1159,
-    1160,
-    1161,
-    1184,
-    1927,
-    2006,
-    2013,
-    2014,
-    2045,
-    2055,
-    4031,
-}
+_ENDED = {1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031}
+"""The server ends, or has ended the connection."""
+_LOST = {0, 2006, 2013, 2014, 2045, 2055, *_ENDED}
 _AWAY = {*_LOST, 1040, 1047, 1129, 1135, 1203, 2001, 2002, 2003, 2004, 2005, 2012, *_READ_ONLY, *_NO_ROOM}
 _USELESS = {*_LOST, *_READ_ONLY, 1047}
 """The server may lead to another one by now: the next connection finds it."""
@@ -103,6 +83,8 @@ class MariaDB(Dialect):
     oldest = (10, 11)
     has_schemas = schemas_are_databases = True
     own_paramstyle = "format"
+    begins = "BEGIN"
+    in_json = staticmethod(in_json)
     # an index of it has the rows of several partial ones
     own_indexes = Dialect.own_indexes - {
         *("jobs_rescue", "jobs_admitted", "finished_jobs_expire", "failed_jobs_expire")
@@ -289,15 +271,9 @@ class MariaDB(Dialect):
             size += own
         yield rows[begin:]
 
-    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=in_json)}
-
     def texts(self) -> FromClause:
         columns = f"place FOR ORDINALITY, value {TEXT} PATH '$'"
         return json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
-
-    def joined(self, texts: Sequence[str]) -> str | None:
-        return json.dumps(texts, ensure_ascii=False)
 
     # -- unblock ---------------------------------------------------------------------------------------------
 
@@ -415,17 +391,7 @@ class MariaDB(Dialect):
 
     def is_cut_off(self, driver: Any) -> bool:
         sock = getattr(driver, "_sock", None)
-        if sock is None:
-            return True
-        looker = select_module.poll()
-        looker.register(sock.fileno(), select_module.POLLIN)
-        return bool(looker.poll(0))  # readable without a query
-
-    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
-        ask("BEGIN", ())
-        done = work(ask)
-        ask("COMMIT", ())
-        return done
+        return sock is None or is_readable(sock.fileno())
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
         with driver.cursor() as cursor:
@@ -452,9 +418,7 @@ class MariaDB(Dialect):
         )
 
     def is_sound(self, engine: Engine, driver: Any) -> bool:
-        with driver.cursor() as cursor:
-            cursor.execute(_IS_SOUND)
-            return bool(cursor.fetchone()[0])
+        return bool(self.run(driver, _IS_SOUND, ())[0][0])
 
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
         setattr(engine.dialect, compiler.IS_OWN, True)
@@ -485,13 +449,7 @@ class MariaDB(Dialect):
                 with dbapi_connection.cursor() as cursor:
                     cursor.execute(", ".join(settings))
 
-        @event.listens_for(engine, "handle_error")
-        def _failed(context: ExceptionContext) -> None:
-            if context.connection is None:
-                patience.start_over()
-            elif self.trouble(context.original_exception).is_useless:
-                context.is_disconnect = True
-
+        look_at_errors(self, engine, patience)
         if looks_at_idle:
             look_at_idle(self, engine)
 

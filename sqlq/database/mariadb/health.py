@@ -6,14 +6,14 @@ Each function is one query, so that an account without the right to one of them 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import OWNER
 from sqlq.database.dialect import schema_of
-from sqlq.database.values import Burden, TableSize
+from sqlq.database.values import Burden, Session, TableSize
 from sqlq.schema.tables import metadata
 
 COLLATION = "utf8mb4_nopad_bin"
@@ -37,16 +37,6 @@ def nodes(conn: Connection) -> int:
 
 def unpurged_transactions(conn: Connection) -> int:
     return status(conn, "Innodb_history_list_length")
-
-
-class Session(NamedTuple):
-    """A session whose open transaction may keep the server from purging old rows."""
-
-    number: int
-    account: str
-    command: str
-    seconds: float
-    query: str = ""
 
 
 def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:

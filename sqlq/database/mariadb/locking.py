@@ -6,15 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import (
-    Select,
-    Table,
-    bindparam,
-    delete,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.engine import result_tuple
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter

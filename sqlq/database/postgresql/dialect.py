@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select as select_module
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -29,13 +28,12 @@ from sqlalchemy import (
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.database.batch import Batch, Right, locked, rights
 from sqlq.database.dialect import Dialect, held, schema_of
-from sqlq.database.idle import look_at_idle
+from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
 from sqlq.database.postgresql import health, sql
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
@@ -277,9 +275,7 @@ class PostgreSQL(Dialect):
         return health.missing_grant(error, url, kind)
 
     def is_cut_off(self, driver: Any) -> bool:
-        looker = select_module.poll()
-        looker.register(driver.fileno(), select_module.POLLIN)
-        return bool(looker.poll(0))  # readable without a query
+        return is_readable(driver.fileno())
 
     def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
         # before SQLAlchemy queries the version on a first connection
@@ -293,13 +289,7 @@ class PostgreSQL(Dialect):
                     ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
                 )
 
-        @event.listens_for(engine, "handle_error")
-        def _failed(context: ExceptionContext) -> None:
-            if context.connection is None:
-                patience.start_over()
-            elif self.trouble(context.original_exception).is_useless:
-                context.is_disconnect = True
-
+        look_at_errors(self, engine, patience)
         if looks_at_idle:
             look_at_idle(self, engine)
         if plans_once:

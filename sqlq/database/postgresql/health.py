@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import granting
 from sqlq.database.dialect import schema_of
-from sqlq.database.values import Burden, Rows, TableSize
+from sqlq.database.values import Burden, Rows, Session, TableSize
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import metadata
 
@@ -36,20 +36,14 @@ def is_standby(conn: Connection) -> bool:
     return bool(_asked(conn, "SELECT pg_is_in_recovery()").scalar())
 
 
-class Connections(NamedTuple):
-    """The number of client connections, and their limit without those reserved for superusers."""
-
-    used: int
-    limit: int
-
-
-def connections(conn: Connection) -> Connections:
-    row = _asked(
+def connections(conn: Connection) -> tuple[int, int]:
+    """Return the number of client connections, and their limit without those reserved for superusers."""
+    used, limit = _asked(
         conn,
         "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
         "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int",
     ).one()
-    return Connections(*row)
+    return used, limit
 
 
 def creators(conn: Connection) -> list[tuple[str, str]]:
@@ -66,16 +60,6 @@ def creators(conn: Connection) -> list[tuple[str, str]]:
         schema=schema_of(conn),
     )
     return [(schema, role) for schema, role in rows]
-
-
-class Session(NamedTuple):
-    """A session whose open transaction keeps vacuum from removing dead rows."""
-
-    pid: int
-    program: str
-    state: str
-    seconds: float
-    query: str = ""
 
 
 def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:
@@ -148,7 +132,7 @@ def tables(conn: Connection) -> list[TableSize]:
         "SELECT relname, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
         "greatest(last_vacuum, last_autovacuum), (SELECT json_object_agg(name, size) FROM "
         "(SELECT indexrelname AS name, pg_relation_size(indexrelid) AS size "
-        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = t.relid ORDER BY 2 DESC LIMIT 3) largest) "
+        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = t.relid ORDER BY 2 DESC, 1 LIMIT 3) largest) "
         "FROM pg_catalog.pg_stat_all_tables t "
         "WHERE schemaname = :schema AND relname = ANY(:names) ORDER BY 4 DESC",
         schema=schema_of(conn),

@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +52,8 @@ class SQLite(Dialect):
     in_a_file = True
     single_changes = False
     own_paramstyle = "qmark"
+    begins = "BEGIN IMMEDIATE"
+    in_json = staticmethod(milliseconds_of)
     one_writer = True
     sees_commits = True
     claims_beyond = False
@@ -93,29 +95,17 @@ class SQLite(Dialect):
         )
         return select(*columns).subquery("batch")
 
-    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
-
     def texts(self) -> FromClause:
         each = func.json_each(bindparam("texts", type_=Text)).table_valued(
             column("value", Text), column("key"), name="each"
         )
         return select(each.c.value, each.c.key.label("place")).subquery("texts")
 
-    def joined(self, texts: Sequence[str]) -> str | None:
-        return json.dumps(texts, ensure_ascii=False)
-
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
         # A single statement takes the write lock at its begin, and waits for it as BEGIN IMMEDIATE does. It
         # commits when all its rows are read.
         rows: list[Sequence[Any]] = driver.execute(statement, parameters).fetchall()
         return rows
-
-    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
-        ask("BEGIN IMMEDIATE", ())
-        done = work(ask)
-        ask("COMMIT", ())
-        return done
 
     def unblock(
         self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
@@ -218,11 +208,6 @@ class SQLite(Dialect):
         def _rests(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
                 record.invalidate()  # it sees no changes, and the file may be writable by now
-
-
-def _in_json(value: Any) -> Any:
-    # bytes such as a queue's name in a row written by SQL; no text is equal to them
-    return value.decode(errors="replace") if isinstance(value, bytes) else milliseconds_of(value)
 
 
 def may_only_be_read(url: URL) -> bool:

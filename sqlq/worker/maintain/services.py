@@ -427,8 +427,8 @@ class Vacuum:
                 "has had a transaction open for %s",
                 *(
                     f"{rows.dead:,}",
-                    old[0].pid,
-                    old[0].program or "no application_name",
+                    old[0].number,
+                    old[0].who or "no application_name",
                     old[0].state,
                     readable(old[0].seconds * 1000),
                 ),
