@@ -9,13 +9,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+import uvicorn
+from a2wsgi import WSGIMiddleware
 
 import sqlq
+from tests.faces.django.project_of_tests import Project
 from tests.faces.web import shop
 from tests.faces.web.browser import Browser, chromium
+from tests.faces.web.test_mounts import ASGI, HOSTS
 from tests.faces.web.visitor import end, failed
 from tests.waiting import wait_until
 
@@ -170,35 +175,79 @@ def test_it_is_used_on_a_phone(desk: Desk) -> None:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_it_is_mounted_under_a_prefix_of_a_host(
-    window: Browser, app: sqlq.App, database_url: str, tmp_path: Path
+@contextmanager
+def serving(host: Any) -> Iterator[str]:
+    """Serve an ASGI application from a thread, and return its address."""
+    server = uvicorn.Server(uvicorn.Config(host, port=0, log_level="warning", lifespan="off"))
+    thread = Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def serving_django(project: Project) -> Iterator[str]:
+    """The same for a project of Django's, in a process of its own, with a user ada."""
+    for words in ("migrate", "createsuperuser --noinput --username ada --email ada@example.org"):
+        project.environment["DJANGO_SUPERUSER_PASSWORD"] = "p"
+        project.ok(*words.split(), "--settings=staff_settings")
+    line = [
+        sys.executable,
+        "manage.py",
+        "runserver",
+        "--noreload",
+        "127.0.0.1:0",
+        "--settings=staff_settings",
+    ]
+    log = project.directory / "host.log"
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            line,
+            cwd=project.directory,
+            env={**project.environment, "PYTHONUNBUFFERED": "1"},
+            stdout=out,
+            stderr=out,
+        ) as process,
+    ):
+        try:
+            yield wait_until(lambda: re.findall(r"http://127.0.0.1:[1-9]\d+", log.read_text()))[0]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("make", [*HOSTS, "django"], ids=lambda make: getattr(make, "__name__", make))
+def test_it_is_used_under_a_prefix_of_a_host(
+    window: Browser, app: sqlq.App, database_url: str, tmp_path: Path, make: Any
 ) -> None:
     fill(app)
-    program = tmp_path / "host.py"
-    program.write_text(
-        "import sqlq.web, uvicorn\n"
-        "from fastapi import FastAPI\n"
-        "from tests.faces.web.shop import app as shop\n"
-        f"shop.use({database_url!r})\n"
-        "host = FastAPI()\n"
-        "user = sqlq.web.User('ada', 'admin')\n"
-        "host.mount('/ops/sqlq', sqlq.web.asgi(shop, authorize=lambda request: user))\n"
-        "uvicorn.run(host, port=0, log_level='info')\n"
-    )
-    log = tmp_path / "host.log"
+    window.driver.delete_all_cookies()
     with ExitStack() as open_:
-        out = open_.enter_context(log.open("w"))
-        line = [sys.executable, str(program)]
-        process = open_.enter_context(
-            subprocess.Popen(line, cwd=ROOT, stdout=out, stderr=out, env={"PYTHONPATH": str(ROOT)})
-        )
-        open_.callback(process.send_signal, signal.SIGINT)
-        base = wait_until(lambda: re.findall(r"http://127.0.0.1:[1-9]\d+", log.read_text()))[0]
-        window.open("about:blank")
-        window.console()
+        if make == "django":
+            base = open_.enter_context(serving_django(Project(tmp_path / "project", database_url)))
+            window.open(f"{base}/ops/sqlq/")
+            window.find("#id_username").send_keys("ada")
+            window.find("#id_password").send_keys("p\n")
+            window.sees("Overview", "nav")
+        else:
+            host = make(app, "/ops/sqlq")
+            base = open_.enter_context(serving(host if make in ASGI else WSGIMiddleware(host)))
+            window.open(f"{base}/login/ada")
+            window.sees("welcome", "body")
+        window.console()  # the host's own pages ask for styles that a test does not serve
+        window.hosts()
         window.open(f"{base}/ops/sqlq")
         window.press("Queues", within="nav")
         window.press("Pause", within="tr:has(a[href*='queue=mail'])")
         window.sees("Paused: mail.", ".said")
         assert window.driver.current_url == f"{base}/ops/sqlq/queues"
+        assert "mail" in app.queues.pauses().named
+        (done,) = app.audit.list(action="queues pause")
+        assert done.actor == "ada"
         assert window.console() == []
+        assert window.hosts() == {base.split("/")[2]}
+        window.open("about:blank")  # and ask the server for nothing more

@@ -27,8 +27,8 @@ import sqlq.web
 from sqlq.web import User
 from tests.faces.web.visitor import HOST, end, failed
 
-Make = Callable[[sqlq.App, str], httpx.Client]
-"""Makes a host application with the dashboard under a prefix, and a browser that is not logged in."""
+Make = Callable[[sqlq.App, str], Any]
+"""Makes a host application with the dashboard under a prefix, which logs in whom /login/NAME names."""
 
 
 class OnALoop(httpx.BaseTransport):
@@ -62,26 +62,21 @@ def of_the_session(request: Request) -> User | None:
 # -- hosts ---------------------------------------------------------------------------------------------------
 
 
-def on_starlette(app: sqlq.App, prefix: str) -> httpx.Client:
+def on_starlette(app: sqlq.App, prefix: str) -> Any:
     async def log_in(request: Any) -> Any:
         request.session["name"] = request.path_params["name"]
         return PlainTextResponse("welcome")
 
-    host = Starlette(
+    return Starlette(
         routes=[
             Route("/login/{name}", log_in),
             Mount(prefix, sqlq.web.asgi(app, authorize=of_the_session)),
         ],
         middleware=[Middleware(SessionMiddleware, secret_key="of a test")],
     )
-    return by_asgi(host)
 
 
-def on_fastapi(app: sqlq.App, prefix: str) -> httpx.Client:
-    return by_asgi(fastapi_host(app, prefix))
-
-
-def fastapi_host(app: sqlq.App, prefix: str) -> Any:
+def on_fastapi(app: sqlq.App, prefix: str) -> Any:
     host = fastapi.FastAPI()
     host.add_middleware(SessionMiddleware, secret_key="of a test")
 
@@ -94,7 +89,7 @@ def fastapi_host(app: sqlq.App, prefix: str) -> Any:
     return host
 
 
-def on_litestar(app: sqlq.App, prefix: str) -> httpx.Client:
+def on_litestar(app: sqlq.App, prefix: str) -> Any:
     import litestar
     from litestar.middleware.session.client_side import CookieBackendConfig
 
@@ -108,10 +103,10 @@ def on_litestar(app: sqlq.App, prefix: str) -> httpx.Client:
         sqlq.web.asgi(app, authorize=of_the_session)
     )
     session = CookieBackendConfig(secret=b"of a test, sixte").middleware
-    return by_asgi(litestar.Litestar([login, dashboard], middleware=[session]))
+    return litestar.Litestar([login, dashboard], middleware=[session])
 
 
-def on_flask(app: sqlq.App, prefix: str) -> httpx.Client:
+def on_flask(app: sqlq.App, prefix: str) -> Any:
     host = flask.Flask("shop")
     host.secret_key = "of a test"
 
@@ -127,10 +122,10 @@ def on_flask(app: sqlq.App, prefix: str) -> httpx.Client:
     host.wsgi_app = DispatcherMiddleware(  # type: ignore[method-assign]
         host.wsgi_app, {prefix: sqlq.web.wsgi(app, authorize=staff)}
     )
-    return by_wsgi(host)
+    return host
 
 
-def on_pyramid(app: sqlq.App, prefix: str) -> httpx.Client:
+def on_pyramid(app: sqlq.App, prefix: str) -> Any:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # WebOb's, of Python's cgi
         from pyramid.config import Configurator
         from pyramid.response import Response
@@ -157,10 +152,11 @@ def on_pyramid(app: sqlq.App, prefix: str) -> httpx.Client:
         config.add_route("sqlq", f"{prefix}/*subpath")
         config.add_view(view, route_name="sqlq")
         config.add_notfound_view(append_slash=True)
-        return by_wsgi(config.make_wsgi_app())
+        return config.make_wsgi_app()
 
 
-HOSTS: list[Make] = [on_starlette, on_fastapi, on_litestar, on_flask, on_pyramid]
+ASGI: list[Make] = [on_starlette, on_fastapi, on_litestar]
+HOSTS: list[Make] = [*ASGI, on_flask, on_pyramid]
 
 
 @pytest.fixture
@@ -178,7 +174,8 @@ def prefix(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=HOSTS, ids=lambda make: make.__name__)
 def browser(request: pytest.FixtureRequest, app: sqlq.App, prefix: str) -> Iterator[httpx.Client]:
     make: Make = request.param
-    with make(app, prefix) as browser:
+    host = make(app, prefix)
+    with by_asgi(host) if make in ASGI else by_wsgi(host) as browser:
         yield browser
 
 
@@ -240,7 +237,7 @@ def test_all_stays_under_the_root_path_of_fastapi_when_a_proxy_cuts_it_off(
 ) -> None:
     """A proxy answers for /shop, and forwards that part of the path or not."""
     given = "/shop" if forwards else ""
-    with by_asgi(fastapi_host(app, "/sqlq"), root_path="/shop") as browser:
+    with by_asgi(on_fastapi(app, "/sqlq"), root_path="/shop") as browser:
         browser.get(f"{given}/login/ada")
         page = browser.get(f"{given}/sqlq/jobs/{failed_job}")
         assert page.status_code == 200, page.text

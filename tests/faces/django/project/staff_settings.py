@@ -37,6 +37,7 @@ TEMPLATES = [
 ]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "static/"
+ALLOWED_HOSTS = ["127.0.0.1"]
 ROOT_URLCONF = "staff_urls"
 for alias in json.loads(os.environ.get("SHOP_ATOMIC", "[]")):
     DATABASES[alias]["ATOMIC_REQUESTS"] = True
