@@ -40,6 +40,8 @@ from tests.conformance.driver_callers import (
 from tests.conftest import sqlite_url
 from tests.kit import run_one
 
+pytestmark = pytest.mark.variants
+"""Each test tries one of twenty ways to hold a connection; `poe test-all` has each try all of them."""
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

@@ -286,6 +286,7 @@ def test_migrate_says_when_nothing_named_a_database(bare: Command) -> None:
 SECRETS = ("password=SEKRET", "sslpassword=SEKRET", "passfile=/SEKRET", "sslmode=wrong&password=SEKRET")
 
 
+@pytest.mark.integration
 @pytest.mark.variants
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("secret", [None, *SECRETS])

@@ -221,6 +221,7 @@ def mends(said: str) -> list[str]:
     return shlex.split(command)
 
 
+@pytest.mark.slow
 @on_postgresql
 def test_one_command_mends_a_refusal_whatever_is_refused(owner: Desk, poor: Poor) -> None:
     for arguments in commands(owner):

@@ -11,11 +11,24 @@ from tests.faces.django.test_inside import run
 STAFF = "--settings=staff_settings"
 
 
-@pytest.mark.parametrize("place", ["plain", "atomic", "elsewhere"])
-@pytest.mark.parametrize("module", ["staff_dashboard", "staff_admin"])
-def test_inside(bare_project: Project, module: str, place: str) -> None:
-    """Also with a transaction around each request (ATOMIC_REQUESTS), and with the jobs in another database
-    and schema."""
+in_places = pytest.mark.parametrize("place", ["plain", "atomic", "elsewhere"])
+"""Also with a transaction around each request (ATOMIC_REQUESTS), and with the jobs in another database and
+schema."""
+
+
+@pytest.mark.variants
+@in_places
+def test_the_dashboard_works_inside_a_project(bare_project: Project, place: str) -> None:
+    run_in(bare_project, "staff_dashboard", place)
+
+
+@pytest.mark.variants
+@in_places
+def test_the_admin_works_inside_a_project(bare_project: Project, place: str) -> None:
+    run_in(bare_project, "staff_admin", place)
+
+
+def run_in(bare_project: Project, module: str, place: str) -> None:
     url, folder = bare_project.url, bare_project.directory
     file = {"TEST": {"NAME": str(folder / "test.db")}} if url.startswith("sqlite") else {}
     databases = {"DATABASE": settings_of(url, **file)}
