@@ -456,6 +456,7 @@ GUARDS = [
     Guard("workers-read-committed-mariadb", "'READ-COMMITTED'", "'REPEATABLE-READ'", LEASES + "test_a_claim_of_all_that_is_due_keeps_no_producer_waiting[mariadb]"),
     Guard("rows-are-changed-by-their-ids", " FORCE INDEX (PRIMARY)", "", "tests/faults/test_storm.py::test_a_renewal_waits_for_no_other_row_of_a_small_table[mariadb]"),
     Guard("workers-wait-for-no-key", None, "is_locked = False", "tests/faults/test_storm.py::test_who_holds_a_job_waits_for_no_key[mariadb]"),
+    Guard("what-passes-at-last-is-no-refusal", None, "pass", "tests/faults/test_storm.py::test_outcomes_that_pass_at_their_second_try_are_written_in_batches[mariadb]"),
     Guard("what-is-rolled-back-for-long-delays-no-other", "(0, ROLLED_BACK_OFTEN)", "(0,)", "tests/faults/test_storm.py::test_an_outcome_whose_key_is_locked_delays_no_other[mariadb]"),
     Guard("what-is-locked-is-told-seldom", None, "if True:", "tests/faults/test_storm.py::test_an_outcome_whose_key_stays_locked_is_told_once[mariadb]"),
     Guard("a-row-is-met-by-one-statement", ", ' ', UTC_TIMESTAMP(6)", "", "tests/conformance/test_enqueue_conflict.py::test_a_failed_job_that_an_enqueue_has_met_is_put_back_whole[mariadb]"),

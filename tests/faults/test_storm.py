@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import sqlq
 from sqlq.database.mariadb.dialect import LOCK_WAIT_SECONDS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
 from sqlq.store.jobs import lease
-from sqlq.worker.settle.settle import Settler
+from sqlq.store.jobs import settle as settling
+from sqlq.worker.settle.settle import ROLLED_BACK_OFTEN, Settler
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
@@ -179,6 +181,34 @@ def test_an_outcome_whose_key_stays_locked_is_told_once(
         for _ in range(3):
             assert tries.acquire(timeout=60)
     assert sum("one by one" in message for message in caplog.messages) == 1
+
+
+def has_finished(app: sqlq.App, number: int) -> bool:
+    return len(app.jobs.list(state="finished")) == number
+
+
+@on_mariadb
+def test_outcomes_that_pass_at_their_second_try_are_written_in_batches(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, refused = settling.settle, 0
+
+    def settle_late(conn: Any, settlements: Any, **options: Any) -> Any:
+        nonlocal refused
+        if refused > len(app.jobs.list(state="finished")):  # this one has been refused
+            return write(conn, settlements, **options)
+        refused += 1
+        with locked(engine, A_KEY):
+            return write(conn, settlements, **options)
+
+    monkeypatch.setattr(settling, "settle", settle_late)
+    task = app.task(name="t")(lambda: None)
+    with working(app):
+        for n in range(2 * ROLLED_BACK_OFTEN):
+            app.enqueue(task.new().set(unique_key="key"))
+            wait_until(partial(has_finished, app, n + 1), what="its end")
+    assert refused == 2 * ROLLED_BACK_OFTEN
+    assert "one by one" not in caplog.text
 
 
 @on_mariadb

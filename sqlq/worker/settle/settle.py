@@ -164,6 +164,7 @@ class Settler(Gatherer[Item]):
             for keep in (False, True):
                 if items := by_retention[keep]:
                     done |= self._settle([self._settlement(*item) for item in items], keep)
+            self._rolled_back = 0  # guard: what-passes-at-last-is-no-refusal
             self._resolve(pending, done)
         finally:
             pending |= held_up
