@@ -1,0 +1,91 @@
+"""Hooks of MkDocs: pages that lie outside of docs/ or are made of the code, and links that fit both places.
+
+On disk a link leads to a file of the repository, as a test checks. Here it leads to the page of that file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from docs.site import reference
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "LICENSE": "licence.md",
+    "benchmarks/README.md": "benchmarks.md",
+    **{f"examples/{name}/README.md": f"examples/{name}.md" for name in EXAMPLES},
+}
+"""Files outside of docs/, and their pages."""
+FOLDERS = {
+    "examples": "examples/index.md",
+    "docs/decisions": "decisions/index.md",
+    "docs/guide": "index.md",
+    **{f"examples/{name}": f"examples/{name}.md" for name in EXAMPLES},
+}
+SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".yml": "yaml"}
+_LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs/."""
+    pages = {page: (ROOT / path).read_text() for path, page in OUTSIDE.items()}
+    for name in EXAMPLES:
+        pages[f"examples/{name}.md"] += "".join(_sources(ROOT / "examples" / name))
+    pages["examples/index.md"] = "# Examples\n\nSmall applications that run, each with a test.\n\n" + "".join(
+        f"- [{title(pages[f'examples/{name}.md'])}]({name}.md)\n" for name in EXAMPLES
+    )
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    pages["decisions/index.md"] = "# Decisions\n\nWhy things are as they are.\n\n" + "".join(
+        f"- [{title(path.read_text())}]({path.name})\n" for path in decisions
+    )
+    for name, write in reference.PAGES.items():
+        pages[f"reference/{name}.md"] = write()
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Turn links to files of the repository into links to their pages."""
+    place = page.file.src_uri
+    paths = {site: path for path, site in OUTSIDE.items()}
+    is_made = place.startswith("reference/") or place in ("examples/index.md", "decisions/index.md")
+    path = f"docs/{place}" if is_made else paths.get(place, f"docs/{place}")
+
+    def turned(match: re.Match[str]) -> str:
+        code, target, heading = match.groups()
+        if code or not target or ":" in target:
+            return match[0]
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        to = OUTSIDE.get(there) or FOLDERS.get(there)
+        if to is None and there.startswith("examples/"):  # a file of an example stands on the example's page
+            to = f"examples/{there.split('/')[1]}.md"
+        if to is None:
+            to = there.removeprefix("docs/")
+        return f"]({posixpath.relpath(to, posixpath.dirname(place) or '.')}{heading or ''})"
+
+    return _LINK.sub(turned, markdown)
+
+
+def title(text: str) -> str:
+    """Return the title of a page."""
+    return text.lstrip("# ").partition("\n")[0]
+
+
+def _sources(folder: Path) -> list[str]:
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix in SOURCES and path.stat().st_size]
+    return [
+        f"\n## {path.relative_to(folder)}\n\n```{SOURCES[path.suffix]}\n{path.read_text().rstrip()}\n```\n"
+        for path in found
+    ]

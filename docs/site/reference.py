@@ -1,0 +1,310 @@
+"""The reference, made of the code: commands, Python, settings, errors, exit codes and metrics.
+
+`PAGES` maps the name of each page to the function that writes it. The site builds them (see hooks.py), and
+tests/unit/test_reference.py holds each of them against the code. Nothing here is committed as text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import click
+
+import sqlq
+from sqlq import errors as of_errors
+from sqlq.app.options import RETENTION, VARIABLES
+from sqlq.cli.root import sqlq as command_line
+from sqlq.config.constants import MAX_ATTEMPTS
+from sqlq.config.urls import DEFAULT_URL
+from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
+from sqlq.model.foreign_names import NameOfAnotherQueue
+from sqlq.model.job import Kept
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def each_command(
+    command: click.Command = command_line, name: str = "sqlq", parent: click.Context | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield the words of each command that people see, and its help."""
+    context = click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            if found is not None and not found.hidden:
+                yield from each_command(found, below, context)
+
+
+def commands() -> str:
+    """Return the page of all commands, each as its --help prints it."""
+    parts = [
+        "# Commands\n\nEach command as its `--help` prints it. [Exit codes](exit-codes.md) have a page.\n"
+    ]
+    parts += [f"## {words}\n\n```text\n{said}\n```\n" for words, said in each_command()]
+    return "\n".join(parts)
+
+
+# -- Python --------------------------------------------------------------------------------------------------
+
+OBJECTS: Final = (
+    *("sqlq.admin.jobs.Jobs", "sqlq.admin.queues.Queues", "sqlq.admin.workers.Workers"),
+    *("sqlq.admin.flows.Flows", "sqlq.admin.limits.Limits", "sqlq.admin.schedules.Schedules"),
+    *("sqlq.admin.audit.Audit", "sqlq.worker.worker.Worker"),
+)
+"""Classes that have no public name: an App returns their objects."""
+
+MODULES: Final = (
+    *("sqlq.testing", "sqlq.metrics", "sqlq.otel", "sqlq.sentry", "sqlq.alembic", "sqlq.tables"),
+    "sqlq.web",
+)
+"""Public modules beside `sqlq` and `sqlq.errors`. `sqlq.django` needs settings, and has a guide."""
+
+
+def names_of(module: str) -> list[str]:
+    """Return the public names of a module: those that it lists, else those that it defines."""
+    found = import_module(module)
+    listed: list[str] | None = getattr(found, "__all__", None)
+    if listed is not None:
+        return sorted(listed)
+    return sorted(
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module and callable(value)
+    )
+
+
+def members(owner: type) -> Iterator[tuple[str, Any]]:
+    """Yield the methods and properties of a class that have docstrings, without those of other packages."""
+    for name in sorted(dir(owner)):
+        value = inspect.getattr_static(owner, name)
+        if name.startswith("_") or isinstance(value, NameOfAnotherQueue):
+            continue
+        value = getattr(value, "__func__", value)
+        if not inspect.getdoc(value):
+            continue
+        if isinstance(value, property | cached_property) or (
+            inspect.isfunction(value) and value.__module__.startswith("sqlq")
+        ):
+            yield name, value
+
+
+class _AsIs(str):
+    """Text that stands in a signature without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def signature(value: Any, name: str) -> str:
+    """Return how something is called, one parameter a line where the line is long."""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return name
+    keep = [_readable(each) for each in found.parameters.values() if each.name != "self"]
+    returns = _annotation(found.return_annotation)
+    said = str(found.replace(parameters=keep, return_annotation=returns))
+    if len(name + said) <= 100:
+        return name + said
+    shown = [str(each) for each in keep]
+    keywords = [i for i, each in enumerate(keep) if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    if keywords:
+        shown.insert(keywords[0], "*")
+    body = "".join(f"    {each},\n" for each in shown)
+    return f"{name}(\n{body})" + (f" -> {returns}" if returns is not inspect.Signature.empty else "")
+
+
+def _readable(parameter: inspect.Parameter) -> inspect.Parameter:
+    default = parameter.default
+    if isinstance(default, Kept) or type(default) is object:  # a mark for "not given"
+        default = _AsIs("…")
+    return parameter.replace(annotation=_annotation(parameter.annotation), default=default)
+
+
+def _annotation(found: Any) -> Any:
+    return _AsIs(found) if isinstance(found, str) else found
+
+
+def prose(value: Any) -> str:
+    """Return a docstring as Markdown: its examples as blocks of code."""
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", inspect.getdoc(value) or ""):
+        if paragraph.lstrip().startswith(">>>"):
+            paragraph = f"```pycon\n{re.sub(r'  # doctest:.*', '', paragraph)}\n```"
+        parts.append(paragraph)
+    return "\n\n".join(parts)
+
+
+def _described(name: str, value: Any, level: int, *, is_made: bool = False) -> Iterator[str]:
+    """Yield the part of a name. An object that `is_made` by an App is not called by people."""
+    yield f"{'#' * level} {name}\n"
+    is_called = inspect.isclass(value) or inspect.isroutine(value)
+    if is_called and not is_made:
+        said = signature(value, name.rpartition(".")[2])
+        yield f"```python\n{said.removesuffix(' -> None') if inspect.isclass(value) else said}\n```\n"
+    if (
+        is_called
+        or isinstance(value, property | cached_property)
+        or type(value).__module__.startswith("sqlq")
+    ):
+        yield f"{prose(value)}\n"
+    if inspect.isclass(value) and not issubclass(value, Exception):
+        for each, member in members(value):
+            yield from _described(f"{value.__name__}.{each}", member, level + 1)
+
+
+def python() -> str:
+    """Return the page of all public names, with their signatures and docstrings."""
+    parts = ["# Python\n\nAll public names, as their docstrings describe them.\n"]
+    parts += ["## sqlq\n"]
+    for name in sqlq.__all__:
+        if name not in vars(of_errors):  # these have a page
+            parts += _described(f"sqlq.{name}", getattr(sqlq, name), 3)
+    parts += ["## Parts of an App\n"]
+    for path in OBJECTS:
+        module, _, name = path.rpartition(".")
+        parts += _described(name, getattr(import_module(module), name), 3, is_made=True)
+    for module in MODULES:
+        found = import_module(module)
+        parts += [f"## {module}\n\n{prose(found)}\n"]
+        for name in names_of(module):
+            parts += _described(f"{module}.{name}", getattr(found, name), 3)
+    return "\n".join(parts)
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """Where one thing is set, and what holds where it is not."""
+
+    about: str
+    argument: str = ""
+    variable: str = ""
+    key: str = ""
+    default: str = ""
+
+
+SETTINGS: Final = (
+    Setting("the App of the commands", "`sqlq -a`", "SQLQ_APP", "app", "none"),
+    Setting("the database", "url", "SQLQ_DATABASE_URL", "database-url", DEFAULT_URL),
+    Setting("the engine whose way of connecting sqlq takes", "engine"),
+    Setting("the schema of the tables", "schema", "SQLQ_SCHEMA", "", "the connection's"),
+    Setting("how long finished jobs are kept", "retention", "SQLQ_RETENTION", "retention", RETENTION),
+    Setting("where idle workers listen", "listen_url", "SQLQ_LISTEN_URL", "", "the database's URL"),
+    Setting("the session of jobs that are enqueued without one", "session", default="their own transaction"),
+    Setting("whether jobs run where they are enqueued", "eager", "SQLQ_EAGER", "eager", "no"),
+    Setting("options of all jobs", "defaults", "", "defaults", "none"),
+    Setting("options of the jobs of a queue", "queues", "", "queues", "none"),
+    Setting("attempts of a job", 'defaults["max_attempts"]', "SQLQ_MAX_ATTEMPTS", "", str(MAX_ATTEMPTS)),
+    Setting("time of an attempt", 'defaults["timeout"]', "SQLQ_TIMEOUT", "", "no limit"),
+    Setting("the wait before the next attempt", 'defaults["backoff"]', "SQLQ_BACKOFF", "", "1 s, doubling"),
+    Setting("context variables that travel with a job", "carry", default="none"),
+    Setting("the name of the application on its database", "service", default="none"),
+    Setting("keys that sign and encrypt", "keys", "SQLQ_KEYS", "", "none"),
+    Setting("how they seal", "seal", "SQLQ_SEAL", "", "sign"),
+    Setting("which plain rows run where there are keys", "unsealed", "SQLQ_UNSEALED", "", "refuse"),
+    Setting("calls of a task as a function", "direct_calls", default="allow"),
+    Setting(
+        "the database of the fixture `sqlq_app`", "", "SQLQ_TEST_DATABASE_URL", "", "a file for each test"
+    ),
+)
+"""All settings of an App and of its commands. Arguments without a command are those of `sqlq.App`."""
+
+
+def settings() -> str:
+    """Return the page of all settings."""
+    parts = [
+        "# Settings\n\nAn argument comes before the variable of the environment, the variable before the key "
+        "of `[tool.sqlq]` in `pyproject.toml`. [Defaults](../guide/defaults.md) says more of each.\n\n"
+        "| what | argument of `App` | variable | key | default |\n|---|---|---|---|---|\n"
+    ]
+    for each in SETTINGS:
+        cells = (each.argument.strip("`"), each.variable, each.key, each.default)
+        parts.append(f"| {each.about} | {' | '.join(f'`{cell}`' if cell else '' for cell in cells)} |\n")
+    options = ", ".join(f"`SQLQ_{name.upper()}`" for name in VARIABLES)
+    parts.append(
+        f"\n{options} are defaults for jobs. `[tool.sqlq.defaults]` and `[tool.sqlq.queues.NAME]` take all "
+        "options of jobs, [in layers](../guide/headers-and-progress.md#defaults-in-layers).\n"
+    )
+    return "".join(parts)
+
+
+# -- errors, exit codes, metrics -----------------------------------------------------------------------------
+
+
+def each_error() -> list[type[Exception]]:
+    """Return the error classes in the order in which they are defined."""
+    found = [value for value in vars(of_errors).values() if inspect.isclass(value)]
+    return [value for value in found if issubclass(value, of_errors.SqlqError)]
+
+
+def errors() -> str:
+    """Return the page of all error classes."""
+    parts = [f"# Errors\n\n{prose(of_errors)}\n"]
+    for each in each_error():
+        bases = ", ".join(f"`{base.__name__}`" for base in each.__bases__)
+        where = "sqlq" if each.__name__ in sqlq.__all__ else "sqlq.errors"
+        parts.append(
+            f"## {each.__name__}\n\n`{where}.{each.__name__}`, a kind of {bases}.\n\n{prose(each)}\n"
+        )
+    return "\n".join(parts)
+
+
+EXIT_CODES: Final = (
+    ("all", 0, "done"),
+    ("all", 1, "it could not be done; one sentence on standard error says why"),
+    ("all", 2, "the command line is wrong"),
+    ("all", 130, "interrupted by Ctrl-C"),
+    ("migrate", 1, "with `--check`: this sqlq does not work with the tables"),
+    ("enqueue", 3, "nothing was enqueued: a live job holds the unique key"),
+    ("cancel", 1, "one of the named jobs was not cancelled"),
+    ("reschedule", 1, "one of the named jobs does not wait"),
+    ("retry", 1, "one of the named jobs has not failed"),
+    ("delete", 1, "one of the named jobs has not failed"),
+    ("show", 1, "there is no such job; with `--result`: it has no result"),
+    ("keys rotate", 1, "a text did not open, or was left because its row was locked"),
+    ("doctor", 1, "there is something to do"),
+    ("health", 1, "the worker is not alive"),
+    ("work", 1, "the App, its lifespan or five worker processes in a row failed at their start"),
+    ("work", 128, "plus the number of the signal: it was told to stop at once"),
+)
+"""The exit codes: command, code, meaning."""
+
+
+def exit_codes() -> str:
+    """Return the page of the exit codes."""
+    rows = "".join(f"| `{command}` | {code} | {said} |\n" for command, code, said in EXIT_CODES)
+    return f"# Exit codes\n\n| command | code | meaning |\n|---|---|---|\n{rows.replace('`all`', 'all')}"
+
+
+def _metrics(title: str, described: tuple[Described, ...]) -> Iterator[str]:
+    yield f"\n## {title}\n\n| name | kind | labels | |\n|---|---|---|---|\n"
+    for each in described:
+        name = f"{each.name}_total" if each.kind == "counter" else each.name
+        labels = " ".join(f"`{label}`" for label in each.labels)
+        yield f"| `{name}` | {each.kind} | {labels} | {each.help} |\n"
+
+
+def metrics() -> str:
+    """Return the page of all metrics."""
+    parts = ["# Metrics\n\n[The guide](../guide/metrics.md) says how they are counted.\n"]
+    parts += _metrics("sqlq work --metrics-port", OF_WORKERS)
+    parts += _metrics("sqlq metrics", OF_THE_DATABASE)
+    return "".join(parts)
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "commands": commands,
+    "python": python,
+    "settings": settings,
+    "errors": errors,
+    "exit-codes": exit_codes,
+    "metrics": metrics,
+}

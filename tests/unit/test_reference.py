@@ -1,0 +1,141 @@
+"""The generated reference has all that the code has, and says of exit codes what commands do."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import sqlq
+from docs.site import reference
+from sqlq.app.options import VARIABLES
+from sqlq.cli.root import sqlq as command_line
+from sqlq.config.pyproject import _KEYS
+from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
+from tests.preloaded import preloaded
+
+ROOT = Path(__file__).parents[2]
+PYTHON = reference.python()
+
+
+def commands_below(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if not command.hidden:
+            yield f"{words} {name}", command
+            if isinstance(command, click.Group):
+                yield from commands_below(command, f"{words} {name}")
+
+
+def test_each_command_stands_there_with_its_options() -> None:
+    page = re.split(r"^## (.+)$", reference.commands(), flags=re.MULTILINE)
+    parts = dict(zip(page[1::2], page[2::2], strict=True))
+    known = dict(commands_below(command_line, "sqlq"))
+    assert parts.keys() == {"sqlq", *known}
+    for words, command in known.items():
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        assert not [each.opts[0] for each in options if each.opts[0] not in parts[words]], words
+
+
+def test_each_public_name_stands_there_with_its_docstring() -> None:
+    assert "0x" not in PYTHON
+    for name in sqlq.__all__:
+        if name not in vars(sqlq.errors):
+            (first, *_) = (inspect.getdoc(getattr(sqlq, name)) or "").splitlines()
+            assert first in part_of(f"sqlq.{name}"), name
+
+
+def part_of(name: str) -> str:
+    return re.split(r"^#{2,4} ", PYTHON.partition(f"### {name}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_a_method_stands_there_with_its_signature() -> None:
+    said = part_of("App.enqueue")
+    assert (
+        "enqueue(job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J" in said
+    )
+    assert "```pycon\n>>> with Session(engine)" in said
+
+
+def test_each_argument_variable_and_key_is_a_setting() -> None:
+    arguments = {each.argument.partition("[")[0] for each in reference.SETTINGS} - {"", "`sqlq -a`"}
+    assert arguments == inspect.signature(sqlq.App).parameters.keys()
+    sources = "".join(path.read_text() for path in (ROOT / "sqlq").rglob("*.py"))
+    read = set(re.findall(r"\bSQLQ_[A-Z_]*[A-Z]\b", sources))
+    read |= {f"SQLQ_{name.upper()}" for name in VARIABLES}
+    assert {each.variable for each in reference.SETTINGS if each.variable} == read
+    assert {each.key for each in reference.SETTINGS if each.key} == _KEYS.keys()
+    assert all(f"`{each.variable}`" in reference.settings() for each in reference.SETTINGS if each.variable)
+
+
+def kinds_of(error: type[Exception]) -> set[type[Exception]]:
+    return {error}.union(*map(kinds_of, error.__subclasses__()))
+
+
+def test_each_error_stands_there() -> None:
+    public = {each for each in kinds_of(sqlq.SqlqError) if each.__module__ == "sqlq.errors"}
+    assert set(reference.each_error()) == public
+    assert all(f"## {each.__name__}\n" in reference.errors() for each in public)
+
+
+def test_each_metric_stands_there() -> None:
+    page = reference.metrics()
+    for each in (*OF_WORKERS, *OF_THE_DATABASE):
+        assert f"`{each.name}`" in page or f"`{each.name}_total`" in page
+
+
+def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
+    listed = {command.split()[0] for command, *_ in reference.EXIT_CODES}
+    with_codes = set()
+    for path in (ROOT / "sqlq" / "cli").glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        if any("SystemExit" in ast.unparse(node) for node in calls):
+            with_codes.add({"failed": "retry"}.get(path.stem, path.stem))
+    assert with_codes == {"migrate", "enqueue", "cancel", "reschedule", "retry", "keys", "doctor"}
+    assert listed > with_codes
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "code"),
+    [
+        ("--version", "all", 0),
+        ("jobs", "all", 1),
+        ("jobs --nonsense", "all", 2),
+        ("cancel 99", "cancel", 1),
+        ("reschedule 99", "reschedule", 1),
+        ("retry 99", "retry", 1),
+        ("delete 99", "delete", 1),
+        ("show 99", "show", 1),
+        ("health nowhere", "health", 1),
+        ("migrate --check", "migrate", 1),
+        ("doctor", "doctor", 1),
+    ],
+)
+def test_a_command_exits_with_its_code(words: str, command: str, code: int, tmp_path: Path) -> None:
+    assert (command, code) in {(each, number) for each, number, _ in reference.EXIT_CODES}
+    environment = os.environ | {"SQLQ_DATABASE_URL": f"sqlite:///{tmp_path}/q.db"}
+    if command in ("cancel", "reschedule", "retry", "delete", "show"):
+        assert preloaded().run(["migrate"], tmp_path, environment, timeout=60).returncode == 0
+    done = preloaded().run(words.split(), tmp_path, environment, timeout=60)
+    assert done.returncode == code, done.stderr
+
+
+def test_links_of_generated_pages_lead_somewhere() -> None:
+    for name, write in reference.PAGES.items():
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", write()):
+            there = (ROOT / "docs" / "reference" / target).resolve()
+            is_generated = there.parent.name == "reference" and there.stem in reference.PAGES
+            assert is_generated or there.exists(), f"{name}: {target}"
+
+
+def test_each_page_stands_in_the_navigation() -> None:
+    said = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
+    pages = set(re.findall(r": (\S+\.md)$", said, re.MULTILINE))
+    docs = ROOT / "docs"
+    written = {str(path.relative_to(docs)) for path in (*docs.glob("*.md"), *docs.glob("guide/*.md"))}
+    assert pages >= written | {f"reference/{name}.md" for name in reference.PAGES}
