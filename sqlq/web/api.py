@@ -95,7 +95,7 @@ def flow(view: View) -> Response:
 def schedules(view: View) -> Response:
     found = [_plain(each) for each in view.reading.fresh("schedules", lambda app: app.schedules.list())]
     for each in found:
-        each |= {"payload": view.shown(decoded(each["payload"])), "plan": str(each["plan"])}
+        each |= {"payload": view.shown(decoded(each["payload"])), "plan": each["plan"] and str(each["plan"])}
     return _json({"schedules": found})
 
 

@@ -152,6 +152,8 @@ def test_the_api_says_what_the_pages_say(shop: sqlq.App) -> None:
     assert visitor.read(f"jobs/{id}")["payload"] == {"args": [7]}
     assert [job["id"] for job in visitor.read("jobs?task=send&limit=5")["jobs"]] == [id]
     assert visitor.get("/api/v1/jobs?limit=5000").status_code == 400
+    shop.schedules.add("nightly", shop.named("send").new(), sqlq.Schedule(cron="0 3 * * *"))
+    assert [each["plan"] for each in visitor.read("schedules")["schedules"]] == ["0 3 * * *"]
     for name in ("failures", "workers", "flows", "schedules", "limits"):
         assert visitor.get(f"/api/v1/{name}").status_code == 200
 
