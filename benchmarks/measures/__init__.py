@@ -119,6 +119,7 @@ def subjects(
 def load() -> list[Measure]:
     """Return all measures, in the order of the report."""
     from benchmarks.measures import (
+        dashboard,
         drain,
         enqueue,
         features,
@@ -140,6 +141,6 @@ def load() -> list[Measure]:
 
     rooms = (
         *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
-        *(recovery, rescue, flood, features, fleet, waiting),
+        *(recovery, rescue, flood, features, fleet, waiting, dashboard),
     )
     return [measure for room in rooms for measure in room.MEASURES]

@@ -59,7 +59,7 @@ def growth(bench: Bench, database: str, case: str) -> dict[str, float]:
     beside, jobs = CASES[case], bench.size.jobs
     claims = max(30, jobs // 50)
     with bench.place(subject, database) as place:
-        finished = _fill(place, beside, bench.size.growth, jobs, claims * CLAIM)
+        finished = fill(place, beside, bench.size.growth, jobs, claims * CLAIM)
         place.rest()
         took = bench.inside(subject, "claims", place.url, claims, CLAIM)
         options = () if beside.queues > 1 else ("-q", "default")
@@ -77,7 +77,7 @@ def growth(bench: Bench, database: str, case: str) -> dict[str, float]:
         return {"rate": rate, "claim p50": p[49], "claim p99": p[98]}
 
 
-def _fill(place: Place, beside: Beside, factor: float, jobs: int, claims: int) -> int:
+def fill(place: Place, beside: Beside, factor: float, jobs: int, claims: int) -> int:
     """Fill the tables; return how many finished jobs are there already."""
     place.rows(
         _insert(
