@@ -103,7 +103,7 @@ MEASURES = [
         "dashboard",
         "The dashboard: what its pages cost the database",
         "SQL time and statements of each page that nobody has seen of late; a SELECT of 50 jobs by hand; the "
-        "share of its processor time for an overview that stays open beside a busy worker.",
+        "part of the server's processor time for an overview that stays open beside a busy worker.",
         {"by hand": Figure("ms", more_is_better=False, decimals=2)}
         | {page: Figure("ms", more_is_better=False, decimals=1) for page in PAGES}
         | {f"{page} sends": Figure("", more_is_better=False) for page in PAGES}

@@ -130,17 +130,20 @@ def plant(engine: Engine, values: list[str]) -> None:
             where = f"id = {newest}" if large else only.get(column.name, "1 = 1")
             spot = conn.begin_nested()
             try:
-                said = f"UPDATE {column.table.name} SET {column.name} = :value WHERE {where}"
+                name = engine.dialect.identifier_preparer.quote(column.name)
+                said = f"UPDATE {column.table.name} SET {name} = :value WHERE {where}"
                 conn.execute(text(said), {"value": value})
-            except DBAPIError:
+            except DBAPIError as error:
                 spot.rollback()
-                assert column.name in RULED or "\x00" in value, (column, value[:200])
+                # MariaDB's TEXT has 64 KiB
+                allowed = column.name in RULED or "\x00" in value or "too long" in str(error.orig)
+                assert allowed, (column, value[:200])
             else:
                 spot.commit()
 
 
 @seed(20_261_125)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(VALUES, min_size=1, max_size=4))
 @example([""])
 @example([CANARY])
