@@ -32,8 +32,8 @@ def __getattr__(name: str) -> Any:
     if name == "app":
         from sqlq.django.application import project_app
 
-        globals()[name] = project_app()
-        return globals()[name]
+        # Where this sets Django up, modules of tasks are imported, which have made the App by then.
+        return globals().setdefault(name, project_app())  # guard: a-project-has-one-app
     if name == "SqlqBackend":
         from sqlq.django.backend import SqlqBackend
 

@@ -64,6 +64,13 @@ class TestCommand:
         )
         assert done.code == 0, done
 
+    def test_a_worker_by_the_name_of_the_app_knows_the_tasks(self, project: Project) -> None:
+        assert project.sqlq("enqueue", "shop.tasks.pay", "7").code == 0
+        named = ["-m", "sqlq", "-a", "sqlq.django:app"]
+        done = project.run([*named, "work", "--drain"], DJANGO_SETTINGS_MODULE="settings")
+        assert done.code == 0, done
+        assert [job["result"] for job in project.jobs(state="finished")] == [7]
+
     def test_arguments_and_results_are_sealed_with_the_keys_of_the_settings(self, project: Project) -> None:
         key = new_key()
         project.set(SQLQ={"keys": [key], "seal": "encrypt"})
