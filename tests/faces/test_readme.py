@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import configparser
+import importlib
 import json
 import os
 import re
@@ -120,12 +121,14 @@ ELSEWHERE = {
     "install": "test_the_two_commands",
     "python": "test_python",
     "sh": "test_quick_start, test_commands, test_replay_commands, test_key_commands, test_schedule_commands, "
-    "test_commands_for_workers, test_the_dashboard_opens",
+    "test_commands_for_workers, test_the_dashboard_opens, test_why_a_job_does_not_run",
     "testing": "test_testing",
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants, "
-    "test_accounts_of_mariadb",
+    "test_accounts_of_mariadb, test_how_it_works",
     "alembic": "test_inside_an_alembic_of_ones_own",
-    "deploy": "test_deploying",
+    "deploy": "test_deploying, test_files_for_platforms",
+    "moved": "test_an_application_that_moved, test_a_django_application_that_moved",
+    "peer": "test_an_application_that_moved, test_a_django_application_that_moved",
     "django": "test_a_django_project",
     "example": "test_what_is_shown_of_examples",
     "toml": "test_pyproject_names_the_app_and_the_database",
@@ -504,6 +507,71 @@ def test_deploying(desk: Desk) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 0, said
+
+
+def test_files_for_platforms(desk: Desk) -> None:
+    """Each is read, and its worker starts and stops; no cluster is here."""
+    yaml: Any = importlib.import_module("yaml")
+    pod = yaml.safe_load(block("deploy", "kubernetes"))["spec"]["template"]["spec"]
+    services = yaml.safe_load(block("deploy", "compose"))["services"]
+    assert pod["terminationGracePeriodSeconds"] >= 25 + 10
+    assert services["worker"]["stop_grace_period"] == "40s"
+    (first,), (worker,) = pod["initContainers"], pod["containers"]
+    assert first["command"] == services["migrate"]["command"] == ["sqlq", "migrate"]
+    assert make_url(services["worker"]["environment"]["SQLQ_DATABASE_URL"]).host == "database"
+    app = services["worker"]["environment"]["SQLQ_APP"]
+    desk.run("sqlq migrate", SQLQ_APP=app)
+    alive = str(desk.directory / "alive")
+    for command in (worker["command"], services["worker"]["command"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", *(alive if word == "/tmp/alive" else word for word in command)],
+            cwd=desk.directory,
+            env=desk.environment | {"SQLQ_APP": app},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr
+        assert "working on" in process.stderr.readline()
+        probe = worker["livenessProbe"]["exec"]["command"]
+        desk.run(shlex.join([*probe[:-1], alive]))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+def test_why_a_job_does_not_run(desk: Desk) -> None:
+    """The page quotes what the command says."""
+    desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
+    shown, examined, workers = block("sh", "why").splitlines()
+    assert "no worker serves its queue" in desk.run(shown)
+    assert "no worker is alive, and 1 job is due" in desk.run(examined, ends_with=1)
+    assert "no worker is running" in desk.run(workers)
+    page = PAGES[ROOT / "docs" / "guide" / "troubleshooting.md"]
+    quoted = re.findall(r'^\| "(.+?)" \|', page, re.MULTILINE)
+    source = (ROOT / "sqlq" / "admin" / "why.py").read_text()
+    assert len(quoted) > 10
+    assert not [words for words in quoted if words not in source]
+
+
+WORDS = {
+    "middleware": "hooks.md",
+    "debounce": "enqueue.md",
+    "dead letter": "retries.md",
+    "graceful shutdown": "operating.md",
+    "Kubernetes": "production.md",
+    "acks_late": "from-celery.md",
+    "chord": "flows.md",
+    "beat": "schedules.md",
+    "Horizon": "dashboard.md",
+    "burst": "operating.md",
+}
+"""What people search for, and the page that answers."""
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_other_queues_is_found_on_its_page(word: str) -> None:
+    page = PAGES[ROOT / "docs" / "guide" / WORDS[word]]
+    assert re.search(rf"\b{word}", page, re.IGNORECASE)
 
 
 EXAMPLES = {
@@ -1251,6 +1319,86 @@ def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
         for question, is_right in zip(questions(), ANSWERS, strict=True):
             rows = [dict(row) for row in conn.exec_driver_sql(question).mappings()]
             assert is_right(rows, history), f"{question}\n{rows}"
+
+
+HOW_IT_WORKS = ("how_enqueue", "how_claim", "how_heartbeat", "how_settle", "how_rescue")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_how_it_works(names: dict[str, Any]) -> None:
+    """The five statements, as the page has them, take two jobs on their ways."""
+    app: sqlq.App = names["app"]
+    assert tuple(b.name for b in BLOCKS if b.name.startswith("how_")) == HOW_IT_WORKS
+    enqueue, claiming, heartbeat, settling, rescue = [text(block("sql", name)) for name in HOW_IT_WORKS]
+    with names["engine"].begin() as conn:
+        first, second = conn.execute(enqueue).scalar_one(), conn.execute(enqueue).scalar_one()
+    with names["engine"].begin() as conn:
+        claimed = conn.execute(claiming).all()
+        assert [(id, task) for id, _, task, _ in claimed] == [
+            (id, "shop.send_receipt") for id in (first, second)
+        ]
+        mine, late = {"id": first, "token": claimed[0].lease_token}, {"id": first, "token": 99}
+        assert conn.execute(heartbeat, mine).one() == (first, None)
+        assert conn.execute(heartbeat, late).all() == conn.execute(settling, late).all() == []
+        assert conn.execute(settling, mine).scalar_one() == first
+    with names["engine"].begin() as conn:
+        assert conn.execute(rescue).all() == []
+        conn.execute(text("UPDATE jobs SET lease_expires_at = now() - interval '1 s'"))
+        assert conn.execute(rescue).scalars().all() == [second]
+    assert [app.jobs.get(id).state for id in (first, second)] == ["finished", "available"]
+
+
+# -- applications that moved ---------------------------------------------------------------------------------
+
+
+MOVED = {
+    # the code before, the code after, how it is called, and what its jobs print
+    "celery.py": ("from_celery.py", "[1, 2]", ["how was order 1?", "shipped with receipt 1, receipt 2"]),
+    "rq.py": ("from_rq.py", "[7]", ["how was order 7?", "receipt of order 7"]),
+    "huey.py": ("from_huey.py", "", ["exported 2030-05", "it costs 600"]),
+    "laravel.php": ("from_laravel.py", "7", ["receipt of order 7"]),
+    "sidekiq.rb": ("from_laravel.py", "7", ["receipt of order 7"]),
+}
+
+
+def tasks_of(source: str, *, all_functions: bool = False) -> set[str]:
+    """Return the names of the functions that have decorators, or of the job classes of another language."""
+    if found := re.findall(r"^class (\w+)", source, re.MULTILINE):
+        return {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in found}
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    return {each.name for each in functions if each.decorator_list or all_functions} - {"place"}
+
+
+@pytest.mark.parametrize("before", MOVED)
+def test_an_application_that_moved(desk: Desk, before: str) -> None:
+    after, arguments, printed = MOVED[before]
+    source = block("moved", after)
+    assert tasks_of(block("peer", before), all_functions=before == "rq.py") == tasks_of(source)
+    (desk.directory / "shop.py").write_text(source)
+    desk.run("sqlq migrate -a shop:app")
+    desk.run(f"python -c 'import shop; shop.place({arguments})'")
+    if "delay=" in source:
+        desk.run("sqlq reschedule --queue default -a shop:app")  # now, for a test
+    assert sorted(desk.run("sqlq work -a shop:app --drain").splitlines()) == printed
+
+
+def test_a_django_application_that_moved(desk: Desk) -> None:
+    source = block("moved", "from_django_q.py")
+    assert tasks_of(block("peer", "django_q.py"), all_functions=True) == tasks_of(source)
+    (desk.directory / "shop.py").unlink()
+    (desk.directory / "shop").mkdir()
+    for name, content in {
+        "shop/__init__.py": "",
+        "shop/tasks.py": source,
+        "settings_of_shop.py": "INSTALLED_APPS = ['sqlq.django', 'shop']\nUSE_TZ = True\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': 'shop.sqlite3'}}\n",
+    }.items():
+        (desk.directory / name).write_text(content)
+    desk.environment["DJANGO_SETTINGS_MODULE"] = "settings_of_shop"
+    desk.run("python -m django migrate")
+    desk.run("python -c 'import django; django.setup(); from shop import tasks; tasks.place([7])'")
+    said = desk.run("python -m django sqlq work --drain").splitlines()
+    assert said == ["receipt of order 7", "sent"]
 
 
 # -- GRANTs --------------------------------------------------------------------------------------------------
