@@ -174,6 +174,8 @@ def _ask(shown: Shown, request: HttpRequest, ticked: Sequence[str]) -> TemplateR
         "deletable_objects": [jobs],
         "model_count": [("failed jobs", len(jobs))],
         "queryset": jobs,
+        # Django 6.1's template raises without it
+        "delete_confirmation_max_display": getattr(shown, "delete_confirmation_max_display", None),
         "opts": shown.opts,
         "action_checkbox_name": ACTION_CHECKBOX_NAME,
         "media": shown.media,

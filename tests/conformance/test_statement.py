@@ -34,6 +34,8 @@ def run(url: str, style: str | None, sql: str, parameters: Any) -> list[tuple[An
     parsed = make_url(url)
     plain = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
     if parsed.get_backend_name() == "sqlite":
+        if style == "numeric":  # sqlite3, whose style is another, takes :1 by its name
+            parameters = {str(number): value for number, value in enumerate(parameters, 1)}
         with closing(sqlite3.connect(parsed.database or "")) as conn, conn:
             return conn.execute(sql, parameters).fetchall()
     if parsed.get_backend_name() == "mariadb":
