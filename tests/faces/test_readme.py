@@ -21,6 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -131,6 +132,7 @@ ELSEWHERE = {
     "peer": "test_an_application_that_moved, test_a_django_application_that_moved",
     "django": "test_a_django_project",
     "example": "test_what_is_shown_of_examples",
+    "tutorial": "test_the_tutorial",
     "toml": "test_pyproject_names_the_app_and_the_database",
 }
 
@@ -1399,6 +1401,51 @@ def test_a_django_application_that_moved(desk: Desk) -> None:
     desk.run("python -c 'import django; django.setup(); from shop import tasks; tasks.place([7])'")
     said = desk.run("python -m django sqlq work --drain").splitlines()
     assert said == ["receipt of order 7", "sent"]
+
+
+@pytest.mark.integration
+def test_the_tutorial(desk: Desk) -> None:
+    for name in ("models.py", "bank.py", "jobs.py", "views.py", "pyproject.toml", "test_shop.py"):
+        (desk.directory / name).write_text(block("tutorial", name))
+    tables, migrate, serve = block("tutorial", "serve").splitlines()
+    desk.run(tables)
+    desk.run(migrate)
+    with subprocess.Popen(
+        [sys.executable, "-m", *shlex.split(serve), "--port", "0"],
+        cwd=desk.directory,
+        env=desk.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stderr is not None
+        try:
+            place = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+            good, bad, work, show = block("tutorial", "order").splitlines()
+            said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', good)[0]
+            with urllib.request.urlopen(place + url, said.replace(" ", "+").encode(), timeout=30) as page:
+                assert json.load(page) == {"order": 1}
+            said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', bad)[0]
+            with pytest.raises(urllib.error.HTTPError, match="409"):
+                urllib.request.urlopen(place + url, said.encode(), timeout=30)
+            desk.run(work)
+            shown = desk.run(show)
+            assert "the bank is closed" in shown
+            assert "sqlq reschedule 1" in shown
+            again, work, listing = block("tutorial", "again").splitlines()
+            desk.run(again)
+            assert "sending the receipt of order 1" in desk.run(work)
+            assert desk.run(listing).count("finished") == 2
+            with urllib.request.urlopen(f"{place}/orders/1", timeout=30) as page:
+                assert json.load(page) == {"state": "paid"}
+        finally:
+            server.terminate()
+    test = block("tutorial", "test").strip()
+    said = desk.run(
+        f"{test} -p sqlq.testing.fixtures -p no:cacheprovider -q",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        SQLQ_TEST_DATABASE_URL="",
+    )
+    assert "3 passed" in said
 
 
 # -- GRANTs --------------------------------------------------------------------------------------------------
