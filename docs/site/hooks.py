@@ -34,6 +34,8 @@ FOLDERS = {
     **{f"examples/{name}": f"examples/{name}.md" for name in EXAMPLES},
 }
 SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".yml": "yaml"}
+STYLE = ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
+"""Room for lines of code of a hundred characters."""
 _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 
 
@@ -51,6 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     )
     for name, write in reference.PAGES.items():
         pages[f"reference/{name}.md"] = write()
+    pages["site.css"] = STYLE
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files

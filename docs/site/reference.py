@@ -226,8 +226,8 @@ def settings() -> str:
         "| what | argument of `App` | variable | key | default |\n|---|---|---|---|---|\n"
     ]
     for each in SETTINGS:
-        cells = (each.argument.strip("`"), each.variable, each.key, each.default)
-        parts.append(f"| {each.about} | {' | '.join(f'`{cell}`' if cell else '' for cell in cells)} |\n")
+        cells = [f"`{cell}`" if cell else "" for cell in (each.argument.strip("`"), each.variable, each.key)]
+        parts.append(f"| {each.about} | {' | '.join(cells)} | {each.default} |\n")
     options = ", ".join(f"`SQLQ_{name.upper()}`" for name in VARIABLES)
     parts.append(
         f"\n{options} are defaults for jobs. `[tool.sqlq.defaults]` and `[tool.sqlq.queues.NAME]` take all "
