@@ -1357,6 +1357,7 @@ MOVED = {
     # the code before, the code after, how it is called, and what its jobs print
     "celery.py": ("from_celery.py", "[1, 2]", ["how was order 1?", "shipped with receipt 1, receipt 2"]),
     "rq.py": ("from_rq.py", "[7]", ["how was order 7?", "receipt of order 7"]),
+    "dramatiq.py": ("from_huey.py", "", ["exported 2030-05", "it costs 600"]),
     "huey.py": ("from_huey.py", "", ["exported 2030-05", "it costs 600"]),
     "laravel.php": ("from_laravel.py", "7", ["receipt of order 7"]),
     "sidekiq.rb": ("from_laravel.py", "7", ["receipt of order 7"]),
