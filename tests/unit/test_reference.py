@@ -42,6 +42,27 @@ def test_each_command_stands_there_with_its_options() -> None:
         assert not [each.opts[0] for each in options if each.opts[0] not in parts[words]], words
 
 
+def options_of(*commands: click.Command) -> set[str]:
+    options = [each for command in commands for each in command.params if isinstance(each, click.Option)]
+    return {name for each in options for name in (*each.opts, *each.secondary_opts)} | {"--help", "--json"}
+
+
+def test_each_command_that_a_page_names_exists_with_its_options() -> None:
+    named = 0
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")):
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for said in re.findall(r"`(?:manage\.py )?sqlq ([a-z][^`]*)`", prose):
+            command: click.Command = command_line
+            words = [word for word in said.split() if word not in ("-a", "shop:app")]
+            while words and isinstance(command, click.Group) and words[0] in command.commands:
+                command = command.commands[words.pop(0)]
+            assert command is not command_line, f"{page.name}: sqlq {said}"
+            options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+            assert options <= options_of(command_line, command), f"{page.name}: sqlq {said}"
+            named += 1
+    assert named > 200
+
+
 def test_each_public_name_stands_there_with_its_docstring() -> None:
     assert "0x" not in PYTHON
     for name in sqlq.__all__:
