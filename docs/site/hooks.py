@@ -33,7 +33,7 @@ FOLDERS = {
     "docs/guide": "index.md",
     **{f"examples/{name}": f"examples/{name}.md" for name in EXAMPLES},
 }
-SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".yml": "yaml"}
+SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".service": "ini", ".yml": "yaml"}
 STYLE = ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
 """Room for lines of code of a hundred characters."""
 _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)

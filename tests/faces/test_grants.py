@@ -17,8 +17,9 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.config.command_hint import KINDS
 from sqlq.store import rights
+from tests.faces.pages import PAGES, ROOT
 from tests.faces.test_cli_jobs import BOOM, Desk
-from tests.faces.test_readme import PAGES, ROOT, grant
+from tests.faces.test_readme import grant
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL
 

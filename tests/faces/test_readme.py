@@ -2,8 +2,7 @@
 GRANTs with real roles.
 
 A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block
-without one fails a test. All pages speak of one small shop: `Desk` has the quick start's shop.py on disk,
-`names` what the pages' Python finds around it.
+without one fails a test. test_cookbook.py runs the recipes.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import configparser
-import importlib
 import json
-import os
 import re
 import shlex
 import signal
@@ -82,52 +79,40 @@ from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, pauses
 from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
+from tests.faces.pages import (
+    BLOCK,
+    BLOCKS,
+    PAGES,
+    README,
+    ROOT,
+    Desk,
+    Order,
+    block,
+    headings,
+    run_python,
+)
 from tests.kit import working
-from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
 
-ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-PAGES = {page: page.read_text() for page in [README, *sorted((ROOT / "docs" / "guide").glob("*.md"))]}
-"""Those whose blocks are run."""
 LINKED = sorted({*PAGES, *(ROOT / "docs").rglob("*.md")})
 """Those whose links must lead somewhere."""
 LONGEST_README, WIDEST = 250, 140
 
 
-@dataclass(frozen=True)
-class Block:
-    kind: str
-    name: str
-    text: str
-    where: str
-
-
-BLOCK = re.compile(r"^(?:<!-- (\w+): ([\w.]+) -->\n)?```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def _blocks(page: Path, text: str) -> Iterator[Block]:
-    for match in BLOCK.finditer(text):
-        kind, name, content = match.groups(default="")
-        yield Block(
-            kind, name, content, f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"
-        )
-
-
-BLOCKS = [block for page, text in PAGES.items() for block in _blocks(page, text)]
 ELSEWHERE = {
     # which test runs a kind of block; tests take theirs through `block` and `blocks`, which note what was
     # taken
     "quickstart": "test_quick_start",
     "install": "test_the_two_commands",
-    "python": "test_python",
+    "python": "TestPython",
     "sh": "test_quick_start, test_commands, test_replay_commands, test_key_commands, test_schedule_commands, "
     "test_commands_for_workers, test_the_dashboard_opens, test_why_a_job_does_not_run",
     "testing": "test_testing",
-    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants, "
+    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, TestGrants, "
     "test_accounts_of_mariadb, test_how_it_works",
+    "recipe": "test_a_recipe",
     "alembic": "test_inside_an_alembic_of_ones_own",
-    "deploy": "test_deploying, test_files_for_platforms",
+    "deploy": "test_deploying",
     "moved": "test_an_application_that_moved, test_a_django_application_that_moved",
     "peer": "test_an_application_that_moved, test_a_django_application_that_moved",
     "django": "test_a_django_project",
@@ -137,31 +122,16 @@ ELSEWHERE = {
 }
 
 
-def block(kind: str, name: str) -> str:
-    (found,) = [b.text for b in BLOCKS if (b.kind, b.name) == (kind, name)]
-    return found
-
-
 def test_every_block_is_run_by_a_test() -> None:
     fences = sum(text.count("\n```") for text in PAGES.values())
     assert len(BLOCKS) == fences / 2, "a fence is not closed, or not at the start of its line"
     assert not [b.where for b in BLOCKS if b.kind not in ELSEWHERE]
-    source = Path(__file__).read_text()
+    source = Path(__file__).read_text() + Path(__file__).with_name("test_cookbook.py").read_text()
     unused = [b.where for b in BLOCKS if f'"{b.name}"' not in source]
     assert not unused, f"no test takes these blocks: {unused}"
     for tests in ELSEWHERE.values():
         for name in tests.split(", "):
-            assert callable(globals()[name])
-
-
-def headings(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
-    prose = BLOCK.sub("", page.read_text())
-    return {
-        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
-        for line in prose.splitlines()
-        if line.startswith("#")
-    }
+            assert re.search(rf"^(def|class) {name}", source, re.MULTILINE)
 
 
 def test_links_lead_somewhere() -> None:
@@ -199,60 +169,6 @@ def test_every_page_of_the_guide_is_named_in_the_readme() -> None:
 
 
 # -- commands ------------------------------------------------------------------------------------------------
-
-
-SHELL = re.compile(r"[|&;<>$`]")
-
-
-class Desk:
-    """A directory with the quick start's shop.py, and a shell in which `sqlq` and `python` are those of this
-    environment."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        programs = directory / ".programs"
-        programs.mkdir()
-        for name, command in (("python", ""), ("sqlq", " -m sqlq")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{command} "$@"\n')
-            (programs / name).chmod(0o755)
-        self.environment = os.environ | {
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        (directory / "shop.py").write_text(block("quickstart", "shop.py"))
-
-    def run(self, script: str, ends_with: int = 0, **environment: str) -> str:
-        """Return the standard output of a script, or of commands that stand one a line."""
-        lines = script.splitlines()
-        if len(lines) > 1 and all(line.startswith("sqlq ") for line in lines):
-            return "".join(self.run(line, ends_with, **environment) for line in lines)
-        words = shlex.split(script, comments=True)
-        names = self.environment | environment
-        # a lone command that no shell has to read is forked, which takes a tenth of the time
-        is_plain = not any(map(SHELL.search, words))
-        if words[:1] == ["sqlq"] and is_plain:
-            done = preloaded().run(words[1:], self.directory, names, timeout=120)
-        elif words[:1] == ["python"] and words[1].endswith(".py") and is_plain:
-            done = preloaded().run(words, self.directory, names, timeout=120)
-        else:
-            done = subprocess.run(
-                ["sh", "-e", "-c", script],
-                cwd=self.directory,
-                env=names,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-        assert done.returncode == ends_with, f"{script}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
 
 
 def test_quick_start(desk: Desk) -> None:
@@ -511,36 +427,6 @@ def test_deploying(desk: Desk) -> None:
         assert process.returncode == 0, said
 
 
-def test_files_for_platforms(desk: Desk) -> None:
-    """Each is read, and its worker starts and stops; no cluster is here."""
-    yaml: Any = importlib.import_module("yaml")
-    pod = yaml.safe_load(block("deploy", "kubernetes"))["spec"]["template"]["spec"]
-    services = yaml.safe_load(block("deploy", "compose"))["services"]
-    assert pod["terminationGracePeriodSeconds"] >= 25 + 10
-    assert services["worker"]["stop_grace_period"] == "40s"
-    (first,), (worker,) = pod["initContainers"], pod["containers"]
-    assert first["command"] == services["migrate"]["command"] == ["sqlq", "migrate"]
-    assert make_url(services["worker"]["environment"]["SQLQ_DATABASE_URL"]).host == "database"
-    app = services["worker"]["environment"]["SQLQ_APP"]
-    desk.run("sqlq migrate", SQLQ_APP=app)
-    alive = str(desk.directory / "alive")
-    for command in (worker["command"], services["worker"]["command"]):
-        process = subprocess.Popen(
-            [sys.executable, "-m", *(alive if word == "/tmp/alive" else word for word in command)],
-            cwd=desk.directory,
-            env=desk.environment | {"SQLQ_APP": app},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stderr
-        assert "working on" in process.stderr.readline()
-        probe = worker["livenessProbe"]["exec"]["command"]
-        desk.run(shlex.join([*probe[:-1], alive]))
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-        assert process.returncode == 0
-
-
 def test_why_a_job_does_not_run(desk: Desk) -> None:
     """The page quotes what the command says."""
     desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
@@ -597,17 +483,6 @@ def test_what_is_shown_of_examples(name: str) -> None:
 # -- Python --------------------------------------------------------------------------------------------------
 
 
-class Model(DeclarativeBase):
-    pass
-
-
-class Order(Model):
-    __tablename__ = "orders"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    item: Mapped[str] = mapped_column(String(40))
-
-
 class More(DeclarativeBase):
     pass
 
@@ -618,37 +493,6 @@ class Coupon(More):
     id: Mapped[int] = mapped_column(primary_key=True)
     order_id: Mapped[int]
     campaign: Mapped[str] = mapped_column(String(40))
-
-
-@pytest.fixture
-def names(app: sqlq.App, engine: Engine) -> dict[str, Any]:
-    """What the pages' Python finds around it."""
-    Model.metadata.create_all(engine)
-
-    @app.task(name="shop.send_receipt", queue="mail")
-    def send_receipt(order_id: int) -> None: ...
-
-    return {
-        "__name__": "shop",
-        "app": app,
-        "engine": engine,
-        "send_receipt": send_receipt,
-        "Order": Order,
-        "Session": Session,
-        "AsyncSession": AsyncSession,
-        "create_engine": create_engine,
-        "datetime": datetime,
-        "sqlq": sqlq,
-        "text": text,
-        "timezone": SimpleNamespace(utc=UTC),
-    }
-
-
-def run_python(name: str, names: dict[str, Any]) -> None:
-    code = compile(block("python", name), f"the block {name}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    running = eval(code, names)
-    if asyncio.iscoroutine(running):
-        asyncio.run(running)
 
 
 def found(app: sqlq.App) -> list[tuple[str, str, object]]:
@@ -1184,9 +1028,6 @@ class TestPython:
             assert job.available_at.timestamp() == pytest.approx(datetime.now(UTC).timestamp() + waits, abs=9)
         if answer == "12":
             assert job.result == {"items": 12}
-
-
-test_python = TestPython  # for ELSEWHERE
 
 
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
@@ -1891,6 +1732,3 @@ class TestGrants:
                 assert is_refused(flows[role], urls[role]), f"{role} does not need {what}"
                 with owner.begin() as conn:
                     conn.exec_driver_sql(f"GRANT {what} TO {name}")
-
-
-test_grants = TestGrants  # for ELSEWHERE

@@ -1,0 +1,289 @@
+"""Each recipe of the cookbook is run as it stands there: jobs by a worker, requests to a server that counts
+them, commands as commands."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, Insert, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import sqlq
+from sqlq.testing import drain, tick
+from tests.faces.pages import BLOCKS, COOKBOOK, PAGES, Desk, Order, block, run_python
+from tests.kit import execute, working
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def app(app: sqlq.App, engine: Engine) -> sqlq.App:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine, immediate=True)
+    return app
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Booking(Base):
+    __tablename__ = "bookings"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer_id: Mapped[int]
+    amount: Mapped[int]
+
+
+def cook(name: str, names: dict[str, Any], **replaced: str) -> SimpleNamespace:
+    """Run a recipe and return its names."""
+    run_python(name, names, "recipe", **replaced)
+    return SimpleNamespace(**names)
+
+
+def drain_now(app: sqlq.App) -> None:
+    """Run all that waits, whatever its delay."""
+    app.jobs.reschedule(all=True)
+    drain(app)
+
+
+class Service:
+    """A server that answers each request with the next of its codes, and then with 200."""
+
+    def __init__(self, *codes: int) -> None:
+        service, self.codes = self, list(codes)
+        self.requests: list[tuple[str, dict[str, str], str]] = []
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                said = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                service.requests.append((self.path, headers, said))
+                self.send_response(service.codes.pop(0) if service.codes else 200)
+                self.send_header("retry-after", "0")
+                self.end_headers()
+
+            do_PUT = do_POST  # noqa: N815 - named after the method
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def serving(self) -> Iterator[Service]:
+        thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+
+def test_a_recipe_is_short_and_says_why_it_is_safe() -> None:
+    parts = PAGES[COOKBOOK].split("\n## ")[1:]
+    assert len(parts) == 12
+    for part in parts:
+        assert "**Why it is safe.**" in part
+        assert "](guide/" in part
+        assert part.count("\n") < 70, part.partition("\n")[0]
+    assert {b.kind for b in BLOCKS if b.where.startswith("docs/cookbook.md")} == {"recipe"}
+
+
+def test_a_recipe_for_a_rate_keeps_to_it(names: dict[str, Any], app: sqlq.App) -> None:
+    with Service(429).serving() as crm:
+        recipe = cook("rate_limited_api", names, **{"https://crm.example.com": crm.url})
+        begin = time.monotonic()
+        jobs = app.enqueue_many([recipe.update_contact.new(id) for id in range(5)])
+        with working(app):
+            assert not app.wait(jobs, timeout="30s").pending
+        assert time.monotonic() - begin > 0.5  # six starts, one each 0.1 s
+        assert sorted(path for path, _, _ in crm.requests)[1:] == [f"/contacts/{id}" for id in range(5)]
+    assert sorted(app.jobs.get(job.id).attempts for job in jobs) == [1] * 5
+
+
+def test_a_recipe_debounces(names: dict[str, Any], app: sqlq.App) -> None:
+    index: dict[int, str | None] = {}
+    names["search"] = SimpleNamespace(put=index.__setitem__)
+    recipe = cook("debounced_search_index", names)
+    for item in ("tea", "teapot", "blue teapot"):
+        recipe.save(7, item)
+    (job,) = app.jobs.list()
+    assert drain(app).completed == 0
+    drain_now(app)
+    assert (index, app.jobs.get(job.id).state) == ({7: "blue teapot"}, "finished")
+    recipe.save(7, "red teapot")
+    drain_now(app)
+    assert index == {7: "red teapot"}
+
+
+def test_a_recipe_reports_once_per_tenant_and_night(names: dict[str, Any], app: sqlq.App) -> None:
+    execute(names["engine"], "CREATE TABLE tenants (name VARCHAR(40))")
+    execute(names["engine"], "INSERT INTO tenants VALUES ('blue'), ('red')")
+    cook("nightly_report_per_tenant", names)
+    noon = datetime(2026, 6, 1, 12, tzinfo=UTC)
+    assert len(tick(app, noon + timedelta(days=1), since=noon)) == 1
+    drain(app)
+    assert sorted(job.state for job in app.jobs.list(queue="reports")) == ["finished", "scheduled"]
+    drain_now(app)
+    reports = [job.result for job in app.jobs.list(queue="reports")]
+    assert sorted(map(str, reports)) == ["blue, 02 June", "red, 02 June"]
+
+
+def test_a_recipe_signs_each_attempt_of_a_webhook(names: dict[str, Any], app: sqlq.App) -> None:
+    with Service(500, 200, 410).serving() as customer:
+        recipe = cook("webhook_with_signature", names)
+        job = app.enqueue(recipe.deliver.new(f"{customer.url}/events", {"order": 7}))
+        drain(app)
+        drain_now(app)
+        assert app.jobs.get(job.id).attempts == 2
+        for path, headers, body in customer.requests:
+            assert (path, headers["webhook-id"], json.loads(body)) == (
+                "/events",
+                f"msg_{job.id}",
+                {"order": 7},
+            )
+            signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{body}".encode()
+            digest = hmac.digest(recipe.SECRET, signed, "sha256")
+            assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+        gone = app.enqueue(recipe.deliver.new(customer.url, {}))
+        drain(app)
+        assert app.jobs.get(gone.id).state == "cancelled"
+
+
+def test_a_recipe_asks_all_and_then_chooses(names: dict[str, Any], app: sqlq.App) -> None:
+    def price_at(supplier: str, article: str) -> int:
+        return {"north": 30, "south": 20}[supplier]
+
+    names["price_at"] = price_at
+    with working(app):
+        assert cook("fan_out_and_fan_in", names).best == 20
+
+
+def test_a_recipe_shows_progress_and_cancels(names: dict[str, Any], app: sqlq.App) -> None:
+    began, written = threading.Event(), list[int]()
+
+    def write_page(page: int) -> None:
+        began.set()
+        written.append(page)
+
+    names |= {"write_page": write_page, "remove_pages": written.clear}
+    cook("progress_bar", names)
+    recipe = cook("cancel_button", names)
+    browser = recipe.web.test_client()
+    page = browser.post("/exports").location
+    assert b"<progress>" in browser.get(page).data
+    waiting = {"state": "available", "share": None, "result": None}
+    assert browser.get(f"{page}/state").json == waiting
+    drain(app)
+    assert browser.get(f"{page}/state").json == {"state": "finished", "share": 1, "result": "orders.pdf"}
+    assert browser.get("/exports/1/state").status_code == 404
+    assert browser.post(page).status_code == 302
+    assert browser.get(f"{page}/state").json["state"] == "finished"
+
+    began.clear()
+    new = recipe.long_export.new(10**9).set(unique_key="a-key", unique_until="pruned")
+    app.enqueue(new)
+    with working(app):
+        assert began.wait(30)
+        browser.post("/exports/a-key")
+        wait_until(lambda: browser.get("/exports/a-key/state").json["state"] == "cancelled", 10)
+    assert written == []
+
+
+def test_a_recipe_imports_each_line_once(names: dict[str, Any], app: sqlq.App, tmp_path: Path) -> None:
+    lines = [f"order {number:06} of a file that is long" for number in range(4_000)]
+    (tmp_path / "orders.csv").write_text("\n".join(lines))
+    inserts = iter(range(100))
+
+    class Faltering(Session):
+        def execute(self, statement: Any, *rest: Any, **options: Any) -> Any:
+            done = super().execute(statement, *rest, **options)
+            if isinstance(statement, Insert) and next(inserts) == 1:
+                raise ConnectionError("at the second slice")
+            return done
+
+    recipe = cook("batch_import", names | {"Session": Faltering})
+    job = app.enqueue(recipe.import_orders.new(str(tmp_path / "orders.csv")))
+    drain(app)
+    assert app.jobs.get(job.id).cursor < 70_000
+    drain_now(app)
+    assert app.jobs.get(job.id).attempts == 2
+    with Session(names["engine"]) as session:
+        assert [order.item for order in session.query(Order).order_by(Order.id)] == lines
+
+
+def test_a_recipe_publishes_what_was_committed_in_order(names: dict[str, Any], app: sqlq.App) -> None:
+    messages: list[tuple[str, str, str]] = []
+    failures = [ConnectionError("no broker")]
+
+    def publish(topic: str, *, key: str, body: dict[str, Any], message_id: str) -> None:
+        if key == "1" and failures:
+            raise failures.pop()
+        messages.append((key, body["item"], message_id))
+
+    names["bus"] = SimpleNamespace(publish=publish)
+    recipe = cook("outbox", names)
+    with Session(names["engine"]) as session, session.begin():
+        session.add_all([Order(id=1, item="a"), Order(id=2, item="b")])
+    for id, item in ((1, "c"), (1, "d"), (2, "e")):
+        recipe.rename(id, item)
+    drain(app)
+    assert [message[:2] for message in messages] == [("2", "e")]
+    drain_now(app)
+    assert [message[:2] for message in messages] == [("2", "e"), ("1", "c"), ("1", "d")]
+    assert len({id for _, _, id in messages}) == 3
+
+
+def test_a_recipe_keeps_each_customers_order(names: dict[str, Any], app: sqlq.App) -> None:
+    engine: Engine = names["engine"]
+    Booking.metadata.create_all(engine)
+    execute(engine, "CREATE TABLE customers (id INT PRIMARY KEY, requests INT)")
+    execute(engine, "INSERT INTO customers VALUES (1, 0), (2, 0)")
+    recipe = cook("order_per_customer", names)
+    for amount in range(5):
+        for customer in (1, 2):
+            recipe.request(customer, amount)
+    with working(app):
+        assert not app.wait([job.id for job in app.jobs.list()], timeout="30s").pending
+    with engine.connect() as conn:
+        rows = conn.execute(text("SELECT customer_id, amount FROM bookings ORDER BY id")).all()
+    for customer in (1, 2):
+        assert [amount for id, amount in rows if id == customer] == [0, 1, 2, 3, 4]
+
+
+def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:
+    url = f"sqlite:///{desk.directory}/shop.db"
+    desk.run(block("recipe", "migrate"))
+    lists, pause, look, stop = block("recipe", "blue_green").splitlines()
+    with closing(sqlq.App(url)) as blue, closing(sqlq.App(url)) as green:
+        blue.task(name="shop.which")(lambda: "blue")
+        which = green.task(name="shop.which")(lambda: "green")
+        with working(blue, name="blue"), working(green, name="green"):
+            wait_until(lambda: desk.run(lists).count("idle") == 2, 30)
+            assert "asked blue" in desk.run(pause)
+            wait_until(lambda: "paused" in desk.run(lists), 10)
+            jobs = green.enqueue_many([which.new() for _ in range(20)])
+            assert not green.wait(jobs, timeout="30s").pending
+            assert {green.result(job) for job in jobs} == {"green"}
+            assert "no failed jobs" in desk.run(look)
+            assert "asked blue" in desk.run(stop)
+            wait_until(lambda: "blue" not in desk.run(lists), 10)
+            assert "green" in desk.run(lists)
+
+
+def test_a_recipe_tests_its_schedule(names: dict[str, Any], app: sqlq.App) -> None:
+    cook("cron_under_test", names).test_each_night_is_closed_once(app)
