@@ -21,7 +21,9 @@ EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/READM
 OUTSIDE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "LICENSE": "licence.md",
     "benchmarks/README.md": "benchmarks.md",
     **{f"examples/{name}/README.md": f"examples/{name}.md" for name in EXAMPLES},

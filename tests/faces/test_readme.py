@@ -94,7 +94,9 @@ from tests.faces.pages import (
 from tests.kit import working
 from tests.servers import PostgreSQL, async_database_url
 
-LINKED = sorted({*PAGES, *(ROOT / "docs").rglob("*.md")})
+LINKED = sorted(
+    {*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")}
+)
 """Those whose links must lead somewhere."""
 LONGEST_README, WIDEST = 250, 140
 

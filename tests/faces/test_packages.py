@@ -1,0 +1,107 @@
+"""The wheel and the source distribution have what they should, and a page for an index that reads well.
+
+SQLQ_TEST_PACKAGES names a folder with both, as `.ci/run` builds them. Without it they are built here."""
+
+from __future__ import annotations
+
+import email
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+
+slow = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if built := os.environ.get("SQLQ_TEST_PACKAGES"):
+        return Path(built)
+    made = tmp_path_factory.mktemp("packages")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(made), str(ROOT)], check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(folder: Path) -> zipfile.ZipFile:
+    (found,) = folder.glob("*.whl")
+    return zipfile.ZipFile(found)
+
+
+def tracked(*paths: str) -> set[str]:
+    """Return the files of the repository below these paths."""
+    done = subprocess.run(
+        ["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split("\0")) - {""}
+
+
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
+    return email.message_from_string(wheel.read(name).decode())
+
+
+@slow
+def test_a_wheel_has_the_package_and_its_migrations(wheel: zipfile.ZipFile) -> None:
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    history = {f"sqlq/{name}" for name in tracked("migrations")}
+    assert names == tracked("sqlq") | history
+    assert {"sqlq/py.typed", "sqlq/web/static/style.css"} < names
+    assert [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+@slow
+def test_a_source_distribution_has_what_is_tracked(folder: Path) -> None:
+    (found,) = folder.glob("*.tar.gz")
+    with tarfile.open(found) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names - {"PKG-INFO"} == tracked()
+
+
+@slow
+def test_metadata_names_what_an_index_shows(wheel: zipfile.ZipFile) -> None:
+    found = metadata(wheel)
+    assert (found["Name"], found["Version"]) == ("sqlq", sqlq.__version__)
+    assert (found["License-Expression"], found["Requires-Python"]) == ("MIT", ">=3.11")
+    assert "Typing :: Typed" in found.get_all("Classifier", [])
+    assert {"web", "metrics", "mariadb", "django"} < set(found.get_all("Provides-Extra", []))
+
+
+@slow
+def test_the_page_on_an_index_leads_nowhere_wrong(wheel: zipfile.ZipFile) -> None:
+    page = metadata(wheel).get_payload()
+    assert isinstance(page, str)
+    assert page.startswith("# sqlq\n")
+    assert not re.findall(r"\]\((?!https?:)[^)]*\)", page)
+    assert "<!--" not in page
+    assert "](" not in page.replace("](http", "")
+    assert "pip install sqlq" in page
+    assert "checkout" not in page
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert headings[0] == "Quick start"
+    assert headings[-3:] == ["More", "How it compares", "Licence"]
+
+
+def test_files_for_a_forge_are_read() -> None:
+    yaml: Any = importlib.import_module("yaml")
+    forge = ROOT / ".github"
+    (job,) = yaml.safe_load((forge / "workflows" / "gate.yml").read_text())["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    versions = re.findall(r"python_of (3\.\d+)", (ROOT / ".ci" / "run").read_text())
+    assert sorted(job["steps"][1]["with"]["python-version"].split()) == sorted(versions)
+    for path in (forge / "ISSUE_TEMPLATE").glob("*.yml"):
+        template = yaml.safe_load(path.read_text())
+        assert template["name"]
+        assert all(each["type"] == "markdown" or each["attributes"]["label"] for each in template["body"])
