@@ -269,6 +269,7 @@ EXIT_CODES: Final = (
     ("retry", 1, "one of the named jobs has not failed"),
     ("delete", 1, "one of the named jobs has not failed"),
     ("show", 1, "there is no such job; with `--result`: it has no result"),
+    ("why", 1, "there is no such job"),
     ("keys rotate", 1, "a text did not open, or was left because its row was locked"),
     ("doctor", 1, "there is something to do"),
     ("health", 1, "the worker is not alive"),

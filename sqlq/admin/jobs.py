@@ -16,9 +16,11 @@ from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
 from sqlq.admin.facet import Facet, audited, check_most, check_names, for_asyncio, portions
 from sqlq.admin.failures import Failures, Marks, grouped
 from sqlq.admin.reschedule import reschedule
+from sqlq.config.constants import IDS
 from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.database.database import Database
 from sqlq.database.dialect import in_schema
+from sqlq.database.dialects import dialect_of
 from sqlq.enqueue.prepare import Stamps
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
@@ -114,7 +116,7 @@ class Jobs(Facet):
         job = lookup.details(conn, number, self._database.seal)
         lookup.require_own(id, job)
         if job is None:
-            raise no_job(number)
+            raise _no_job_here(conn, number, self._database.schema)
         return job
 
     def _with_its_task(self, job: JobDetails) -> JobDetails:
@@ -223,6 +225,23 @@ class Jobs(Facet):
         and ran. Each part is measured on a sample; jobs with a retention of their own are not in it."""
         with self._read() as conn:
             return pace_of(conn, length, parts)
+
+    def why(self, id: AnyJob) -> builtins.list[str]:
+        """Return why a job does not run now and when it will, or what became of it, in sentences.
+
+        They are those of `sqlq why`. The findings of the doctor about who should run it come last. Raises
+        `JobNotFoundError`.
+
+        >>> app.jobs.why(42)  # doctest: +SKIP
+        ['no worker serves its queue', 'a cancel ends it without running it']
+        """
+        from sqlq.admin.why import Parts, findings, why
+
+        job = self.get(id)
+        reasons = [each.said for each in why(Parts.of(self._database), job)]
+        return reasons + [each.said for each in findings(self._database, job)]
+
+    awhy = for_asyncio(why)
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
@@ -453,6 +472,25 @@ def _selections(
 def no_job(id: int) -> JobNotFoundError:
     return JobNotFoundError(
         f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+    )
+
+
+def _no_job_here(conn: Connection, id: int, schema: str | None) -> JobNotFoundError:
+    """Return the error of an id that no table has, with the reason as far as the newest id shows it."""
+    if id not in IDS:
+        return JobNotFoundError(f"there is no job {id}: the id of a job is a whole number from 1 on")
+    last = dialect_of(conn).last_id(conn)
+    if last is None:
+        return no_job(id)
+    if id <= last:
+        return JobNotFoundError(
+            f"there is no job {id}: it ended and is kept no more, it was deleted, or its transaction has not "
+            "committed, or was rolled back"
+        )
+    given = f"the newest id given there is {last}" if last else "no job was ever enqueued there"
+    return JobNotFoundError(
+        f"there is no job {id} in {version.database(conn, schema)}: {given}, so look in another database or "
+        "schema"
     )
 
 

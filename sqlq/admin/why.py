@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sqlq.admin.flows import Flows
 from sqlq.admin.limits import Limits
@@ -12,8 +12,13 @@ from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers
 from sqlq.config.command_hint import word
 from sqlq.config.durations import readable, written
+from sqlq.database.database import Database
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import JobDetails, State
+from sqlq.model.limit import DeclaredLimits
+
+if TYPE_CHECKING:
+    from sqlq.admin.doctor.finding import Finding
 
 AHEAD_COUNTED = 1_000
 
@@ -29,6 +34,20 @@ class Looks(Protocol):
     def queues(self) -> Queues: ...
     @property
     def workers(self) -> Workers: ...
+
+
+class Parts(NamedTuple):
+    """The same, without an App."""
+
+    flows: Flows
+    limits: Limits
+    queues: Queues
+    workers: Workers
+
+    @classmethod
+    def of(cls, database: Database) -> Parts:
+        limits = Limits(database, DeclaredLimits())
+        return cls(Flows(database), limits, Queues(database), Workers(database))
 
 
 class Reason(NamedTuple):
@@ -63,6 +82,28 @@ def why(app: Looks, job: JobDetails) -> Iterator[Reason]:
         yield Reason("it has ended and runs no more; a replay is a new job", f"replay {job.id}")
     if waits:
         yield Reason("a cancel ends it without running it", f"cancel {job.id}")
+
+
+def findings(database: Database, job: JobDetails) -> list[Finding]:
+    """Return what the doctor finds that keeps a job from running, or from ending."""
+    from sqlq.admin.doctor.doctor import Doctor
+
+    concerns = {
+        "tasks": f"the task {job.task}:",
+        "limits": f"{job.limit_key!r}",
+        "flows": f"flow {job.flow_id} ",
+    }
+    found = Doctor(database).of_queue(_CHECKS.get(job.state, ()))
+    return [each for each in found if concerns.get(each.check, "") in each.said]
+
+
+_CHECKS = {
+    State.BLOCKED: ("workers", "limits", "flows"),
+    State.SCHEDULED: ("workers", "tasks"),
+    State.AVAILABLE: ("workers", "stuck", "starts", "tasks"),
+    State.RUNNING: ("workers", "stuck", "starts", "leases"),
+}
+"""The checks of the doctor that concern a job in a state."""
 
 
 def _span(moment: datetime) -> str:
@@ -120,6 +161,8 @@ def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
 
 
 def _queue(app: Looks, job: JobDetails) -> Iterator[Reason]:
+    if job.history and job.history[-1].reason == "unknown_task":
+        yield Reason(f"the last worker that met it does not know its task, {job.task}, and put it back")
     pauses = app.queues.pauses()
     if pauses.all is not None:
         yield Reason("all queues are paused", "queues resume --all")

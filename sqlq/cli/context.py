@@ -225,7 +225,7 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
 
 _KINDS = {"enqueue": "producer", "work": "worker", "keys": "keys", "migrate": OWNER, "grants": OWNER}
 _LOOK = (
-    *("status", "jobs", "show", "failed", "doctor", "metrics"),
+    *("status", "jobs", "show", "why", "failed", "doctor", "metrics"),
     *("queues", "workers", "flows", "limits", "schedules"),
 )
 """The commands that only look, by their last words."""

@@ -1,4 +1,4 @@
-"""`sqlq jobs` and `sqlq show`: see any job, in whatever state it is."""
+"""`sqlq jobs`, `show` and `why`: see any job, in whatever state it is, and what it waits for."""
 
 from __future__ import annotations
 
@@ -131,8 +131,6 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     --result it exits with 1, and one sentence, when the job has failed, was cancelled, or has not ended in
     time.
     """
-    from sqlq.admin.why import why
-
     if only_result:
         with naming_options(timeout="wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
@@ -155,12 +153,54 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         show_block(plain_lines(job.traceback))
     click.echo()
     show_heading("next")
-    steps = [
+    _show_reasons(_reasons(context, job))
+
+
+@click.command()
+@click.argument("id", type=int)
+@takes_json
+def why(context: Context, id: int, as_json: bool) -> None:
+    """Explain why a job does not run now, and when it will.
+
+    For a running job it names the worker, for an ended one the outcome. Beside each reason stands the command
+    that changes it. The findings of sqlq doctor about those who should run it come last.
+    """
+    from sqlq.admin.why import findings
+
+    job = context.app().jobs.get(id)
+    reasons, found = _reasons(context, job), findings(context.app().database, job)
+    if as_json:
+        said = {
+            "reasons": [{"said": words, "command": line} for line, words in reasons],
+            "findings": [asdict(each) for each in found],
+        }
+        show_json({"id": job.id, "state": job.state, "queue": job.queue, "task": job.task, **said})
+        return
+    error = f": {plain(job.error)}" if job.error else ""
+    show_wrapped(
+        "", f"job {job.id}, {plain(job.task)} in queue {queue_name(job.queue)}, is {job.state}{error}"
+    )
+    _show_reasons(reasons)
+    if found:
+        click.echo()
+        show_heading("doctor")
+    for each in found:
+        show_wrapped("", plain(each.said + (f" → {each.remedy}" if each.remedy else "")), before="  ")
+
+
+def _reasons(context: Context, job: JobDetails) -> list[tuple[str | None, str]]:
+    """Return why a job is in its state, each reason after the command that changes it."""
+    from sqlq.admin.why import why
+
+    return [
         (each.words and command(each.words, needs_app=each.needs_app), each.said)
         for each in why(context.app(), job)
     ]
-    width = max(len(line or "") for line, _ in steps)
-    for line, said in steps:
+
+
+def _show_reasons(reasons: list[tuple[str | None, str]]) -> None:
+    width = max(len(line or "") for line, _ in reasons)
+    for line, said in reasons:
         show_wrapped(f"{line:<{width}}  " if line else "", said, before="  ")
 
 

@@ -23,7 +23,7 @@ from sqlq.cli.failed import delete, failed, retry
 from sqlq.cli.flows import flows
 from sqlq.cli.grants import grants
 from sqlq.cli.health import health
-from sqlq.cli.jobs import jobs, show
+from sqlq.cli.jobs import jobs, show, why
 from sqlq.cli.keys import keys
 from sqlq.cli.limits import limits
 from sqlq.cli.metrics import metrics
@@ -126,7 +126,7 @@ def sqlq() -> None:
 
 for command in (
     *(migrate, work, enqueue),
-    *(status, jobs, show, failed, retry, cancel, reschedule, delete, replay, prune),
+    *(status, jobs, show, why, failed, retry, cancel, reschedule, delete, replay, prune),
     *(queues, workers, flows, limits, schedules),
     *(web, audit, keys, grants, doctor, health, metrics, demo),
 ):

@@ -186,6 +186,8 @@ class Dialect:
     """Return the causes of a slow database."""
     indexes: Callable[[Connection], dict[str, bool]]
     """Return the indexes of our tables, and whether queries can use each."""
+    last_id: Callable[[Connection], int | None]
+    """Return the newest id that the database has given a job, kept or not; None where that is unknown."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
 

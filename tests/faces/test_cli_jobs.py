@@ -457,6 +457,7 @@ def looking(id: int) -> list[tuple[str, ...]]:
         ("jobs",),
         ("jobs", "--state", "failed"),
         ("show", str(id)),
+        ("why", str(id)),
         ("workers", "--all"),
         ("schedules",),
         ("jobs", "--state", "failed"),

@@ -84,6 +84,7 @@ NEEDING_NO_CODE = (
     "migrate --check",
     "status",
     "jobs",
+    "why 1",
     "doctor",
     "workers",
     "jobs --state failed",
@@ -105,7 +106,7 @@ def test_with_a_database_alone_no_code_is_imported(bare: Command) -> None:
     (bare.directory / "strange.py").write_text(STRANGE)
     for words in NEEDING_NO_CODE:
         done = bare(*words.split(), "-d", "sqlite:///a.db", env={"SQLQ_APP": "strange:app"})
-        assert done.code == 0 or words == "doctor", done
+        assert done.code == 0 or words in ("doctor", "why 1"), done
         assert not ran.exists(), words
     bare.ok("status", "-d", "sqlite:///a.db", "-a", "strange:app")
     assert ran.exists()

@@ -105,7 +105,8 @@ def test_no_look_steers(hostile: Command) -> None:
     ids = [str(row["id"]) for each in shown for row in each.json()]
     assert len(ids) > 6
     ids = list(dict.fromkeys(ids))
-    for args in [*LOOKS, *(["show", id] for id in ids), *(["show", id, "--result"] for id in ids)]:
+    each = (words for id in ids for words in (["show", id], ["show", id, "--result"], ["why", id]))
+    for args in [*LOOKS, *each]:
         said = checked(hostile(*args), *args)
         assert said.code in (0, 1), said
         if args[0] not in ("doctor", "metrics", "result"):

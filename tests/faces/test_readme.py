@@ -249,7 +249,7 @@ def test_commands(desk: Desk) -> None:
     desk.run("sqlq --app shop:app work --drain")
     assert "deleted 1 job" in desk.run(forget)
     operate = block("sh", "operate").splitlines()
-    workers, pause, pause_task, cancel, move, resume, prune, audit, doctor = operate
+    why, workers, pause, pause_task, cancel, move, resume, prune, audit, doctor = operate
     assert "no worker is running" in desk.run(workers)
     assert "paused mail" in desk.run(pause)
     assert "shop.send" in desk.run(pause_task)
@@ -257,6 +257,7 @@ def test_commands(desk: Desk) -> None:
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (id, queue, task) VALUES (1, 'mail', 'shop.send_receipt')"))
     engine.dispose()
+    assert "its queue is paused" in desk.run(why)
     assert "cancelled 1 job: 1" in desk.run(cancel)
     assert "1 job in queue mail due in 1h" in desk.run(move)
     assert "resumed mail" in desk.run(resume)
@@ -432,8 +433,8 @@ def test_deploying(desk: Desk) -> None:
 def test_why_a_job_does_not_run(desk: Desk) -> None:
     """The page quotes what the command says."""
     desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
-    shown, examined, workers = block("sh", "why").splitlines()
-    assert "no worker serves its queue" in desk.run(shown)
+    asked, examined, workers = block("sh", "why").splitlines()
+    assert "no worker serves its queue" in desk.run(asked)
     assert "no worker is alive, and 1 job is due" in desk.run(examined, ends_with=1)
     assert "no worker is running" in desk.run(workers)
     page = PAGES[ROOT / "docs" / "guide" / "troubleshooting.md"]

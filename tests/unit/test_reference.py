@@ -132,6 +132,7 @@ def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
         ("retry 99", "retry", 1),
         ("delete 99", "delete", 1),
         ("show 99", "show", 1),
+        ("why 99", "why", 1),
         ("health nowhere", "health", 1),
         ("migrate --check", "migrate", 1),
         ("doctor", "doctor", 1),
@@ -140,7 +141,7 @@ def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
 def test_a_command_exits_with_its_code(words: str, command: str, code: int, tmp_path: Path) -> None:
     assert (command, code) in {(each, number) for each, number, _ in reference.EXIT_CODES}
     environment = os.environ | {"SQLQ_DATABASE_URL": f"sqlite:///{tmp_path}/q.db"}
-    if command in ("cancel", "reschedule", "retry", "delete", "show"):
+    if command in ("cancel", "reschedule", "retry", "delete", "show", "why"):
         assert preloaded().run(["migrate"], tmp_path, environment, timeout=60).returncode == 0
     done = preloaded().run(words.split(), tmp_path, environment, timeout=60)
     assert done.returncode == code, done.stderr

@@ -8,7 +8,7 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -54,8 +54,15 @@ class Doctor(Checks):
         """Return what these checks of the server or file find, without those where all is well."""
         place = PLACES[self._database.dialect.name](self._database)
         every = (*place.in_general(), *place.of_tables())
-        found = self._each(*(each for each in every if each.__name__ in checks))
-        return [each for each in found if each.verdict is not Verdict.OK]
+        return self._amiss(each for each in every if each.__name__ in checks)
+
+    def of_queue(self, checks: Collection[str]) -> list[Finding]:
+        """Return what these checks of the queue find, without those where all is well."""
+        queue = QueueChecks(self._database)
+        return self._amiss(getattr(queue, name) for name in checks)
+
+    def _amiss(self, checks: Iterable[Callable[[], Iterator[Answer]]]) -> list[Finding]:
+        return [each for each in self._each(*checks) if each.verdict is not Verdict.OK]
 
     def _each(self, *checks: Callable[[], Iterator[Answer]]) -> list[Finding]:
         found: list[Finding] = []

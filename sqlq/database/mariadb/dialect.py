@@ -91,6 +91,7 @@ class MariaDB(Dialect):
     } | {"jobs_live_key"}
     correlates_in_from = False
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
+    last_id = staticmethod(health.last_id)
     single_changes = False
     claims_queues_apart = True
     locks_on_one_node = True

@@ -125,6 +125,12 @@ def indexes(conn: Connection) -> dict[str, bool]:
     return {name: ignored == "NO" for name, ignored in rows}
 
 
+def last_id(conn: Connection) -> int | None:
+    table = "information_schema.tables WHERE table_schema = :schema AND table_name = 'jobs'"
+    upcoming = conn.scalar(text(f"SELECT auto_increment FROM {table}"), {"schema": schema_of(conn)})
+    return None if upcoming is None else int(upcoming) - 1
+
+
 def _of_tables(conn: Connection, question: str) -> list[Any]:
     names = [table.name for table in metadata.tables.values()]
     asked = text(question).bindparams(bindparam("names", names, expanding=True))

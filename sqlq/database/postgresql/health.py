@@ -261,6 +261,18 @@ def indexes(conn: Connection) -> dict[str, bool]:
     return {row[0]: bool(row[1]) for row in rows}
 
 
+def last_id(conn: Connection) -> int | None:
+    found: int | None = _asked(
+        conn,
+        "SELECT CASE WHEN has_sequence_privilege(c.oid, 'USAGE, SELECT') "
+        "THEN coalesce(pg_sequence_last_value(c.oid), 0) END "
+        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = :schema AND c.relname = 'jobs_id_seq' AND c.relkind = 'S'",
+        schema=schema_of(conn),
+    ).scalar()
+    return found
+
+
 def burden(conn: Connection) -> Burden:
     oldest = old_transactions(conn)
     return Burden(dead_rows(conn), oldest[0].seconds if oldest else 0.0)

@@ -61,6 +61,7 @@ class SQLite(Dialect):
     shortest_us = 1_000
     _insert = staticmethod(sqlite.insert)
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
+    last_id = staticmethod(health.last_id)
 
     def for_parameters(self, style: Any) -> Any:
         return sqlite.dialect(paramstyle=style)

@@ -1,0 +1,131 @@
+"""`sqlq why`, and `app.jobs.why`: why a job does not run now, when it will, or what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import sqlq
+from tests.faces.command import Command
+from tests.kit import execute, for_each
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def enqueue(sqlq_: Command, *words: str) -> str:
+    return str(sqlq_.shop("enqueue", *words, "--json").json()["id"])
+
+
+def test_why_names_who_would_run_a_job_and_what_the_doctor_finds(sqlq_: Command, app: sqlq.App) -> None:
+    id = enqueue(sqlq_, "shop.send", "7")
+    first, *reasons, _, heading, found = sqlq_.shop("why", id).out.splitlines()
+    assert first == f"job {id}, shop.send in queue mail, is available"
+    assert [line.split(maxsplit=1)[0] for line in reasons] == ["sqlq", "sqlq"]
+    assert reasons[0].startswith("  sqlq work -q mail -a shop:app ")
+    assert reasons[0].endswith("  no worker serves its queue")
+    assert reasons[1].endswith("  a cancel ends it without running it")
+    assert heading == "doctor"
+    assert found.startswith("  no worker is alive, and 1 job is due → start one with sqlq work -a shop:app")
+    assert app.jobs.why(int(id)) == [
+        "no worker serves its queue",
+        "a cancel ends it without running it",
+        "no worker is alive, and 1 job is due",
+    ]
+    assert asyncio.run(app.jobs.awhy(int(id))) == app.jobs.why(int(id))
+
+
+def test_why_in_json_has_reasons_with_their_commands_and_findings(sqlq_: Command) -> None:
+    id = enqueue(sqlq_, "shop.send", "7", "--delay", "1h")
+    sqlq_.ok("queues", "pause", "mail", "--for", "30m")
+    said = sqlq_.shop("why", id, "--json").json()
+    assert (said["id"], said["state"], said["queue"], said["task"]) == (
+        *(int(id), "scheduled", "mail"),
+        "shop.send",
+    )
+    commands = {each["said"].split(" 2")[0]: each["command"] for each in said["reasons"]}
+    assert {reason: line.partition(" -a ")[0] for reason, line in commands.items()} == {
+        "it is due": f"sqlq reschedule {id}",
+        "its queue is paused until": "sqlq queues resume mail",
+        "a cancel ends it without running it": f"sqlq cancel {id}",
+    }
+    assert [(each["check"], each["verdict"]) for each in said["findings"]] == [("workers", "check")]
+
+
+def test_why_says_what_became_of_a_job(sqlq_: Command) -> None:
+    sent, failed = enqueue(sqlq_, "shop.send", "7"), enqueue(sqlq_, "shop.fail", "it")
+    cancelled = enqueue(sqlq_, "shop.where")
+    sqlq_.ok("cancel", cancelled)
+    sqlq_.work()
+    sqlq_.work()
+    assert f"job {sent}, shop.send in queue mail, is finished\n" in sqlq_.ok("why", sent)
+    said = sqlq_.ok("why", failed)
+    assert f"is failed: ValueError: cannot it for several reasons\n  sqlq retry {failed} " in said
+    assert "doctor" not in said
+    said = sqlq_.ok("why", cancelled)
+    assert "is cancelled: cancelled by an operator\n" in said
+    assert "it has ended and runs no more" in said
+
+
+def test_why_says_that_no_worker_knows_the_task(sqlq_: Command, app: sqlq.App) -> None:
+    id = app.enqueue(app.named("elsewhere.send").new().set(queue="mail")).id
+    sqlq_.work()
+    reasons, found = sqlq_.ok("why", str(id)).split("\ndoctor\n")
+    assert "the last worker that met it does not know its task, elsewhere.send" in reasons
+    assert "no worker that met it knows the task elsewhere.send: 1 job was put back" in found
+    other = app.enqueue(app.named("elsewhere.post").new().set(queue="mail")).id
+    assert "elsewhere.send" not in sqlq_.ok("why", str(other)), "which is the trouble of another job"
+
+
+def test_why_of_a_job_under_a_limit_and_in_a_flow(sqlq_: Command, app: sqlq.App) -> None:
+    pack = app.task(name="shop.pack", limit=sqlq.Serial("van"))(lambda: None)
+    post = app.task(name="shop.post")(lambda: None)
+    _, second = app.enqueue(pack.new()), app.enqueue(pack.new())
+    assert "it waits for its turn under the limit van" in sqlq_.ok("why", str(second.id))
+    flow = app.enqueue(sqlq.chain(post.new(), post.new()))
+    step = flow.jobs[-1].id
+    before = flow.jobs[0].id
+    assert f"it waits for job {before}, shop.post, which is available" in sqlq_.ok("why", str(step))
+
+
+def test_why_tells_ids_that_never_were_from_those_of_another_database(sqlq_: Command, app: sqlq.App) -> None:
+    assert "no job was ever enqueued there" in sqlq_("why", "1").sentence()
+    id = app.enqueue(app.named("shop.send").new()).id
+    app.jobs.cancel([id])
+    app.jobs.prune(finished="0s")
+    assert f"there is no job {id}: it ended and is kept no more" in sqlq_("why", str(id)).sentence()
+    said = sqlq_("why", "4711").sentence()
+    assert said.startswith("there is no job 4711 in ")
+    assert said.endswith(f": the newest id given there is {id}, so look in another database or schema")
+    with pytest.raises(sqlq.JobNotFoundError, match="look in another database"):
+        app.jobs.why(4711)
+
+
+@on_sqlite
+@for_each("id", ["0", "99999999999999999999"])
+def test_why_refuses_a_number_that_is_no_id(sqlq_: Command, id: str) -> None:
+    assert sqlq_("why", id).sentence() == f"there is no job {id}: the id of a job is a whole number from 1 on"
+
+
+@on_sqlite
+def test_why_refuses_what_is_no_number(sqlq_: Command) -> None:
+    assert "'shop.send' is not a valid integer" in sqlq_("why", "shop.send").misuse()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_why_tells_less_to_a_role_that_may_not_see_which_ids_were_given(
+    sqlq_: Command, app: sqlq.App, tmp_path: Path
+) -> None:
+    role = f"reader_{tmp_path.name}".replace("-", "_").lower()
+    engine = app.database.engine
+    execute(engine, f'CREATE ROLE "{role}" LOGIN')
+    try:
+        sqlq_.ok("grants", role, "--as", "reader", "--apply")
+        url = engine.url.set(username=role).render_as_string(hide_password=False)
+        assert "there is no job 4711: it never was, or finished longer ago" in (
+            sqlq_("why", "4711", "-d", url).sentence()
+        )
+    finally:
+        execute(engine, f'DROP OWNED BY "{role}"')
+        execute(engine, f'DROP ROLE "{role}"')
