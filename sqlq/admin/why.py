@@ -160,9 +160,15 @@ def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
             )
 
 
+_PUT_BACK = {
+    "unknown_task": "the last worker that met it does not know its task",
+    "bad_payload": "the handler of the last worker that met it does not take its arguments",
+}
+
+
 def _queue(app: Looks, job: JobDetails) -> Iterator[Reason]:
-    if job.history and job.history[-1].reason == "unknown_task":
-        yield Reason(f"the last worker that met it does not know its task, {job.task}, and put it back")
+    if put_back := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
+        yield Reason(f"{put_back}, and it was put back; it fails when that has lasted for a day")
     pauses = app.queues.pauses()
     if pauses.all is not None:
         yield Reason("all queues are paused", "queues resume --all")

@@ -49,7 +49,10 @@ class _Enqueue(click.Command):
 @click.option(
     "--delay", metavar="DURATION", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".'
 )
-@time_option('Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".', "--available-at")
+@time_option(
+    'Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".',
+    *("--at", "--available-at", "available_at"),
+)
 @priority_option
 @click.option("--max-attempts", type=int, help="Another limit than the task's own.")
 @click.option(
@@ -72,25 +75,31 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
     Each of ARGS that can be read as JSON is JSON: 7, true, null, '[1, 2]', '"7"' for the text 7. All others
     are text. A UUID or a date is text, a dataclass an object. Put -- before arguments that begin with a dash.
     The App checks the task's name, the arguments, their types and the options before anything is written.
-    Without its code, INSERT INTO jobs in SQL does it unchecked. Exits with 3 where a live job holds the
-    unique key, and nothing was enqueued.
+    Where only a database is named, TASK is a name. The worker's task then sets attempts and timeout, and
+    takes the arguments or not; the queue is --queue. Exits with 3 where a live job holds the unique key,
+    and nothing was enqueued.
 
     \b
     sqlq enqueue -a shop.tasks:app shop.tasks.send_receipt 7 --delay 5m
     """
     if options["unique_until"] in ("start", "pruned") and options["unique_key"] is None:
         raise click.UsageError(f"--unique-until {options['unique_until']} is of use with --unique-key only")
-    app = context.app_with_tasks("enqueue checks the job against its task")
-    found = app.tasks.find(task)
     positional, by_name = [argument(arg) for arg in args], options.pop("kwargs") or {}
-    _refuse_assignments(args, positional, found.handler)
-    new = found.new_from_json(positional, by_name)
-    _check_plain_types(found.handler, positional, by_name)
+    by_its_name = context.app_path is None and not context.names_nothing()
+    if by_its_name:
+        app = context.app()
+        new = app.named(task).new(*positional, **by_name)
+    else:
+        app = context.app_with_tasks("enqueue checks the job against its task")
+        found = app.tasks.find(task)
+        _refuse_assignments(args, positional, found.handler)
+        new = found.new_from_json(positional, by_name)
+        _check_plain_types(found.handler, positional, by_name)
     changes = {name: value for name, value in options.items() if value is not None}
     for name in ("timeout", "retention"):
         if changes.get(name, "").strip().lower() == "none":
             changes[name] = None
-    with naming_options(*options, "queue"):
+    with naming_options(*options, "queue", available_at="at"):
         new = new.set(**changes)
     from sqlq.database.caller.session import own
 
@@ -98,6 +107,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
     app.close()
     about = f"{job.task} in queue {job.queue}, {job.state}"
     line = f"enqueued job {job.id}: {about}"
+    line += "; no App is named, so nothing checked that the task takes it" if by_its_name else ""
     if not job.created:
         line = f"nothing enqueued: job {job.id} ({about}) holds this unique key"
     value = {name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")}

@@ -317,9 +317,8 @@ def test_an_app_is_written_as_module_and_attribute(bare: Command, path: str) -> 
     assert "module:attribute" in done.err
 
 
-def test_work_and_enqueue_need_the_app(sqlq_: Command) -> None:
-    for command in (["work"], ["enqueue", "shop.send", "7"]):
-        assert "name the App with --app module:attribute" in sqlq_(*command).misuse()
+def test_work_needs_the_app(sqlq_: Command) -> None:
+    assert "name the App with --app module:attribute" in sqlq_("work").misuse()
 
 
 # -- enqueue -------------------------------------------------------------------------------------------------
