@@ -247,10 +247,16 @@ class Jobs(Facet):
 
     @audited("cancel")
     def cancel(
-        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
+        self,
+        ids: AnyJobs = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        all: bool = False,
+        force: bool = False,
     ) -> dict[int, Cancellation]:
-        """Cancel live jobs, by ids, by task or by queue, and return the effect on each. By task or queue it
-        cancels those that were there when the call began.
+        """Cancel live jobs, by ids, by task or by queue, or `all=True`, and return the effect on each. But
+        for ids it cancels those that were there when the call began.
 
         A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and
         requests the handler to stop. With `force` it is cancelled here and now, and no write of its worker
@@ -260,7 +266,7 @@ class Jobs(Facet):
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
         """
-        selections = _selections(self.ids_of(ids), task, queue, all=False, what="jobs")
+        selections = _selections(self.ids_of(ids), task, queue, all, what="jobs")
         self._database.require_tables()
         return Canceller(self._database).cancel(selections, force=force)
 
@@ -460,8 +466,7 @@ def _selections(
     check_names(task, queue)
     given = bool(ids) or task is not None or queue is not None
     if not given and not all:
-        ways = "by id, by task or by queue" if what == "jobs" else "by id, by task, by queue, or all of them"
-        raise ConfigurationError(f"name the {what} that are meant: {ways}")
+        raise ConfigurationError(f"name the {what} that are meant: by id, by task, by queue, or all of them")
     if given and all:
         raise ConfigurationError(
             f"all {what} are meant, but ids, a task or a queue are named too: give one of the two"

@@ -8,28 +8,46 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.options import ids_argument, require_named, takes_json, those_of_one
+from sqlq.cli.options import (
+    MOST_COUNTED,
+    ask,
+    ids_argument,
+    require_named,
+    takes_json,
+    those_of_one,
+    yes_option,
+)
 from sqlq.cli.output import answer, counted, listed, naming_options, of, plain
 
 if TYPE_CHECKING:
     from sqlq.admin.cancel import Cancellation
 
+LIVE = ("blocked", "scheduled", "available", "running")
 EXPLAINED = 20
 """The number of jobs that are explained one by one."""
 
 
 @click.command()
 @those_of_one
+@click.option("--all", is_flag=True, help="All jobs that have not ended; asks before.")
 @click.option("--flow", type=int, metavar="ID", help="The steps of a flow that have not ended.")
 @click.option(
     "--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers."
 )
+@yes_option
 @ids_argument
 @takes_json
 def cancel(
-    context: Context, /, ids: tuple[int, ...], flow: int | None, force: bool, as_json: bool, **chosen: Any
+    context: Context,
+    /,
+    ids: tuple[int, ...],
+    flow: int | None,
+    force: bool,
+    yes: bool,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
-    """Cancel jobs: by id, --task, --queue or --flow.
+    """Cancel jobs: by id, --task, --queue, --flow or --all.
 
     Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs
     gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled at once, too;
@@ -38,7 +56,10 @@ def cancel(
     """
     from sqlq.admin.cancel import Cancellation
 
-    require_named("jobs", "--task, --queue or --flow", ids, flow, *chosen.values())
+    require_named("jobs", "--task, --queue, --flow or --all", ids, flow, *chosen.values())
+    if chosen["all"] and not (ids or flow or chosen["task"] or chosen["queue"]):
+        live = context.app().jobs.ids(states=LIVE, limit=MOST_COUNTED)
+        ask("cancel", len(live), "job", yes=yes)
     if flow is None:
         done = context.app().jobs.cancel(ids, **chosen, force=force)
     elif ids or any(chosen.values()):
@@ -47,7 +68,7 @@ def cancel(
         done = context.app().flows.cancel(flow, force=force)
     by_word = {word: sorted(id for id, each in done.items() if each is word) for word in Cancellation}
     cancelled, requested = by_word.pop(Cancellation.CANCELLED), by_word.pop(Cancellation.REQUESTED)
-    which, lines = of(**chosen, flow=flow), []
+    which, lines = of(chosen["task"], chosen["queue"], flow), []
     if cancelled:
         lines += [f"cancelled {counted(len(cancelled), 'job')}{which}: {listed(cancelled)}"]
     if requested:

@@ -10,6 +10,8 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
 from sqlq.cli.options import (
+    MOST_COUNTED,
+    ask,
     ids_argument,
     limit_option,
     of_one,
@@ -17,6 +19,7 @@ from sqlq.cli.options import (
     require_named,
     takes_json,
     those_of_one,
+    yes_option,
 )
 from sqlq.cli.output import Column, answer, counted, listed, of
 from sqlq.config.command_hint import command
@@ -105,15 +108,23 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
 
 @click.command()
 @selection
+@yes_option
 @takes_json
-def delete(context: Context, /, as_json: bool, **chosen: Any) -> None:
+def delete(context: Context, /, yes: bool, as_json: bool, **chosen: Any) -> None:
     """Delete failed jobs for good.
 
-    Choose them by id, --task, --queue, --error, or --all.
+    Choose them by id, --task, --queue, --error, or --all. Unless they are named by their ids, it counts them,
+    and wants a yes.
     """
     error = chosen.pop("error")
     require_named("failed jobs", "--task, --queue, --error or --all", error, *chosen.values())
     chosen = _with_error(context, error, chosen)
+    if error is not None:
+        ask("delete", len(chosen["ids"]), "failed job", yes=yes)
+    elif not chosen["ids"]:
+        only = {"task": chosen["task"], "queue": chosen["queue"]}
+        number = len(context.app().jobs.ids(states=("failed",), limit=MOST_COUNTED, **only))
+        ask("delete", number, "failed job", of(**only), yes=yes)
     deleted = context.app().jobs.delete(**chosen)
     missing, which = _missing(chosen["ids"], deleted), of(chosen["task"], chosen["queue"])
     line = f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
@@ -10,7 +11,11 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from sqlq.cli.output import counted
+
 F = TypeVar("F", bound=Callable[..., Any])
+MOST_COUNTED = 100_000
+"""Jobs are counted up to here before a command wants a yes."""
 A_TIME = "2030-01-31T08:00:00+01:00"
 
 
@@ -143,6 +148,29 @@ def require_names(what: str, names: tuple[str, ...], everything: bool, task: str
     if [bool(names), everything, task is not None].count(True) != 1:
         both = ", and not both" if names or task is not None else ""
         raise click.UsageError(f"name the {what}, or give --all{both}")
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+def ask(does: str, number: int, what: str, which: str = "", *, yes: bool) -> None:
+    """`confirm` what a command `does` to a number of jobs."""
+    if number:
+        more = "at least " if number >= MOST_COUNTED else ""
+        confirm(f"{does} {more}{counted(number, what)}{which}", yes=yes)
+
+
+def confirm(action: str, *, yes: bool) -> None:
+    """Have a person confirm an action, unless --yes is given. Raises `ConfigurationError` where the answer is
+    no, and where nobody is there."""
+    from sqlq.errors import ConfigurationError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"nobody is here to confirm: {action}; nothing was done; --yes goes without")
+    if not click.confirm(f"{action}?", err=True):
+        raise ConfigurationError("nothing was done")
 
 
 def require_named(what: str, ways: str, *named: object) -> None:

@@ -106,7 +106,6 @@ _COMMANDS_ELSEWHERE = {
     "workers list": "write sqlq workers",
 }
 _OPTIONS_ELSEWHERE = {
-    "cancel --all": "name the jobs by their ids, --task or --queue",
     "work --burst": "write --drain",
     "work --pool": "write -c for jobs at a time, -p for processes",
 }

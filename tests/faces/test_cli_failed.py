@@ -274,10 +274,10 @@ def test_forget_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
         _failed(engine, id, queue=queue, task=task)
     assert sqlq_("delete").misuse() == "name the failed jobs: by id, --task, --queue, --error or --all"
     assert sqlq_("delete", "101", "--json").json() == {"deleted": [101], "not_failed": []}
-    assert sqlq_.ok("delete", "--task", "x") == "deleted 1 job of task x: 103\n"
+    assert sqlq_.ok("delete", "--task", "x", "--yes") == "deleted 1 job of task x: 103\n"
     assert sqlq_("delete", "102", "--queue", "b").code == 1, "ids and queue must both fit"
     assert [job.id for job in app.jobs.list(state="failed")] == [105, 104, 102]
-    assert sqlq_("delete", "--all", "--json").json() == {
+    assert sqlq_("delete", "--all", "--yes", "--json").json() == {
         "deleted": [102, 104, 105],
         "not_failed": [],
     }

@@ -213,7 +213,6 @@ def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
         (("purge",), "sqlq cancel --queue QUEUE ends what waits"),
         (("worker",), "write sqlq work"),
         (("work", "--burst"), "no such option --burst: write --drain"),
-        (("cancel", "--all"), "name the jobs by their ids, --task or --queue"),
         (("flow", "show", "7"), "write sqlq flows show"),
         (("flows", "retry", "7"), "write sqlq retry --flow ID"),
         (("limit", "list", "shop"), "write sqlq limits, with --prefix PREFIX"),
