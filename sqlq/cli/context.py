@@ -161,6 +161,11 @@ class Context:
                 "with SQLQ_APP, or in pyproject.toml under [tool.sqlq]"
             )
 
+    def close(self) -> None:
+        """Close the connections of the App. The end of the process does not: `main` leaves what was made."""
+        if self._app is not None:
+            self._app.close()
+
     def _make_app(self, path: str | None) -> App:
         from sqlq.app.app import App
         from sqlq.config.urls import database_url

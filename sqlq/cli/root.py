@@ -5,41 +5,78 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sqlq import __version__
 from sqlq.cli import INTERRUPTED
-from sqlq.cli.audit import audit
-from sqlq.cli.cancel import cancel, prune
 from sqlq.cli.context import Context, takes_context
-from sqlq.cli.demo import demo
-from sqlq.cli.doctor import doctor
-from sqlq.cli.enqueue import enqueue
-from sqlq.cli.failed import delete, failed, retry
-from sqlq.cli.flows import flows
-from sqlq.cli.grants import grants
-from sqlq.cli.health import health
-from sqlq.cli.jobs import jobs, show, why
-from sqlq.cli.keys import keys
-from sqlq.cli.limits import limits
-from sqlq.cli.metrics import metrics
-from sqlq.cli.migrate import migrate
-from sqlq.cli.queues import queues
-from sqlq.cli.replay import replay
-from sqlq.cli.reschedule import reschedule
-from sqlq.cli.schedules import schedules
-from sqlq.cli.status import status
-from sqlq.cli.web import web
-from sqlq.cli.work import work
-from sqlq.cli.workers import workers
 from sqlq.config import command_hint
 
 if TYPE_CHECKING:
     from typing import NoReturn
+
+
+_COMMANDS: Final = {
+    "migrate": "Create the tables, or bring them up to this version.",
+    "work": "Run jobs until stopped.",
+    "enqueue": "Enqueue a job of TASK with ARGS.",
+    "status": "Show what each queue holds, and who serves it.",
+    "jobs": "List jobs, the newest first, in whatever state they are.",
+    "show": "Show all about one job, in whatever state it is.",
+    "why": "Explain why a job does not run now, and when it will.",
+    "failed": "Count failed jobs by task and error, the most frequent first.",
+    "retry": "Run failed jobs again.",
+    "cancel": "Cancel jobs: by id, --task, --queue or --flow.",
+    "reschedule": "Move waiting jobs to another time.",
+    "delete": "Delete failed jobs for good.",
+    "replay": "Enqueue ended jobs once more, as new jobs.",
+    "prune": "Delete ended jobs, or the audit, by age.",
+    "queues": "Show what each queue holds; pause and resume queues.",
+    "workers": "Show workers and what they run; pause, stop or restart them.",
+    "flows": "List flows, the newest first; show one, or skip a step.",
+    "limits": "List the keys of limits; set a limit, and clear it.",
+    "schedules": "List schedules; add, change, pause and run them.",
+    "web": "Look and act in a browser: the dashboard.",
+    "audit": "Show what operators did, the newest first.",
+    "keys": "Count the rows of each key; make keys, and seal rows anew.",
+    "grants": "Print the GRANTs that ROLE needs, or run them.",
+    "doctor": "Examine the database and the queue in it.",
+    "health": "Exit with 0 if a worker with this health file is alive.",
+    "metrics": "Show for Prometheus what only the database knows.",
+    "demo": "See the whole flow in a few seconds.",
+}
+"""The commands with the first sentence of each, in the order in which people meet them. So `sqlq --help`
+imports none of them."""
+_MODULES: Final = {"delete": "failed", "prune": "cancel", "retry": "failed", "show": "jobs", "why": "jobs"}
+"""Commands that stand in the module of another one."""
+
+
+class Commands(Mapping[str, click.Command]):
+    """The commands by name. The module of each is imported when the command is first used."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._imported:
+            if name not in _COMMANDS:
+                raise KeyError(name)
+            command = getattr(import_module(f"sqlq.cli.{_MODULES.get(name, name)}"), name)
+            takes_context(command, explain=False)
+            self._imported[name] = command
+        return self._imported[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
 
 
 class InOrder(click.Group):
@@ -47,6 +84,10 @@ class InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -123,14 +164,8 @@ def sqlq() -> None:
     """
 
 
-for command in (
-    *(migrate, work, enqueue),
-    *(status, jobs, show, why, failed, retry, cancel, reschedule, delete, replay, prune),
-    *(queues, workers, flows, limits, schedules),
-    *(web, audit, keys, grants, doctor, health, metrics, demo),
-):
-    sqlq.add_command(command)
 takes_context(sqlq)
+sqlq.commands = Commands()  # type: ignore[assignment]
 
 
 def run(context: Context | None = None) -> NoReturn:
@@ -164,3 +199,5 @@ def run(context: Context | None = None) -> NoReturn:
             raise
         click.echo(command_hint.escaped_lines(f"{context.name}: {sentence}"), err=True)
         sys.exit(1)
+    finally:
+        context.close()

@@ -473,7 +473,7 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize(
-    "module", ["click", "sqlq.cli.context", "sqlq.cli.work", "sqlq.app", "sqlalchemy.engine", "shop"]
+    "module", ["click", "sqlq.cli.context", "sqlq.cli.status", "sqlq.app", "sqlalchemy.engine", "shop"]
 )
 def test_ctrl_c_in_the_middle_of_an_import_is_quiet(bare: Command, module: str) -> None:
     bare.ok("migrate")
@@ -488,3 +488,10 @@ def test_the_list_of_commands_fits_a_terminal(bare: Command) -> None:
         commands = bare.ok(*group, "--help", env={"COLUMNS": "80"}).split("Commands:")[1]
         assert "..." not in commands
         assert max(map(len, commands.splitlines())) <= 80
+
+
+def test_a_command_leaves_no_log_of_sqlite_behind(bare: Command) -> None:
+    """The process ends without looking through its memory, so it has to close what is open."""
+    for command in ("migrate", "status"):
+        bare.ok("-d", "sqlite:///jobs.db", command, env={"PYTHONUNBUFFERED": "1"})
+        assert [path.name for path in bare.directory.glob("jobs.db*")] == ["jobs.db"]

@@ -146,7 +146,7 @@ def test_health_imports_neither_sqlalchemy_nor_asyncio_whatever_it_says(tmp_path
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "sqlq.cli.health" in imported
+        assert "sqlq.worker.supervise.health_file" in imported
         assert not imported & {"sqlalchemy", "asyncio", "psycopg", "alembic"}
         alive.touch()
 

@@ -6,6 +6,8 @@ import ast
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 import sqlq
 from docs.site import reference
 from sqlq.app.options import VARIABLES
+from sqlq.cli.root import _COMMANDS
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.pyproject import _KEYS
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
@@ -40,6 +43,19 @@ def test_each_command_stands_there_with_its_options() -> None:
     for words, command in known.items():
         options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
         assert not [each.opts[0] for each in options if each.opts[0] not in parts[words]], words
+
+
+def test_help_has_the_first_sentence_of_each_command() -> None:
+    """It has them from a table, and imports no command."""
+    assert {name: each.get_short_help_str(200) for name, each in command_line.commands.items()} == _COMMANDS
+    program = "import sys; from sqlq.cli import main\ntry: main()\nfinally: print(*sys.modules, sep='\\n')"
+    for words, imported in (("--help", set()), ("health --help", {"sqlq.cli.health"})):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=True
+        )
+        modules = {line for line in done.stdout.splitlines() if line.startswith("sqlq.cli.")}
+        assert modules - {"sqlq.cli.root", "sqlq.cli.context"} == imported
+        assert "sqlalchemy" not in done.stdout.splitlines()
 
 
 def options_of(*commands: click.Command) -> set[str]:
