@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.options import wait_option
+
+if TYPE_CHECKING:
+    from sqlq.database.database import Database
+
+EVERY_SECONDS = 0.5
 
 
 @click.command()
@@ -25,8 +34,9 @@ from sqlq.cli.context import Context
     help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
 @click.option("--force", is_flag=True, help="With --down: even if jobs are lost.")
+@wait_option
 @click.pass_obj
-def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force: bool) -> None:
+def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force: bool, wait: str) -> None:
     """Create the tables, or bring them up to this version.
 
     Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The
@@ -36,6 +46,9 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
     if force and down is None:
         raise click.UsageError("--force is of use with --down only")
+    from sqlq.config.durations import milliseconds
+
+    wait_ms = milliseconds(wait, "--wait")
     from sqlq.database import migrate as migrating
     from sqlq.schema import version
 
@@ -44,6 +57,8 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
     if as_sql:
         click.echo(migrating.render_sql(engine.dialect.name, schema), nl=False)
         return
+    if wait_ms:
+        _wait(app.database, wait_ms)
     if check:
         found = migrating.check(engine, schema)
         click.echo(found.message)
@@ -74,3 +89,30 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         )
     else:
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")
+
+
+def _wait(database: Database, longest_ms: int) -> None:
+    """Wait until the database answers, or the time is over: then its error is that of the command."""
+    from sqlalchemy.exc import DBAPIError
+
+    from sqlq.config.durations import readable
+    from sqlq.database.dialects import refusal
+    from sqlq.errors import SqlqError
+
+    until, is_said = time.monotonic() + longest_ms / 1000, False
+    while time.monotonic() < until:
+        try:
+            with database.read():
+                return
+        except SqlqError:  # a file that is not there yet, which migrate makes
+            return
+        except DBAPIError as error:
+            if not database.dialect.trouble(error).is_away:
+                return
+            if not is_said:
+                said = (
+                    f"the database is not up yet ({refusal(error)}): trying again for {readable(longest_ms)}"
+                )
+                click.echo(said, err=True)
+            is_said = True
+        time.sleep(EVERY_SECONDS)

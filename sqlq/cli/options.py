@@ -150,6 +150,12 @@ def require_names(what: str, names: tuple[str, ...], everything: bool, task: str
         raise click.UsageError(f"name the {what}, or give --all{both}")
 
 
+wait_option = click.option(
+    "--wait",
+    default="0s",
+    metavar="DURATION",
+    help="When the database is not up yet, try again for so long, as in 60s.",
+)
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 

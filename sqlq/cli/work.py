@@ -20,6 +20,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.metrics import show, totals_for, work_options
+from sqlq.cli.options import wait_option
 from sqlq.cli.output import counted, naming_options
 from sqlq.cli.title import entitle
 
@@ -114,6 +115,7 @@ group."""
     metavar="FILE",
     help="Touch this file each second while all is well; sqlq health looks at it.",
 )
+@wait_option
 @click.option("--start-timeout", default="60s", show_default=True, metavar="DURATION", help=START_TIMEOUT)
 @click.option("--stuck-after", default="10m", show_default=True, metavar="DURATION", help=STUCK_AFTER)
 @click.option(
@@ -162,6 +164,7 @@ def work(
     log_format: Literal["text", "json"],
     log_level: str,
     lines: bool,
+    wait: str,
     supervision: str | None,
     isolated_by: int | None,
     isolate_jobs: int | None,
@@ -175,8 +178,10 @@ def work(
     out. SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
     """
     from sqlq.cli import logs
+    from sqlq.config.durations import milliseconds
 
     _keep_numbers_of_closed()
+    wait_ms = milliseconds(wait, "--wait")
     options["queues"] = _named_queues(queues)
     drawn = (
         options["drain"] and not lines and log_format == "text" and log_level != "debug" and _on_terminal()
@@ -189,7 +194,9 @@ def work(
         start_isolates = partial(_isolates, context, spare=spare, max_jobs=isolate_jobs)
         is_metered = metrics_port is not None
         _child(
-            *(context, supervision, processes, start_isolates, options, set_up_logs), is_metered=is_metered
+            *(context, supervision, processes, start_isolates, options, set_up_logs),
+            is_metered=is_metered,
+            wait_ms=wait_ms,
         )
     else:
         from sqlq.worker.supervise.supervisor import SupervisorOptions
@@ -379,6 +386,7 @@ def _child(
     set_up_logs: Callable[[], None],
     *,
     is_metered: bool,
+    wait_ms: int,
 ) -> NoReturn:
     from sqlq.worker.ipc.parent import Parent
     from sqlq.worker.ipc.pipe import Pipe, ignore_signals
@@ -413,7 +421,7 @@ def _child(
     code = 1
     try:
         with naming_options("max_rss"):
-            worker.run(patient=generation > 0)
+            worker.run(patient=generation > 0 or wait_ms / 1000)
         code = 0
     finally:
         supervised.ended(vars(worker.tally))

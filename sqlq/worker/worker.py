@@ -206,15 +206,15 @@ class Worker(Background):
         """Claim again."""
         self._control.pause(paused=False)
 
-    def run(self, *, patient: bool = False) -> Tally:
+    def run(self, *, patient: bool | float = False) -> Tally:
         """Work until stopped (or drained, or `max_jobs` or `max_lifetime` is reached), and return how many
         attempts ended how.
 
         Raises `SqlqError` when the App's lifespan fails. Raises `SchemaVersionError` at once when this sqlq
         cannot use the tables. When a migration makes them so meanwhile, it raises that after it has stopped
-        in good order. With `patient` it waits for a database that is away at the start. After the start it
-        waits out all trouble with the database. Raises `ConfigurationError` for a worker that has been run
-        before.
+        in good order. With `patient` it waits for a database that is away at the start, with a number so
+        many seconds. After the start it waits out all trouble with the database. Raises `ConfigurationError`
+        for a worker that has been run before.
         """
         if self._has_run:  # its parts have ended; guard: a-worker-runs-once
             raise ConfigurationError(STARTED_BEFORE)

@@ -261,8 +261,9 @@ class Control:
 
     # -- the row itself --------------------------------------------------------------------------------------
 
-    def enter(self, *, patient: bool) -> bool:
+    def enter(self, *, patient: bool | float) -> bool:
         """Enter the worker into the database; return False when it was stopped before it could be."""
+        until = float("inf") if patient is True else time.monotonic() + patient
         outage = Outage("starting", self._database)
         while not self._grace.stopping.is_set():
             try:
@@ -277,7 +278,7 @@ class Control:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
                 trouble = self._database.dialect.trouble(error)
-                if not trouble.is_away or not (patient or trouble.only_reads):
+                if not trouble.is_away or not (time.monotonic() < until or trouble.only_reads):
                     raise
                 self._grace.pulse()  # a worker that waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))

@@ -1,0 +1,98 @@
+"""`sqlq work --wait` and `sqlq migrate --wait`, started before their database."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+from tests.faces.command import Command
+from tests.preloaded import Forked, preloaded
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+WAITS = {"work": "the database does not answer (while starting: ", "migrate": "the database is not up yet ("}
+
+
+@pytest.fixture
+def down(restartable_server: Any) -> Iterator[Callable[[], None]]:
+    """Stop the server; return what starts it."""
+    restartable_server.stop()
+    stopped = [restartable_server]
+
+    def start() -> None:
+        stopped.pop().start()
+
+    yield start
+    for server in stopped:
+        server.start()
+
+
+@contextmanager
+def begun(run: Command, *words: str) -> Iterator[Forked]:
+    """Run a command meanwhile; what it prints is in the file `said`."""
+    with (run.directory / "said").open("w") as said:
+        process = preloaded().start(["--app", "shop:app", *words], run.directory, run.environment, said, said)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def said(run: Command) -> str:
+    return Path(run.directory / "said").read_text()
+
+
+@pytest.mark.parametrize("words", [("work", "--drain"), ("migrate",), ("migrate", "--check")], ids=" ".join)
+def test_a_command_waits_for_its_database_and_goes_on(
+    sqlq_: Command, down: Callable[[], None], words: tuple[str, ...]
+) -> None:
+    with begun(sqlq_, *words, "--wait", "60s") as process:
+        wait_until(lambda: WAITS[words[0]] in said(sqlq_), timeout=30, what="the sentence")
+        down()
+        assert process.wait(60) == 0, said(sqlq_)
+    assert said(sqlq_).count(WAITS[words[0]]) == 1
+    assert {"work": "stopped: no jobs\n", "migrate": "at revision"}[words[0]] in said(sqlq_)
+
+
+@pytest.mark.parametrize("words", [("work",), ("migrate",), ("migrate", "--check")], ids=" ".join)
+def test_when_the_time_is_over_it_ends_as_without(
+    sqlq_: Command, down: Callable[[], None], words: tuple[str, ...]
+) -> None:
+    began = time.monotonic()
+    at_once = sqlq_.shop(*words).sentence()
+    waited = sqlq_.shop(*words, "--wait", "2s")
+    assert time.monotonic() - began >= 2
+    assert waited.code == 1
+    assert waited.err.splitlines()[-1] == f"sqlq: {at_once}"
+    assert WAITS[words[0]] in waited.err
+
+
+@pytest.mark.parametrize(("words", "code"), [(("work",), 0), (("migrate",), 130)], ids=["work", "migrate"])
+def test_ctrl_c_ends_the_wait_quietly(
+    sqlq_: Command, down: Callable[[], None], words: tuple[str, ...], code: int
+) -> None:
+    with begun(sqlq_, *words, "--wait", "10m") as process:
+        wait_until(lambda: WAITS[words[0]] in said(sqlq_), timeout=30, what="the sentence")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == code, said(sqlq_)
+    assert "Traceback" not in said(sqlq_)
+
+
+def test_a_worker_that_waits_is_alive(sqlq_: Command, down: Callable[[], None], app: sqlq.App) -> None:
+    with begun(sqlq_, "work", "--wait", "60s", "--health-file", "alive", "--start-timeout", "5s") as process:
+        wait_until(lambda: WAITS["work"] in said(sqlq_), timeout=30, what="the sentence")
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 6, what="longer than a start may take")
+        assert sqlq_("health", "alive", "--max-age", "4s").code == 0
+        down()
+        wait_until(lambda: "working on" in said(sqlq_), timeout=30, what="the worker")
+        process.terminate()
+        assert process.wait(30) == 0
