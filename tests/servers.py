@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from uuid import uuid4
 
 import psycopg
 from sqlalchemy import URL, make_url
+
+from tests.waiting import wait_until
 
 GUARD = Path(__file__).with_name("server_guard.py")
 INSTALLATIONS = {"18": "pginstall18", "16": "pginstall"}
@@ -148,6 +151,18 @@ class OwnPostgreSQL(PostgreSQL):
         """Stop and start: every connection is lost, the databases and the port stay."""
         self.stop(mode)
         self.start()
+
+    def kill(self) -> None:
+        """End it by SIGKILL, as the loss of its machine would, and return when its port is closed."""
+        self.leave()
+        note = self._data / "postmaster.pid"
+        os.kill(int(note.read_text().split()[0]), signal.SIGKILL)
+        wait_until(lambda: not self._answers(), what="the server being gone")
+        note.unlink()  # nothing is left to stop
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def close(self) -> None:
         """Stop the server for good and remove its directory."""

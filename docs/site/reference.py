@@ -197,6 +197,7 @@ SETTINGS: Final = (
     Setting("the engine whose way of connecting sqlq takes", "engine"),
     Setting("the schema of the tables", "schema", "SQLQ_SCHEMA", "", "the connection's"),
     Setting("how long finished jobs are kept", "retention", "SQLQ_RETENTION", "retention", RETENTION),
+    Setting("the replica that looks read from", "", "SQLQ_READ_URL", "read-url", "none"),
     Setting("where idle workers listen", "listen_url", "SQLQ_LISTEN_URL", "", "the database's URL"),
     Setting("the session of jobs that are enqueued without one", "session", default="their own transaction"),
     Setting("whether jobs run where they are enqueued", "eager", "SQLQ_EAGER", "eager", "no"),

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import Doctor
-from sqlq.admin.doctor.finding import Finding, counted, span
+from sqlq.admin.doctor.finding import Finding, counted, in_units, span
 from sqlq.config.durations import readable, written
 from sqlq.database.database import Database
 from sqlq.database.mariadb import health as mariadb
@@ -70,19 +70,6 @@ def storage(database: Database) -> Storage:
     return Storage(f"{database.dialect.title} {number}", tuple(readings), tables)
 
 
-def in_units(number: float) -> str:
-    """Write a number of bytes the way a person would.
-
-    >>> in_units(3 << 20)
-    '3 MiB'
-    """
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(number) < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"
-
-
 def _of_limit(found: tuple[int, int]) -> str:
     return f"{found[0]:,} of {found[1]:,}"
 
@@ -125,6 +112,7 @@ def _slots(found: Sequence[postgresql.Slot]) -> str:
 def _standbys(found: Sequence[postgresql.Standby]) -> str:
     said = (
         f"{each.name or 'one'}: {each.state or 'its state is not shown to this role'}"
+        + ("" if each.sync is None else f", {each.sync}")
         + ("" if each.bytes is None else f", {in_units(each.bytes)} behind")
         + ("" if each.seconds is None else f", {span(each.seconds)} late")
         for each in found
@@ -160,7 +148,7 @@ LOOKS: Mapping[
         "statements": (postgresql.timings, _timings),
         "WAL": (postgresql.wal, _wal),
         "replication slots": (postgresql.slots, _slots, "slots"),
-        "standbys": (postgresql.standbys, _standbys, "primary"),
+        "standbys": (postgresql.standbys, _standbys, "primary", "standbys"),
     },
     "mariadb": {
         "size": (mariadb.size, in_units),

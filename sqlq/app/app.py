@@ -30,7 +30,7 @@ from sqlq.database.caller.session import (
     own,
     session_of_now,
 )
-from sqlq.database.database import Address, Database, Gate
+from sqlq.database.database import LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
@@ -534,11 +534,11 @@ class App(Parts, Declares):
     def __repr__(self) -> str:
         return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.url)}>"
 
-    def _for_looking(self, url: str | URL | None) -> App:
+    def _for_looking(self, url: URL | None, use: Use = LOOKS) -> App:
         """Return this App for pages that people look at: each statement ends in time. With a `url` it reads
         from a replica."""
         found = copy.copy(self)
-        found._connected = self._connected.for_looking(url)
+        found._connected = self._connected.for_looking(url, use)
         return found
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Connected:
         self._use = use
         self._code = code
         self._here = here
-        self._looking: dict[str | URL | None, Connected] = {}
+        self._looking: dict[tuple[URL | None, Use], Connected] = {}
         self._parts: dict[Callable[..., Any], Any] = {}
 
     @cached_property
@@ -60,15 +60,15 @@ class Connected:
         part: F = self._parts[kind]
         return part
 
-    def for_looking(self, url: str | URL | None) -> Connected:
+    def for_looking(self, url: URL | None, use: Use = LOOKS) -> Connected:
         """Return the same beside this one, for pages that people look at: its statements end in time. With a
         `url` it reads from a replica. Closed with this one."""
-        if url not in self._looking:
+        if (url, use) not in self._looking:
             where = self.address
             if url is not None:
                 where = address_of(url, schema=where.schema, kept=set(), gate=where.gate, seal=where.seal)
-            self._looking[url] = Connected(where, self._code, lambda: None, use=LOOKS)
-        return self._looking[url]
+            self._looking[url, use] = Connected(where, self._code, lambda: None, use=use)
+        return self._looking[url, use]
 
     def close(self) -> None:
         """Close the parts that were used."""

@@ -24,7 +24,7 @@ def audit(
     Each command that changes something leaves a row: who, when, what, and on how many rows. One without a
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
-    rows = context.app().audit.list(limit=limit, before=before, actor=actor, action=action)
+    rows = context.looking().audit.list(limit=limit, before=before, actor=actor, action=action)
     if as_json:
         show_json([row._asdict() for row in rows])
         return

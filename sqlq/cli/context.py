@@ -47,6 +47,7 @@ class Context:
     is_a_command: bool = False
     """Whether `run` runs it, so that its actions are recorded."""
     _app: App | None = field(default=None, repr=False)
+    _replica: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
 
@@ -138,6 +139,18 @@ class Context:
                 _record_as_this_user()
         return self._app
 
+    def looking(self) -> App:
+        """Return the App for a command that only looks: at the replica of SQLQ_READ_URL, where one is
+        named."""
+        from sqlq.config.urls import read_url
+        from sqlq.database.database import ANY
+
+        app = self.app()
+        if (url := read_url(of=app.url)) is None:
+            return app
+        self._replica = app._for_looking(url, ANY)
+        return self._replica
+
     def app_with_tasks(self, why: str) -> App:
         """Return the App that is named. Raises `ConfigurationError` where none is, or it has no tasks; `why`
         is the reason that it is needed."""
@@ -168,7 +181,7 @@ class Context:
 
     def _make_app(self, path: str | None) -> App:
         from sqlq.app.app import App
-        from sqlq.config.urls import database_url
+        from sqlq.config.urls import database_url, is_same_place
         from sqlq.database.dialects import dialect_at
 
         if self.database_url is None:
@@ -182,8 +195,8 @@ class Context:
         named, place = app._connected.address, app._connected.address.place
         if place != url:
             # what goes with another database does not go with this one
-            same = (place.host, place.port, place.database) == (url.host, url.port, url.database)
             schema = named.schema if dialect_at(url).has_schemas else None
+            same = is_same_place(place, url)
             app.use(self.database_url, schema=schema, listen_url=named.listen_url if same else None)
         return app
 
@@ -196,7 +209,7 @@ class Context:
         path."""
         from sqlq.config.urls import shown
 
-        return shown(self.app().database.engine.url)
+        return shown((self._replica or self.app()).database.engine.url)
 
 
 def takes_context(command: click.Command, *, explain: bool = True) -> None:

@@ -49,7 +49,8 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
 
 
 def _show_sizes(context: Context, as_json: bool) -> None:
-    from sqlq.admin.storage import in_units, storage
+    from sqlq.admin.doctor.finding import in_units
+    from sqlq.admin.storage import storage
 
     found = storage(context.app().database)
     if as_json:

@@ -36,7 +36,7 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
 
     sqlq jobs --state failed lists them, and sqlq show has all about one.
     """
-    errors, is_complete = context.app().jobs.failures(**chosen, exact=exact)
+    errors, is_complete = context.looking().jobs.failures(**chosen, exact=exact)
     shown = [asdict(each) for each in errors[:limit]]
     if as_json:
         answer({"errors": shown, "capped": not is_complete}, as_json=True)

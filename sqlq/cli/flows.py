@@ -34,7 +34,7 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
     columns = [Column("id", right=True), Column("name", wide=True), Column("state"), Column("steps")]
     show_list(
         [*columns, Column("enqueued")],
-        context.app().flows.list(limit=limit),
+        context.looking().flows.list(limit=limit),
         _row,
         nothing=f"no flows in {context.shown_url()}",
         as_object=_object,
@@ -47,7 +47,7 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
 @takes_json
 def show(context: Context, id: int, as_json: bool) -> None:
     """Show a flow: its steps, what each waits for, and what to do next."""
-    found = context.app().flows.get(id)
+    found = context.looking().flows.get(id)
     if as_json:
         show_json({**_object(found), "steps": [asdict(step) for step in found.steps]})
         return

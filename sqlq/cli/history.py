@@ -88,5 +88,5 @@ def _hosts(context: Context, job: JobDetails) -> dict[str, str]:
     found = {line.worker: line.host for line in job.history if line.worker and line.host}
     if all(line.worker is None or line.worker in found for line in job.history):
         return found
-    workers = context.app().workers.list(silent=True)
+    workers = context.looking().workers.list(silent=True)
     return {worker.id: f"{worker.host} pid {worker.pid}" for worker in workers} | found

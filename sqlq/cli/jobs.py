@@ -30,6 +30,7 @@ from sqlq.cli.output import (
 from sqlq.config.command_hint import command
 
 if TYPE_CHECKING:
+    from sqlq.app.app import App
     from sqlq.model.job import JobDetails
 
 STATES = ("blocked", "scheduled", "available", "running", "finished", "failed", "cancelled")
@@ -56,7 +57,7 @@ def jobs(
     Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = context.app().jobs.listing(state=state, limit=limit + 1, **chosen, **how)
+    found, complete = context.looking().jobs.listing(state=state, limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([as_object(job) for job in found])
@@ -131,13 +132,20 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     --result it exits with 1, and one sentence, when the job has failed, was cancelled, or has not ended in
     time.
     """
+    from sqlq.errors import JobNotFoundError
+
     if only_result:
         with naming_options(timeout="wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
         return
     if wait is not None:
         raise click.UsageError("--wait is of use with --result only")
-    job = context.app().jobs.get(id)
+    app = context.looking()
+    try:
+        job = app.jobs.get(id)
+    except JobNotFoundError:  # a replica may not have it yet
+        app = context.app()
+        job = app.jobs.get(id)
     if as_json:
         show_json(as_object(job))
         return
@@ -153,7 +161,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         show_block(plain_lines(job.traceback))
     click.echo()
     show_heading("next")
-    _show_reasons(_reasons(context, job))
+    _show_reasons(_reasons(app, job))
 
 
 @click.command()
@@ -168,7 +176,7 @@ def why(context: Context, id: int, as_json: bool) -> None:
     from sqlq.admin.why import findings
 
     job = context.app().jobs.get(id)
-    reasons, found = _reasons(context, job), findings(context.app().database, job)
+    reasons, found = _reasons(context.app(), job), findings(context.app().database, job)
     if as_json:
         said = {
             "reasons": [{"said": words, "command": line} for line, words in reasons],
@@ -188,13 +196,12 @@ def why(context: Context, id: int, as_json: bool) -> None:
         show_wrapped("", plain(each.said + (f" → {each.remedy}" if each.remedy else "")), before="  ")
 
 
-def _reasons(context: Context, job: JobDetails) -> list[tuple[str | None, str]]:
+def _reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
     """Return why a job is in its state, each reason after the command that changes it."""
     from sqlq.admin.why import why
 
     return [
-        (each.words and command(each.words, needs_app=each.needs_app), each.said)
-        for each in why(context.app(), job)
+        (each.words and command(each.words, needs_app=each.needs_app), each.said) for each in why(app, job)
     ]
 
 

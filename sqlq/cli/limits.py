@@ -29,7 +29,7 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     columns += [Column("waiting", right=True), Column("oldest due"), Column("next start"), Column("set")]
     of = f" with the prefix {plain(prefix)!r}" if prefix else ""
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
-    rows = context.app().limits.list(prefix, limit=limit)
+    rows = context.looking().limits.list(prefix, limit=limit)
     show_list(columns, rows, _row, nothing=nothing, as_object=_object, as_json=as_json)
 
 

@@ -86,7 +86,7 @@ def metrics(context: Context, port: int | None, host: str) -> None:
     from sqlq.metrics.database import DatabaseCollector
     from sqlq.metrics.serve import serve, text
 
-    collector = DatabaseCollector(context.app())
+    collector = DatabaseCollector(context.looking())
     collector.look()
     if port is None:
         click.echo(text(collector), nl=False)

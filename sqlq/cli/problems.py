@@ -37,6 +37,10 @@ def _explained(error: Exception, context: Context) -> str | None:
 
 
 _MENDS = (
+    (
+        r"session is read-only|server is in hot standby mode",
+        "the primary is not among the hosts that answer: check them in the URL",
+    ),
     (r'database "(?P<name>[^"]*)" does not exist', "create it first, as with createdb {name}"),
     (r"Unknown database '(?P<name>[^']*)'", "create it first, as with CREATE DATABASE {name}"),
     (
@@ -90,9 +94,14 @@ def _of_database(error: DBAPIError, context: Context) -> str:
     return f"{context.shown_url()}: {reason}"
 
 
+_OF_A_HOST = re.compile(r"^- host: '(.*?)', port: '(.*?)',.* failed: (?:FATAL:\s+)?(.+)$", re.MULTILINE)
+
+
 def _reason(said: str) -> str:
     """Return the useful part of a driver's message: the server's own words, or the last "failed: …" of a
-    connection."""
+    connection. With several hosts it has that of each."""
+    if len(tried := _OF_A_HOST.findall(said)) > 1:
+        return "; ".join(f"{host}:{port}: {why}" for host, port, why in tried)
     for line in said.splitlines():
         if found := re.search(r"(?:FATAL|ERROR):\s+(.+)", line):
             return found[1].strip()

@@ -39,7 +39,7 @@ def schedules(context: Context, as_json: bool) -> None:
     """
     columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
     columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
-    found = context.app().schedules.list()
+    found = context.looking().schedules.list()
     show_list(columns, found, _row, as_object=as_object, nothing="no schedules", as_json=as_json)
 
 
@@ -110,7 +110,7 @@ def as_object(each: ScheduleDetails) -> dict[str, Any]:
 @takes_json
 def show(context: Context, name: str, as_json: bool) -> None:
     """Show a schedule: its next ten runs, and its last ten jobs."""
-    found = context.app().schedules.get(name)
+    found = context.looking().schedules.get(name)
     if as_json:
         show_json(as_object(found))
         return

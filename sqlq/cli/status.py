@@ -41,21 +41,34 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
                 "workers": [_worker_object(worker) for worker in found.workers],
                 "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
                 "paused_tasks": {name: pause._asdict() for name, pause in found.pauses.tasks.items()},
+                "replica": found.replica and found.replica._asdict(),
             }
         )
     else:
         _show(context, found)
 
 
+class _Replica(NamedTuple):
+    """The replica that is read from, and how far it is behind, if that is known."""
+
+    url: str
+    behind_seconds: float | None
+
+
 class _Found(NamedTuple):
     queues: list[QueueStatus]
     workers: list[WorkerStatus]
     pauses: Pauses
+    replica: _Replica | None
 
 
 def _look(context: Context, exact: bool) -> _Found:
-    app = context.app()
-    return _Found(app.queues.status(exact=exact), app.workers.list(), app.queues.pauses())
+    app = context.looking()
+    replica = None
+    if app is not context.app():
+        with app.database.read() as conn:
+            replica = _Replica(context.shown_url(), app.database.dialect.burden(conn).behind_seconds)
+    return _Found(app.queues.status(exact=exact), app.workers.list(), app.queues.pauses(), replica)
 
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
@@ -112,7 +125,7 @@ def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> 
 def _show(context: Context, found: _Found) -> None:
     from sqlq.config.command_hint import command, word
 
-    queues, workers, pauses = found
+    queues, workers, pauses, replica = found
     show_queues(context, queues, pauses)
     click.echo()
     for worker in workers:
@@ -126,6 +139,10 @@ def _show(context: Context, found: _Found) -> None:
             f"no worker serves {', '.join(map(queue_name, unserved))}: start one with "
             f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
         )
+    if replica is not None:
+        seconds = replica.behind_seconds
+        behind = "how far it is behind is not known" if seconds is None else f"{span(seconds)} behind"
+        click.echo(f"\nread from {plain(replica.url)}, {behind}")
 
 
 def _until(pause: Pause) -> str:

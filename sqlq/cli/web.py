@@ -30,7 +30,7 @@ from sqlq.web.access import ROLES
     metavar="NAME",
     help="Answer under this name, too, as behind a proxy; may be given again.",
 )
-@click.option("--read-url", metavar="URL", help="Read from this replica; what acts goes to the database.")
+@click.option("--read-url", metavar="URL", help="Read from this replica, else SQLQ_READ_URL.")
 @click.option("--hide-from-viewers", is_flag=True, help="Show arguments and results to operators only.")
 @click.option("--new-user", metavar="NAME", help="Ask for a password, print the lines for --users, and exit.")
 @click.option("--new-token", metavar="NAME", help="Make a token of the JSON API likewise.")

@@ -35,7 +35,7 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
     """
     from sqlq.config.command_hint import command
 
-    entered = context.app().workers.list(silent=True)
+    entered = context.looking().workers.list(silent=True)
     found = [worker for worker in entered if worker.alive or silent]
     if as_json:
         show_json([_object(worker) for worker in found])

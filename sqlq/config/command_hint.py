@@ -45,10 +45,9 @@ current: CommandLine | None = None
 def _same(known: URL | None, url: URL) -> bool:
     """Whether a message about the database at `url` is about the command line's own, as far as is known. A
     driver's connection does not have all that the App was given, a password for example."""
-    if known is None:
-        return True
-    one, other = ((at.get_backend_name(), at.host, at.port, at.database) for at in (known, url))
-    return one == other
+    from sqlq.config.urls import is_same_place
+
+    return known is None or is_same_place(known, url)
 
 
 def command(words: str, url: URL | None = None, *, schema: str | None = None, needs_app: bool = False) -> str:

@@ -37,6 +37,7 @@ class Project:
     file: Path
     app: str | None = None
     database_url: str | None = field(default=None, repr=False)
+    read_url: str | None = field(default=None, repr=False)
     retention: str | None = None
     eager: Any = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -151,6 +152,7 @@ def _options(table: Mapping[str, Any]) -> dict[str, Any]:
 _KEYS = {
     "app": 'app = "shop.tasks:app"',
     "database-url": 'database-url = "sqlite:///dev.db"',
+    "read-url": 'read-url = "postgresql://replica/shop"',
     "retention": 'retention = "30d"',
     "eager": 'eager = "commit"',
     "defaults": "",

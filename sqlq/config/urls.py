@@ -83,7 +83,8 @@ def _read(given: str | URL, what: str) -> URL:
     except (ArgumentError, ValueError):  # ValueError: the port is no number
         raise ConfigurationError(
             f"{what} cannot be read: it has the form postgresql://user:password@host/database, "
-            "mariadb://user:password@host/database or sqlite:///path/to/file.db"
+            "mariadb://user:password@host/database or sqlite:///path/to/file.db; several hosts stand behind "
+            "it, as in postgresql://user@/database?host=a:5432&host=b:5432&target_session_attrs=read-write"
         ) from None
 
 
@@ -109,6 +110,8 @@ def supported(url: URL) -> URL:
         )
     if isinstance(password := url.query.get("password"), str):  # where drivers mask it, and let it count
         url = url.set(password=password).difference_update_query(["password"])
+    if isinstance(host := url.query.get("host"), str) and _PORT.search(host) and "," in host:
+        url = url.update_query_dict({"host": tuple(host.split(","))})  # the form that SQLAlchemy takes apart
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     if backend == "mysql":
@@ -174,21 +177,66 @@ def listen_url(argument: str | URL | None = None) -> URL | None:
     return url
 
 
+def read_url(argument: str | URL | None = None, *, of: URL) -> URL | None:
+    """Return the URL of the replica to read from: the argument, else SQLQ_READ_URL, else `read-url` in
+    [tool.sqlq], else None. Only the argument may lead to another database than `of`."""
+    _, given = pyproject.setting(argument, "read_url", "SQLQ_READ_URL", "read_url")
+    if given is None:
+        return None
+    url = database_url(given)
+    same = (url.get_backend_name(), url.database) == (of.get_backend_name(), of.database)
+    return url if argument is not None or same else None  # guard: where-to-read-goes-with-the-database
+
+
+def hosts(url: URL) -> list[str]:
+    """Return the hosts that a URL names, each with its port, in the order in which they are tried.
+
+    >>> hosts(make_url("postgresql://u@/shop?host=a:5433&host=b")), hosts(make_url("postgresql://u@a,b/shop"))
+    (['a:5433', 'b:5432'], ['a:5432', 'b:5432'])
+    """
+    names, ports = _listed(url.query.get("host") or url.host), _listed(url.query.get("port") or url.port)
+    ports = ports * len(names) if len(ports) == 1 else ports
+    default = 3306 if url.get_backend_name() == "mariadb" else 5432
+    return [
+        name if _PORT.search(name) else f"{name}:{port or default}"
+        for name, port in zip(names, ports, strict=False)
+    ]
+
+
+def _listed(said: Any) -> list[str]:
+    return list(said) if isinstance(said, tuple) else str(said or "").split(",")
+
+
+def is_same_place(one: URL, other: URL) -> bool:
+    """Whether two URLs name the same database of the same server, or of servers that take over from each
+    other."""
+    if (one.get_backend_name(), one.database) != (other.get_backend_name(), other.database):
+        return False
+    return not {*hosts(one)}.isdisjoint(hosts(other))
+
+
 def masked(url: URL) -> str:
     """Return the URL as it may be shown: without its password, nor secrets among its parameters."""
     for name in filter(_SECRET.search, url.query):  # guard: secrets-among-parameters-are-masked
         url = url.update_query_dict({name: _MASK})
-    return url.render_as_string(hide_password=True).replace(quote_plus(_MASK), _MASK)
+    return _rendered(url, hide_password=True).replace(quote_plus(_MASK), _MASK)
 
 
 def has_secret(url: URL) -> bool:
     """Whether `masked` returns less than the whole URL."""
-    return masked(url) != url.render_as_string(hide_password=False)
+    return masked(url) != _rendered(url, hide_password=False)
+
+
+def _rendered(url: URL, *, hide_password: bool) -> str:
+    """Return the URL as people write it, with the commas and colons of its hosts."""
+    place, mark, query = url.render_as_string(hide_password=hide_password).partition("?")
+    return f"{place}{mark}{query.replace('%2C', ',').replace('%3A', ':')}"
 
 
 _SECRET = re.compile("pass|secret|token|scram", re.IGNORECASE)
 """Parameters of drivers: password, sslpassword, passfile, oauth_client_secret, scram_client_key."""
 _MASK = "***"
+_PORT = re.compile(r":\d+(,|$)")
 
 
 def shown(url: URL) -> str:

@@ -326,7 +326,7 @@ class Dialect:
         hosts, expired, late, limited, asked, all_paused, pause_ms, tasks)`.
 
         - `ms`: the milliseconds until the next schedule is due, or None.
-        - `listens`: whether this connection LISTENs to the channel.
+        - `listens`: whether this connection LISTENs to the channel; None where its server takes no writes.
         - `hosts`: the number of hosts with a heartbeat within this time.
         - With `maintenance`: whether a lease has expired, a job is late to start, any job is under a limit
           or blocked by a pause.

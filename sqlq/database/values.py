@@ -129,3 +129,5 @@ class Burden(NamedTuple):
     oldest_transaction_seconds: float | None = None
     wal_bytes: int | None = None
     unpurged_transactions: int | None = None
+    behind_seconds: float | None = None
+    """How far a replica is behind, where this is one and that is known."""

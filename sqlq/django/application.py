@@ -25,6 +25,7 @@ from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.config.durations import Duration
 from sqlq.config.urls import Eager, in_memory
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
+from sqlq.database.database import LOOKS, Use
 from sqlq.database.dialect import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError
@@ -85,8 +86,8 @@ class DjangoApp(App):
         super().use(*args, **options)
         self._follows = self._follows and self._own_address is before
 
-    def _for_looking(self, url: str | URL | None) -> App:
-        found: DjangoApp = super()._for_looking(url)  # type: ignore[assignment]
+    def _for_looking(self, url: URL | None, use: Use = LOOKS) -> App:
+        found: DjangoApp = super()._for_looking(url, use)  # type: ignore[assignment]
         found._follows = False  # it reads what is committed, on connections of its own
         return found
 

@@ -24,7 +24,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
-from sqlq.config.urls import in_memory, masked
+from sqlq.config.urls import in_memory, is_same_place, masked
 from sqlq.database import dialects
 from sqlq.database.caller.adapter import Adapter, Place
 from sqlq.database.caller.session import (
@@ -310,7 +310,7 @@ class Enqueuer:
             if in_memory(own) and in_memory(theirs):
                 return True
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
-        if (own.host, own.port, own.database) == (theirs.host, theirs.port, theirs.database):
+        if is_same_place(own, theirs):
             return True
         dialect = self._database.dialect
         if not self._is_in_a_test:

@@ -108,4 +108,6 @@ class DatabaseCollector(Collector):
             found.append(number(names.UNPURGED, vitals.unpurged_transactions))
         if vitals.wal_bytes is not None:
             found.append(number(names.WAL_BYTES, vitals.wal_bytes))
+        if vitals.behind_seconds is not None:
+            found.append(number(names.REPLICA_BEHIND, vitals.behind_seconds))
         return found

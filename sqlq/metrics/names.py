@@ -97,9 +97,12 @@ UNPURGED: Final = Described(
     "Transactions whose old rows the server has not purged yet, its history list length (MariaDB)",
 )
 WAL_BYTES: Final = Described("sqlq_wal_bytes", "gauge", "The size of the write-ahead log (SQLite)")
+REPLICA_BEHIND: Final = Described(
+    "sqlq_replica_behind_seconds", "gauge", "How far the replica is behind that is read from (PostgreSQL)"
+)
 
 OF_THE_DATABASE: Final = (
     *(UP, JOBS, CAPPED, OLDEST_WAIT, PAUSED, SERVED, WORKERS, WORKER_SLOTS, FAILED_JOBS),
-    *(TABLE_ROWS, OLDEST_TRANSACTION, UNPURGED, WAL_BYTES, VERSION),
+    *(TABLE_ROWS, OLDEST_TRANSACTION, UNPURGED, WAL_BYTES, REPLICA_BEHIND, VERSION),
 )
 """The metrics of `sqlq metrics`."""

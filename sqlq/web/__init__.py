@@ -23,8 +23,8 @@ def wsgi(app: App, *, authorize: Authorize, **options: Any) -> Site:
     `authorize` is called for each request, a `werkzeug.Request`. It returns a `User` with a role, or None,
     which refuses. The host's session is in `request.environ` or `request.cookies`. Further options:
     `hide_from_viewers` hides arguments and results from the role viewer. `redact` is a regular expression for
-    names of keys whose values are never shown. `read_url` is a replica to read from. Raises
-    `ConfigurationError` without the packages of `sqlq[web]`.
+    names of keys whose values are never shown. `read_url` (else SQLQ_READ_URL) is a replica to read from.
+    Raises `ConfigurationError` without the packages of `sqlq[web]`.
 
     >>> from werkzeug.middleware.dispatcher import DispatcherMiddleware  # doctest: +SKIP
     >>> site = sqlq.web.wsgi(app, authorize=staff_only)  # doctest: +SKIP

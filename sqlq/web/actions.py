@@ -231,7 +231,7 @@ def act(view: View) -> Response:
 def _jobs(view: View, action: Action) -> tuple[list[int], str]:
     """Return the jobs of a form, and how a command names them: those ticked, all of a fingerprint, or all
     that match a filter."""
-    form, app = view.request.form, view.reading.app
+    form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
     if fingerprint := form.get("fingerprint"):
         return app.jobs.failed_alike(fingerprint), f"--error {word(fingerprint)}"
     if not form.get("matching"):

@@ -77,7 +77,7 @@ def overview(view: View) -> Response:
         workers=fresh("workers", lambda app: app.workers.list()),
         pace=part(view, ("pace", span), lambda app: app.jobs.pace(length, parts), PACE_SECONDS),
         span=span,
-        findings=part(view, "doctor", _findings, DOCTOR_SECONDS),
+        findings=part(view, "doctor", lambda _: _findings(view.reading.own), DOCTOR_SECONDS),
     )
 
 
@@ -292,7 +292,9 @@ def database(view: View) -> Response:
 
 def storage_of(view: View) -> Storage:
     """Return the state of the database. Only operators see the statements of other sessions."""
-    found: Storage = view.reading.fresh("storage", lambda app: storage(app.database), STORAGE_SECONDS)
+    found: Storage = view.reading.fresh(
+        "storage", lambda _: storage(view.reading.own.database), STORAGE_SECONDS
+    )
     if view.user.may("operator"):
         return found
     # guard: statements-of-others-are-hidden

@@ -11,6 +11,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
+from sqlq.config.urls import read_url
 from sqlq.database.dialects import refusal
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Reading:
         self._url = url
         self._of: Any = None
         self._looking: App = app
+        read_url(url, of=app.url)  # one that is none is refused now
         self._lock = threading.Lock()
         self._kept: dict[Hashable, tuple[float, float, Any]] = {}
         self._busy: dict[Hashable, threading.Lock] = {}
@@ -44,9 +46,15 @@ class Reading:
         connected = self._app._connected
         with self._lock:
             if self._of is not connected:  # the host has moved its App
-                self._of, self._looking = connected, self._app._for_looking(self._url)
+                replica = read_url(self._url, of=self._app.url)
+                self._of, self._looking = connected, self._app._for_looking(replica)
                 self._kept.clear()
             return self._looking
+
+    @property
+    def own(self) -> App:
+        """The same on the App's own database, for what decides, or is about its server."""
+        return self._app._for_looking(None)
 
     def fresh(self, key: Hashable, look: Callable[[App], T], seconds: float = FRESH_SECONDS) -> T:
         """Return what `look` returned within the last seconds, for whomever, or look now. A look that took

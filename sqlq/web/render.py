@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sqlq.admin.storage import in_units
+from sqlq.admin.doctor.finding import in_units
 from sqlq.config.command_hint import escaped_lines, word
 from sqlq.config.durations import readable, written
 from sqlq.payload.encryption import Unopened

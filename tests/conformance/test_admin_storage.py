@@ -12,8 +12,8 @@ from sqlalchemy import Engine, make_url, text
 
 import sqlq
 from sqlq.admin.doctor import postgresql as checks
-from sqlq.admin.doctor.finding import Verdict
-from sqlq.admin.storage import Reading, Storage, in_units, storage
+from sqlq.admin.doctor.finding import Verdict, in_units
+from sqlq.admin.storage import Reading, Storage, storage
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command
 from sqlq.database.postgresql import health, sql

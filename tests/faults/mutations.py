@@ -69,6 +69,7 @@ HISTORY = "tests/worker/test_history.py::"
 RELOAD = "tests/faces/test_cli_reload.py::"
 INSIDE = "tests/faces/django/test_inside.py::"
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
+FAILOVER = "tests/faults/test_failover.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
     "tests/faults/test_hostile_data.py::",
@@ -548,6 +549,10 @@ GUARDS = [
     Guard("read-committed", None, "return conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
     Guard("read-committed", None, "return conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
+    Guard("where-to-read-goes-with-the-database", "or same else", "or True else", "tests/faces/test_cli_replica.py::test_a_replica_of_another_database_is_passed_over[postgresql]"),
+    Guard("a-replica-decides-nothing", "reading.own", "reading.app", "tests/faces/test_cli_replica.py::test_the_dashboard_shows_the_replica_and_acts_on_what_the_database_has"),
+    Guard("a-demoted-primary-is-left", None, "pass", FAILOVER + "test_a_worker_leaves_a_primary_that_was_demoted"),
+    Guard("an-empty-look-is-a-primarys", None, "pass", FAILOVER + "test_a_worker_leaves_a_primary_that_was_demoted"),
     Guard("standby-is-not-believed", None, "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),
     Guard("resting-connection", "if moment - taken_at < TAKEN_SECONDS and", "if", DRIVER + "test_statements_that_follow_each_other_ask_the_pool_once[sqlite]"),
     Guard("resting-connection", "and not self._dialect.is_cut_off(pooled.dbapi_connection)", "", DRIVER + "test_a_connection_cut_off_between_two_statements_is_replaced[postgresql]"),

@@ -6,19 +6,22 @@ from __future__ import annotations
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import NamedTuple
 
+import psycopg
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-from tests.servers import OwnPostgreSQL
+import sqlq
+from tests.servers import OwnPostgreSQL, own_postgresql
 from tests.waiting import wait_until
 
 
 class Standby:
-    def __init__(self, primary: OwnPostgreSQL) -> None:
+    def __init__(self, primary: OwnPostgreSQL, name: str = "standby") -> None:
         self._primary = primary
-        self._data = primary.directory / "standby"
-        self._log = str(primary.directory / "standby.log")
+        self._data = primary.directory / name
+        self._log = str(primary.directory / f"{name}.log")
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
         where = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
@@ -36,6 +39,12 @@ class Standby:
 
     def url(self, database: str) -> str:
         return make_url(self._primary.url(database)).set(port=self.port).render_as_string(hide_password=False)
+
+    def list_url(self, database: str, *, first: bool = False, attrs: str = "read-write") -> str:
+        """Return a URL with both servers, this one `first` or last."""
+        ports = (self.port, self._primary.port) if first else (self._primary.port, self.port)
+        named = "&".join(f"host=127.0.0.1:{port}" for port in ports)
+        return f"postgresql+psycopg://postgres@/{database}?{named}&target_session_attrs={attrs}"
 
     def catch_up(self) -> None:
         """Wait until everything that is committed on the primary is here."""
@@ -59,11 +68,38 @@ class Standby:
         with create_engine(url, poolclass=NullPool).connect() as conn:
             return conn.execute(text(question)).scalar_one()
 
+    def configure(self, setting: str, *, of_primary: bool = True) -> None:
+        """Change a setting of the primary, or of this server, while it runs."""
+        url = self._primary.url("postgres") if of_primary else self.url("postgres")
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as conn:
+            conn.execute(f"ALTER SYSTEM SET {setting}".encode())
+            conn.execute("SELECT pg_reload_conf()")
+
+
+class Pair(NamedTuple):
+    """A primary that may be killed, its standby, and the name of a database with our tables."""
+
+    primary: OwnPostgreSQL
+    standby: Standby
+    database: str
+
 
 @contextmanager
-def standby_of(primary: OwnPostgreSQL) -> Iterator[Standby]:
+def pair_of_servers() -> Iterator[Pair]:
+    """Run a primary of its own and a standby beside it."""
+    with own_postgresql() as primary:
+        url = primary.create_database()
+        with closing(sqlq.App(url)) as app:
+            app.migrate()
+        with standby_of(primary) as standby:
+            standby.catch_up()
+            yield Pair(primary, standby, make_url(url).database or "")
+
+
+@contextmanager
+def standby_of(primary: OwnPostgreSQL, name: str = "standby") -> Iterator[Standby]:
     """Run a standby beside a server."""
-    standby = Standby(primary)
+    standby = Standby(primary, name)
     try:
         yield standby
     finally:

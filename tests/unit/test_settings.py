@@ -18,7 +18,15 @@ from sqlalchemy.pool import StaticPool
 import sqlq
 from sqlq.cli.context import Context
 from sqlq.config.command_hint import command
-from sqlq.config.urls import DEFAULT_URL, database_url, listen_url, masked, schema_name
+from sqlq.config.urls import (
+    DEFAULT_URL,
+    database_url,
+    hosts,
+    is_same_place,
+    listen_url,
+    masked,
+    schema_name,
+)
 from sqlq.database.dialects import dialect_at
 from sqlq.database.postgresql.health import role_in
 from sqlq.testing import inline, on_database
@@ -99,6 +107,43 @@ def test_what_is_no_url_is_refused(given: Any) -> None:
         sqlq.errors.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
     ):
         sqlq.App(given)
+
+
+LIST = "postgresql://u@/shop?host=a:5433&host=b&target_session_attrs=read-write"
+
+
+@for_each(
+    ("given", "tried"),
+    [
+        (LIST, ["a:5433", "b:5432"]),
+        ("postgresql://u@/shop?host=a:5433,b:5434", ["a:5433", "b:5434"]),
+        ("postgresql://u@/shop?host=a,b&port=5433,5434", ["a:5433", "b:5434"]),
+        ("postgresql://u@a,b:5433/shop", ["a:5433", "b:5433"]),
+        ("postgresql://u@a,b/shop", ["a:5432", "b:5432"]),
+        ("postgresql://u@a/shop", ["a:5432"]),
+    ],
+)
+def test_a_list_of_hosts_is_read_in_each_of_its_forms(given: str, tried: list[str]) -> None:
+    url = database_url(given)
+    assert hosts(url) == tried
+    options = url.get_dialect()().create_connect_args(url)[1]
+    names, ports = options["host"].split(","), str(options.get("port", "")).split(",")
+    ports = ports * len(names) if len(ports) == 1 else ports
+    assert [f"{name}:{port or 5432}" for name, port in zip(names, ports, strict=True)] == tried
+
+
+def test_a_list_of_hosts_is_shown_as_it_was_written() -> None:
+    assert masked(database_url(LIST)) == LIST.replace("postgresql:", "postgresql+psycopg:")
+    assert command("status", database_url(LIST)).count("host=a:5433&host=b&") == 1
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"database\?host=a:5432&host=b:5432&target_"):
+        database_url("postgresql://u@a:5433,b:5432/shop")
+
+
+def test_a_host_of_a_list_is_the_same_place() -> None:
+    named = database_url(LIST)
+    assert is_same_place(named, database_url("postgresql://other@b/shop"))
+    for other in ("postgresql://u@a/shop", "postgresql://u@b/other", "mariadb://u@b:5432/shop"):
+        assert not is_same_place(named, database_url(other)), other
 
 
 def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, to_do
+from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, span, to_do
 from sqlq.admin.doctor.mariadb import MariaDBChecks
 from sqlq.admin.doctor.postgresql import PostgreSQLChecks
 from sqlq.admin.doctor.queue import QueueChecks
 from sqlq.admin.doctor.sqlite import DAMAGED, FileChecks
 from sqlq.config.durations import readable
-from sqlq.config.urls import masked
+from sqlq.config.urls import masked, read_url
+from sqlq.database.database import Database
 from sqlq.database.dialects import missing_grant, refusal
 from sqlq.errors import SqlqError
 from sqlq.schema import version
@@ -42,7 +43,7 @@ class Doctor(Checks):
         place = PLACES[self._database.dialect.name](self._database, deep=self._deep)
         queue = QueueChecks(self._database)
         found += self._each(*place.in_general())
-        found += self._each(self.migrations)
+        found += self._each(self.replica, self.migrations)
         if found[-1].verdict is not Verdict.OK:
             return found
         found += self._each(*place.of_tables())
@@ -90,6 +91,15 @@ class Doctor(Checks):
         took = readable((time.monotonic() - began) * 1000)
         name = self._database.dialect.title
         return ok(f"{masked(self._database.engine.url)}, {name} {number}, connected in {took}")
+
+    def replica(self) -> Iterator[Answer]:
+        url = read_url(of=self._database.engine.url)
+        if url is None:
+            return
+        with Database.open(url, self._database.requested_schema) as other, reading(other) as conn:
+            seconds = other.dialect.burden(conn).behind_seconds
+        behind = "" if seconds is None else f", {span(seconds)} behind"
+        yield ok(f"looks read from {masked(url)}{behind}")
 
     def migrations(self) -> Iterator[Answer]:
         schema = self._database.schema

@@ -101,6 +101,19 @@ class ServerChecks(PlaceChecks):
             yield ok(said)
 
 
+def in_units(number: float) -> str:
+    """Write a number of bytes the way a person would.
+
+    >>> in_units(3 << 20)
+    '3 MiB'
+    """
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
+
+
 def span(seconds: float) -> str:
     return readable(max(0.0, seconds) * 1000)
 

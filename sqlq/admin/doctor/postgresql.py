@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from sqlq.admin.doctor.finding import Answer, ServerChecks, check, ok, span, to_do
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqlq.admin.doctor.finding import Answer, ServerChecks, check, counted, in_units, ok, span, to_do
 from sqlq.config.constants import LOOKOUT_MS
 from sqlq.config.durations import readable, written
+from sqlq.config.urls import hosts
+from sqlq.database.database import LOOKS, Database
+from sqlq.database.dialects import refusal
 from sqlq.database.postgresql import health as healths
 from sqlq.store.health import health
 
@@ -16,6 +21,13 @@ OLD_TRANSACTION_S = 300.0
 VERY_OLD_TRANSACTION_S = 3_600.0
 DEAD_ROWS = 50_000
 LISTEN_SECONDS = 2.0
+WEAK = {
+    "off": "a crash of the server can lose the jobs acknowledged in its last moments",
+    "local": "commits wait for no standby, so that a failover can lose acknowledged jobs",
+    "remote_write": "a standby that crashes may lose acknowledged jobs, since it need not have them on disk",
+}
+"""The danger to jobs at each value of synchronous_commit below on."""
+MEND_COMMITS = "set synchronous_commit = on for the roles that enqueue, if no job may be lost"
 
 
 class PostgreSQLChecks(ServerChecks):
@@ -25,8 +37,9 @@ class PostgreSQLChecks(ServerChecks):
     room = "raise max_connections, or put a pooler before the server"
 
     def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
-        of_server = (self.primary, self.durability, self.connections, self.autovacuum, self.schemas)
-        return *of_server, self.transactions, self.prepared, self.slots, self.listen
+        of_server = (self.primary, self.hosts, self.durability, self.standbys, self.connections)
+        more = (self.autovacuum, self.schemas, self.transactions, self.prepared, self.slots, self.listen)
+        return *of_server, *more
 
     def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         return (self.dead_rows,)
@@ -34,9 +47,10 @@ class PostgreSQLChecks(ServerChecks):
     def primary(self) -> Iterator[Answer]:
         standby = self._ask(healths.is_standby)
         read_only = self._ask(healths.setting, "default_transaction_read_only") == "on"
+        node = self._ask(healths.node)
         if standby:
             yield to_do(
-                "this server is a standby: nothing can be enqueued or claimed here",
+                f"the server {node} is a standby: nothing can be enqueued or claimed here",
                 "name the primary in the URL",
             )
         elif read_only:
@@ -45,7 +59,33 @@ class PostgreSQLChecks(ServerChecks):
                 "ALTER ROLE … RESET default_transaction_read_only",
             )
         else:
-            yield ok("the server takes writes")
+            yield ok(f"the server {node} takes writes")
+
+    def hosts(self) -> Iterator[Answer]:
+        url = self._database.engine.url
+        if len(names := hosts(url)) == 1:
+            return
+        if url.query.get("target_session_attrs") not in ("read-write", "primary"):
+            yield check(
+                f"the URL names {len(names)} hosts and takes the first that answers, also a standby",
+                "add target_session_attrs=read-write to the URL",
+            )
+        if self._database.address is None or self._database.address.engine is not None:
+            return  # that connects in a way of its own
+        alone = url.difference_update_query(["host", "port", "target_session_attrs"])
+        found = []
+        for name in names:
+            host, _, port = name.rpartition(":")
+            try:
+                with (
+                    Database.open(alone.set(host=host, port=int(port)), use=LOOKS) as one,
+                    health.reading(one) as conn,
+                ):
+                    found.append(f"{name} is a {'standby' if healths.is_standby(conn) else 'primary'}")
+            except SQLAlchemyError as error:
+                yield check(f"the host {name} does not answer: {refusal(error)}", "start it, or take it out")
+        if found:
+            yield ok("; ".join(found))
 
     def durability(self) -> Iterator[Answer]:
         names = ("synchronous_commit", "fsync", "full_page_writes")
@@ -60,14 +100,38 @@ class PostgreSQLChecks(ServerChecks):
                 "full_page_writes is off: a crash of the machine can damage tables",
                 "set full_page_writes = on",
             )
-        elif commit == "off":
+        elif commit in WEAK:
+            yield check(f"synchronous_commit is {commit}: {WEAK[commit]}", MEND_COMMITS)
+        else:
+            weak = self._ask(healths.weak_commits)
+            for who, level in weak:
+                yield check(f"synchronous_commit is {level} for {who}: {WEAK[level]}", MEND_COMMITS)
+            if not weak:
+                yield ok(f"fsync is on, synchronous_commit is {commit}")
+
+    def standbys(self) -> Iterator[Answer]:
+        if self._ask(healths.is_standby):
+            return
+        names = self._ask(healths.setting, "synchronous_standby_names")
+        found = self._ask(healths.standbys)
+        if any(each.sync is None for each in found):
+            yield check("could not look at the standbys", "GRANT pg_read_all_stats to the role in the URL")
+        elif any(each.sync in ("sync", "quorum") for each in found):
+            yield ok(f"commits wait for a standby (synchronous_standby_names is {names})")
+        elif names:
+            yield to_do(
+                f"commits wait for a standby that is away (synchronous_standby_names is {names}): no job is "
+                "acknowledged",
+                "start it, or take it out of synchronous_standby_names",
+            )
+        elif found:
             yield check(
-                "synchronous_commit is off: a crash of the server can lose the jobs acknowledged in its "
-                "last moments",
-                "set it on for the roles that enqueue, if no job may be lost",
+                f"{counted(len(found), 'standby follows', 'standbys follow')}, and commits wait for none: a "
+                "failover loses the jobs acknowledged in its last moments",
+                "set synchronous_standby_names; with Patroni synchronous_mode and synchronous_mode_strict",
             )
         else:
-            yield ok(f"fsync is on, synchronous_commit is {commit}")
+            yield ok("no standby follows this server")
 
     def autovacuum(self) -> Iterator[Answer]:
         on = all(self._ask(healths.setting, name) == "on" for name in ("autovacuum", "track_counts"))
@@ -124,15 +188,21 @@ class PostgreSQLChecks(ServerChecks):
             yield ok("no prepared transaction was forgotten")
 
     def slots(self) -> Iterator[Answer]:
-        idle = self._ask(healths.idle_slots)
-        for name, age in idle:
+        idle = [
+            each
+            for each in self._ask(healths.slots)
+            if not each.active and (each.bytes, each.transactions) != (None, None)
+        ]
+        for each in idle:
+            kept = [] if each.bytes is None else [f"{in_units(each.bytes)} of WAL"]
+            if each.transactions is not None:
+                kept.append(f"the dead rows of the last {each.transactions:,} transactions")
             yield check(
-                f"the replication slot {name} is idle, and keeps the dead rows of the last {age:,} "
-                "transactions",
-                f"start its replica, or SELECT pg_drop_replication_slot('{name}')",
+                f"the replication slot {each.name} is idle, and keeps {' and '.join(kept)}",
+                f"start its replica, or SELECT pg_drop_replication_slot('{each.name}')",
             )
         if not idle:
-            yield ok("no idle replication slot holds back vacuum")
+            yield ok("no idle replication slot holds back vacuum or WAL")
 
     def listen(self) -> Iterator[Answer]:
         began = time.monotonic()

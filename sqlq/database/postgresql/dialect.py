@@ -104,7 +104,11 @@ class PostgreSQL(Dialect):
         return ask(sql.claim(schema, by.follow_ups is not None, order == "newest"), given)
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        return ask(sql.due_in(schema, names is None), {} if names is None else {"names": list(names)})
+        given = {} if names is None else {"names": list(names)}
+        rows = ask(sql.due_in(schema, names is None) + sql.IF_READ_ONLY, given)
+        if any(queue is None for queue, _ in rows):
+            ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
+        return rows
 
     def look(
         self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
@@ -183,7 +187,7 @@ class PostgreSQL(Dialect):
                 conn.execute(_SET, {"setting": setting, "ms": str(ms)})
 
     def refuse_standby(self, conn: Connection) -> None:
-        conn.execute(_TRANSACTION_ID)  # a standby has none, and refuses it like a write
+        conn.exec_driver_sql(_REFUSE_STANDBY)
 
     def stricter_isolation(self, conn: Connection) -> str | None:
         level = str(conn.scalar(text("SELECT pg_catalog.current_setting('transaction_isolation')")))
@@ -357,7 +361,12 @@ _TCP_ENDS = {
 one of these options libpq ignores it."""
 _MIGRATIONS = int.from_bytes(b"sqlq")
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
-_TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
+_REFUSE_STANDBY = """
+DO $$ BEGIN
+  IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
+    RAISE SQLSTATE '25006' USING MESSAGE = 'the server is read-only';
+  END IF;
+END $$"""
 
 
 def _state_of(error: BaseException | None) -> str:

@@ -36,6 +36,29 @@ def is_standby(conn: Connection) -> bool:
     return bool(_asked(conn, "SELECT pg_is_in_recovery()").scalar())
 
 
+def node(conn: Connection) -> str:
+    """Return the host and port that answer: one of those in the URL."""
+    info: Any = conn.connection.driver_connection.info  # type: ignore[union-attr]  # it is connected
+    return f"{info.host}:{info.port}"
+
+
+def weak_commits(conn: Connection) -> list[tuple[str, str]]:
+    """Return the roles and databases whose own setting has commits wait for less than the standby's disk, and
+    that setting."""
+    rows = _asked(
+        conn,
+        "SELECT concat_ws(' in ', 'the role ' || quote_ident(r.rolname), 'the database ' || d.datname), "
+        "split_part(c.said, '=', 2) FROM pg_catalog.pg_db_role_setting s "
+        "LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.setrole "
+        "LEFT JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase "
+        "CROSS JOIN LATERAL unnest(s.setconfig) AS c (said) "
+        "WHERE split_part(c.said, '=', 1) = 'synchronous_commit' "
+        "AND split_part(c.said, '=', 2) = ANY (ARRAY['off', 'local', 'remote_write']) "
+        "AND coalesce(d.datname, current_database()) = current_database() ORDER BY 1 LIMIT 5",
+    )
+    return [(who, level) for who, level in rows]
+
+
 def connections(conn: Connection) -> tuple[int, int]:
     """Return the number of client connections, and their limit without those reserved for superusers."""
     used, limit = _asked(
@@ -100,16 +123,6 @@ def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tupl
     return [(row[0], float(row[1])) for row in rows]
 
 
-def idle_slots(conn: Connection) -> list[tuple[str, int]]:
-    """Return the inactive replication slots that hold back vacuum, with the number of transactions."""
-    rows = _asked(
-        conn,
-        "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
-        "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5",
-    )
-    return [(row[0], int(row[1])) for row in rows]
-
-
 def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None without statistics of it."""
     row = _asked(
@@ -162,32 +175,39 @@ class Slot(NamedTuple):
     name: str
     active: bool
     bytes: int | None
+    transactions: int | None
+    """The number of transactions whose dead rows it keeps from being removed."""
 
 
 def slots(conn: Connection) -> list[Slot]:
     rows = _asked(
         conn,
-        f"SELECT slot_name, active, pg_wal_lsn_diff({_WRITTEN}, restart_lsn)::bigint "
-        "FROM pg_catalog.pg_replication_slots ORDER BY 3 DESC NULLS LAST LIMIT 20",
+        f"SELECT slot_name, active, pg_wal_lsn_diff({_WRITTEN}, restart_lsn)::bigint, "
+        "greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
+        "ORDER BY 3 DESC NULLS LAST LIMIT 20",
     )
     return [Slot(*row) for row in rows]
 
 
 class Standby(NamedTuple):
-    """A standby that streams from this server, and its lag. None for what the role may not see."""
+    """A standby that streams from this server, its lag, and whether commits wait for it ("sync" or "quorum").
+    None for what the role may not see."""
 
     name: str | None
     state: str | None
     seconds: float | None
     bytes: int | None
+    sync: str | None
 
 
 def standbys(conn: Connection) -> list[Standby]:
     rows = _asked(
         conn,
         "SELECT application_name, state, EXTRACT(epoch FROM replay_lag)::float, "
-        f"pg_wal_lsn_diff({_WRITTEN}, replay_lsn)::bigint "
-        "FROM pg_catalog.pg_stat_replication ORDER BY 4 DESC NULLS LAST LIMIT 20",
+        f"pg_wal_lsn_diff({_WRITTEN}, replay_lsn)::bigint, sync_state "
+        "FROM pg_catalog.pg_stat_replication r WHERE NOT EXISTS (SELECT 1 "
+        "FROM pg_catalog.pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical') "
+        "ORDER BY 4 DESC NULLS LAST LIMIT 20",
     )
     return [Standby(*row) for row in rows]
 
@@ -273,7 +293,24 @@ def last_id(conn: Connection) -> int | None:
     return found
 
 
+def behind(conn: Connection) -> float | None:
+    """Return how many seconds this standby is behind. None on a primary.
+
+    It is 0 where it receives, and has replayed all of it. Otherwise it is the age of the last commit that it
+    replayed."""
+    found = _asked(
+        conn,
+        "SELECT CASE WHEN pg_is_in_recovery() THEN CASE WHEN "
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_stat_wal_receiver) "
+        "AND pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0 ELSE "
+        "EXTRACT(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()) END END",
+    ).scalar()
+    return None if found is None else float(found)
+
+
 def burden(conn: Connection) -> Burden:
+    if is_standby(conn):  # its statistics are not those of the primary's tables
+        return Burden(behind_seconds=behind(conn))
     oldest = old_transactions(conn)
     return Burden(dead_rows(conn), oldest[0].seconds if oldest else 0.0)
 

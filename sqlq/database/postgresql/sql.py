@@ -6,7 +6,7 @@ from __future__ import annotations
 from sqlalchemy.dialects import postgresql
 
 from sqlq.database.dialect import claimed_columns
-from sqlq.schema.qualify import written
+from sqlq.schema.qualify import in_catalog, written
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
 
@@ -92,6 +92,12 @@ SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp())
 """
 
 
+IF_READ_ONLY = in_catalog(
+    " UNION ALL SELECT NULL, NULL WHERE current_setting('transaction_read_only') = 'on'\n"
+)
+"""Adds a row without a queue where the server takes no writes, so that its look may be out of date."""
+
+
 _FOLLOW_UPS = "".join(
     f""",
        {column}=coalesce({column}, CAST(%(follow_ups)s AS pg_catalog.json) -> task ->> '{column}')"""
@@ -114,7 +120,8 @@ SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
                 FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
-       %(channel)s = ANY (SELECT pg_listening_channels()),
+       CASE WHEN current_setting('transaction_read_only') = 'off'
+            THEN %(channel)s = ANY (SELECT pg_listening_channels()) END,
        CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
             SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
              WHERE seen_at > (statement_timestamp()

@@ -194,6 +194,7 @@ class Vitals(NamedTuple):
     oldest_transaction_seconds: float | None
     wal_bytes: int | None
     unpurged_transactions: int | None
+    behind_seconds: float | None
 
 
 def vitals(conn: Connection) -> Vitals:

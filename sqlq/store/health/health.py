@@ -147,7 +147,9 @@ def hears(database: Database, *, seconds: float) -> bool | None:
         try:
             listening.exec_driver_sql(f'LISTEN "{channel}"')
             deadline = time.monotonic() + seconds
-            _asked(calling, "SELECT pg_notify(:channel, '')", channel=channel)
+            # it waits for no standby that is away
+            notify = "SELECT pg_notify(:channel, ''), set_config('synchronous_commit', 'off', true)"
+            _asked(calling, notify, channel=channel)
             while (left := deadline - time.monotonic()) > 0:
                 if any(
                     notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)

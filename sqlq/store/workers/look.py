@@ -31,8 +31,8 @@ class Look(NamedTuple):
 
     due: dict[str, float]
     """As `due_in` returns it."""
-    listens: bool
-    """Whether the connection that polled receives notifications."""
+    listens: bool | None
+    """Whether the connection that polled receives notifications; None where its server takes no writes."""
     hosts: int | None
     """The number of hosts that poll, this one included; None where that was not queried."""
     expired: bool | None

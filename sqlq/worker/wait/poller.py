@@ -289,6 +289,8 @@ class Poller:
         if asks_for_maintenance:
             # anew each time, so that hosts do not query together
             self._maintenance_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
+        if found.listens is None:  # once a primary, perhaps: what it shows is not what is there now
+            self._database.dialect.refuse_standby(conn)  # guard: a-demoted-primary-is-left
         self._last_look.note(leases=asks_for_maintenance)
         self._looked(found, answered)
         waits = [ms / 1000 for ms in found.due.values()]

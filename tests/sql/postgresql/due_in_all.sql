@@ -20,5 +20,6 @@ SELECT queue, CAST(EXTRACT(EPOCH FROM pg_catalog.min(available_at) OPERATOR(pg_c
   FROM levels
  WHERE NOT EXISTS (SELECT 1 FROM public.sqlq_queues q
                     WHERE q.queue OPERATOR(pg_catalog.=) levels.queue AND q.paused_at IS NOT NULL)
- GROUP BY queue;
+ GROUP BY queue
+ UNION ALL SELECT NULL, NULL WHERE pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on';
 

@@ -29,7 +29,8 @@ SELECT queue, CAST(EXTRACT(EPOCH FROM pg_catalog.min(available_at) OPERATOR(pg_c
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM pg_catalog.min(next_at) OPERATOR(pg_catalog.-) pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000 AS double precision)
                 FROM public.sqlq_schedules WHERE next_at IS NOT NULL),
-       %(channel)s OPERATOR(pg_catalog.=) ANY (SELECT pg_catalog.pg_listening_channels()),
+       CASE WHEN pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+            THEN %(channel)s OPERATOR(pg_catalog.=) ANY (SELECT pg_catalog.pg_listening_channels()) END,
        CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
             SELECT pg_catalog.count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM public.sqlq_workers
              WHERE seen_at OPERATOR(pg_catalog.>) (pg_catalog.statement_timestamp()

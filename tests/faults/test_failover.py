@@ -1,0 +1,153 @@
+"""A machine dies: the primary is gone, its standby is promoted, and a list of hosts leads everybody there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import NullPool, create_engine, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import sqlq
+from tests.faces.command import Command
+from tests.faults.load import Load, readable_log
+from tests.faults.processes import worker_process
+from tests.faults.scorecard import record
+from tests.faults.standby import Pair, pair_of_servers, standby_of
+from tests.servers import OwnPostgreSQL
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+RESUME_SECONDS = 15.0
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with pair_of_servers() as pair:
+        yield pair
+
+
+def test_workers_go_on_when_the_primary_is_killed_and_its_standby_promoted(
+    tmp_path: Path, pair: Pair
+) -> None:
+    primary, standby, name = pair
+    standby.configure("synchronous_standby_names = '*'")
+    url = standby.list_url(name)
+    with (
+        Load(tmp_path / "work", url) as load,
+        worker_process(load.folder, "work:app", url, "-p", "2", "--lease", "10s") as worker,
+    ):
+        load.start()
+        wait_until(lambda: len(load.ran()) >= 50, timeout=30, what="the first jobs done")
+        before = worker.children()
+        primary.kill()
+        killed = time.monotonic()
+        wait_until(lambda: worker.said("does not answer"), timeout=30, what="the worker saying what it met")
+        acknowledged = len(load.acknowledged)
+        standby.promote()
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        outage = time.monotonic() - killed
+        wait_until(lambda: len(load.acknowledged) >= acknowledged + 50, timeout=30, what="enqueues going on")
+        load.demand_everything_done()
+        assert worker.children() == before, "no process was started anew"
+        assert load.ran_again() == 0
+        assert max(resumed) < RESUME_SECONDS
+        lines = readable_log(worker, most=30)
+        assert worker.stop() == 0
+        figures = {"refused": load.refused, "ran_again": 0, "log_lines": lines, "outage": round(outage, 2)}
+        record(
+            "the primary is killed and its standby promoted",
+            lost=0,
+            cases=len(load.acknowledged),
+            resume_seconds=resumed,
+            **figures,
+        )
+
+
+def test_a_worker_leaves_a_primary_that_was_demoted(tmp_path: Path, pair: Pair) -> None:
+    """It still answers, breaks no connection, and shows no new job."""
+    _, standby, name = pair
+    url = standby.list_url(name)
+    with Load(tmp_path / "work", url) as load, worker_process(load.folder, "work:app", url) as worker:
+        load.enqueue()
+        wait_until(load.ran, timeout=30, what="the first job done")
+        standby.catch_up()
+        standby.configure("default_transaction_read_only = on")
+        standby.promote()
+        with closing(sqlq.App(url)) as app:
+            app.enqueue(load.note.new(2))
+        began = time.monotonic()
+        wait_until(lambda: len(load.ran()) == 2, timeout=10, what="the job of the new primary")
+        record("a demoted primary is left", resume_seconds=[time.monotonic() - began])
+        assert worker.stop() == 0
+        assert "Traceback" not in worker.log.read_text()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_app_and_what_callers_bring_go_by_a_list_of_hosts(
+    restartable_postgresql: OwnPostgreSQL, database_url: str
+) -> None:
+    name = make_url(database_url).database or ""
+    with standby_of(restartable_postgresql) as standby:
+        url = standby.list_url(name, first=True)
+        engine = create_engine(url, poolclass=NullPool)
+        for_async = create_async_engine(url.replace("+psycopg", "+asyncpg"), poolclass=NullPool)
+        with warnings.catch_warnings(), closing(sqlq.App(url)) as app:
+            warnings.simplefilter("error")
+            task = app.task(name="t")(lambda: 7)
+            with psycopg.connect(restartable_postgresql.url(name).replace("+psycopg", "")) as theirs:
+                app.enqueue(task.new(), session=theirs)
+            with engine.begin() as conn:
+                app.enqueue(task.new(), session=conn)
+
+            async def awaited() -> None:
+                async with for_async.begin() as conn:
+                    await app.aenqueue(task.new(), session=conn)
+                await for_async.dispose()
+
+            asyncio.run(awaited())
+            with app.worker():
+                assert app.result(app.enqueue(task.new()), "30s") == 7
+            for given in (engine, for_async):
+                with closing(sqlq.App(engine=given)) as beside:
+                    assert len(beside.jobs.list()) == 4
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_each_command_takes_a_list_of_hosts_and_says_in_one_sentence_what_is_wrong_with_it(
+    tmp_path: Path, restartable_postgresql: OwnPostgreSQL, database_url: str
+) -> None:
+    name = make_url(database_url).database or ""
+    with standby_of(restartable_postgresql) as standby:
+        both = standby.list_url(name, first=True)
+        command = Command(tmp_path, SQLQ_DATABASE_URL=both)
+        for words in (
+            *(["migrate"], ["status"], ["jobs"], ["failed"], ["queues"], ["workers"], ["limits"], ["flows"]),
+            *(["schedules"], ["doctor", "--sizes"], ["metrics"], ["queues", "pause", "mail"]),
+            *(["-a", "shop:app", "enqueue", "shop.where"], ["-a", "shop:app", "work", "--drain"]),
+        ):
+            done = command(*words)
+            assert done.code == 0, done
+        assert f":{standby.port}" not in command("doctor").out.splitlines()[0].partition("at ")[2]
+        standbys = both.replace(f"host=127.0.0.1:{restartable_postgresql.port}&", "")
+        wrong = both.replace(f"127.0.0.1:{restartable_postgresql.port}", "nowhere.invalid")
+        for url in (standbys, wrong):
+            for words in (["status"], ["-a", "shop:app", "work", "--drain"]):
+                said = Command(tmp_path, SQLQ_DATABASE_URL=url)(*words).sentence()
+                assert "read-only" in said
+                assert "primary" in said
+                assert ("nowhere.invalid" in said) is (url == wrong)
+        beside = standby_of(restartable_postgresql, "other")
+        with beside as other:
+            url = standbys.replace("&target", f"&host=127.0.0.1:{other.port}&target")
+            said = Command(tmp_path, SQLQ_DATABASE_URL=url)("status").sentence()
+            assert [f"{each.port}: session is read-only" in said for each in (standby, other)] == [True] * 2
+        unknown = "postgresql://postgres@/x?host=nowhere.invalid&host=nobody.invalid"
+        said = Command(tmp_path, SQLQ_DATABASE_URL=unknown)("status").sentence()
+        assert "check the host in the URL" in said
