@@ -324,9 +324,12 @@ class Database:
         return version.effective_schema(conn, self._schema or known)  # guard: own-schema-first
 
     def require_version(self) -> None:
-        """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on."""
+        """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on, and for one that
+        breaks a promise."""
         with self.patience, self._open() as conn:
             self.require_version_of(conn)
+            if why := self.dialect.unfit(conn):  # guard: servers-that-break-promises-are-refused
+                raise UnsupportedDatabaseError(f"sqlq does not run on {masked(self.engine.url)}: {why}")
 
     def require_version_of(self, conn: Connection) -> None:
         """Do the same for a connection, perhaps a caller's, without a query."""
@@ -348,7 +351,12 @@ class Database:
     def _open(self) -> Connection:
         self._may_connect()
         self._driver.close()  # one thread needs one connection only
-        conn = self.engine.connect()
+        try:
+            conn = self.engine.connect()
+        except AssertionError as error:  # SQLAlchemy's, of a server that is no PostgreSQL
+            raise UnsupportedDatabaseError(
+                f"sqlq does not run on {masked(self.engine.url)}: {error}"
+            ) from None
         conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
         return self.dialect.transactional(conn)
 

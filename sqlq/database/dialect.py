@@ -188,6 +188,9 @@ class Dialect:
     """Return the indexes of our tables, and whether queries can use each."""
     last_id: Callable[[Connection], int | None]
     """Return the newest id that the database has given a job, kept or not; None where that is unknown."""
+    unfit: Callable[[Connection], str | None] = staticmethod(lambda conn: None)
+    """Return why this server breaks a promise of sqlq's, though it speaks like a supported one. None if it
+    does not."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
 

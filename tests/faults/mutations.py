@@ -551,6 +551,7 @@ GUARDS = [
     Guard("useless-connections", None, '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
     Guard("where-to-read-goes-with-the-database", "or same else", "or True else", "tests/faces/test_cli_replica.py::test_a_replica_of_another_database_is_passed_over[postgresql]"),
     Guard("a-replica-decides-nothing", "reading.own", "reading.app", "tests/faces/test_cli_replica.py::test_the_dashboard_shows_the_replica_and_acts_on_what_the_database_has"),
+    Guard("servers-that-break-promises-are-refused", "why :=", "False and", "tests/conformance/test_engines_refused.py::test_a_database_with_a_multi_master_extension_is_refused[postgresql-spock]"),
     Guard("a-demoted-primary-is-left", None, "pass", FAILOVER + "test_a_worker_leaves_a_primary_that_was_demoted"),
     Guard("an-empty-look-is-a-primarys", None, "pass", FAILOVER + "test_a_worker_leaves_a_primary_that_was_demoted"),
     Guard("standby-is-not-believed", None, "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),

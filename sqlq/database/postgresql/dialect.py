@@ -88,7 +88,7 @@ class PostgreSQL(Dialect):
     which_server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
     _insert = staticmethod(postgresql.insert)
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
-    last_id = staticmethod(health.last_id)
+    last_id, unfit = staticmethod(health.last_id), staticmethod(health.unfit)
     # a row that the statement updated has its transaction there
     has_met = literal_column(in_catalog("xmax <> 0"))
 

@@ -32,6 +32,19 @@ def setting(conn: Connection, name: str) -> str:
     return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
 
 
+def unfit(conn: Connection) -> str | None:
+    if "-YB-" in str(_asked(conn, "SELECT version()").scalar()):
+        return "YugabyteDB does not notify workers, and its SKIP LOCKED may wait for a locked row"
+    several = _asked(
+        conn,
+        "SELECT min(extname::text) FROM pg_catalog.pg_extension "
+        "WHERE extname::text = ANY (ARRAY['bdr', 'pgactive', 'spock'])",
+    ).scalar()
+    if several is None:
+        return None
+    return f"with the extension {several} several servers take writes, and two of them may claim the same job"
+
+
 def is_standby(conn: Connection) -> bool:
     return bool(_asked(conn, "SELECT pg_is_in_recovery()").scalar())
 
