@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _COMMANDS: Final = {
+    "init": "Begin to use sqlq in the project here.",
     "migrate": "Create the tables, or bring them up to this version.",
     "work": "Run jobs until stopped.",
     "enqueue": "Enqueue a job of TASK with ARGS.",

@@ -37,6 +37,7 @@ finally:
     )
     assert done.stderr.strip() == "[]"
     assert re.findall(r"^  (\w+)  ", done.stdout.split("Commands:")[1], re.MULTILINE) == [
+        "init",
         "migrate",
         "work",
         "enqueue",

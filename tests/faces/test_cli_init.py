@@ -1,0 +1,202 @@
+"""`sqlq init` in projects of each kind, and in folders that it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.faces.command import Command, Done
+from tests.faces.test_cli_jobs import obey_permissions
+
+FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"
+KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
+    "an empty folder": ({}, "plain Python", "tasks:app"),
+    "a module": ({"shop.py": "x = 1\n", "README.md": "shop\n"}, "plain Python", "tasks:app"),
+    "a package": ({"shop/__init__.py": "", "tests/__init__.py": ""}, "plain Python", "shop.tasks:app"),
+    "Flask by its import": (
+        {"web.py": FLASK, "pyproject.toml": '[project]\nname = "x"'},
+        "Flask",
+        "tasks:queue",
+    ),
+    "FastAPI by its name": (
+        {"pyproject.toml": '[project]\nname = "x"\nversion = "1"\ndependencies = ["fastapi>=0.100"]\n'},
+        *("FastAPI", "tasks:queue"),
+    ),
+    "FastAPI in requirements": ({"requirements.txt": "FastAPI\nhttpx\n"}, "FastAPI", "tasks:queue"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Command:
+    """`sqlq` in a folder with nothing in it."""
+    run = Command(tmp_path)
+    (tmp_path / "shop.py").unlink()
+    return run
+
+
+def make(run: Command, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        file = run.directory / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (each for each in folder.rglob("*") if each.is_file() and ".git/" not in str(each))
+    return {str(each.relative_to(folder)): each.read_text() for each in files}
+
+
+def python(run: Command, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=run.directory,
+        env=run.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("kind", KINDS)
+def test_init_writes_a_task_and_a_test_that_passes(project: Command, kind: str) -> None:
+    files, title, app = KINDS[kind]
+    make(project, files)
+    said = project.ok("init", "--yes")
+    assert said.startswith(f"a project of {title}\n")
+    after = contents(project.directory)
+    added = {name: text for name, text in after.items() if name not in files}
+    assert all(after[name].startswith(text) for name, text in files.items()), "what was there stays"
+    for text in added.values():
+        assert all(line.strip() in said for line in text.splitlines()), "what is shown is what is written"
+    table = tomllib.loads(after["pyproject.toml"])["tool"]["sqlq"]
+    assert table == {"app": app, "database-url": "sqlite:///dev.db"}
+    (test,) = (name for name in added if "test_" in name)
+    assert "1 passed" in python(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
+
+
+def test_the_steps_that_init_names_run(project: Command) -> None:
+    steps = project.ok("init", "--yes").partition("now run: ")[2].splitlines()
+    migrate, enqueue, work, test = (step.split() for step in steps)
+    assert (migrate, test) == (["sqlq", "migrate"], ["python", "-m", "pytest", "test_tasks.py"])
+    project.ok(*migrate[1:])
+    assert project.ok(*enqueue[1:]).startswith("enqueued job 1: tasks.greet in queue default")
+    assert "1 completed" in project(*work[1:]).err
+    assert project.ok("show", "1", "--result") == '"Hello, Ada!"\n'
+
+
+def test_init_in_a_project_of_django(project: Command) -> None:
+    python(project, "-m", "django", "startproject", "site_", ".")
+    python(project, "manage.py", "startapp", "shop")
+    said = project.ok("init", "--yes")
+    assert said.startswith("a project of Django\n\nshop/tasks.py:\n")
+    settings = project.directory / "site_" / "settings.py"
+    settings.write_text(settings.read_text() + '\nINSTALLED_APPS += ["shop", "sqlq.django"]\n')
+    first, *steps = said.partition("and run: ")[2].splitlines()
+    for step in (first, *steps):
+        words = step.split()
+        assert words[0] == "python"
+        said = python(project, *words[1:])
+    assert "Ran 1 test" in said
+    assert "OK" in said
+
+
+def refused(done: Done) -> str:
+    assert done.code == 1, done
+    (line,) = done.err.splitlines()
+    assert line.startswith("sqlq: ")
+    return line.removeprefix("sqlq: ")
+
+
+REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
+    "foreign": (
+        {"package.json": "{}"},
+        "holds no Python project: run init where pyproject.toml or manage.py",
+    ),
+    "there already": ({"tasks.py": "x = 1\n"}, "tasks.py is there already, and init overwrites nothing"),
+    "a test there already": ({"test_tasks.py": ""}, "test_tasks.py is there already"),
+    "with the table": (
+        {"pyproject.toml": '[tool.sqlq]\napp = "a:b"\n'},
+        "pyproject.toml has [tool.sqlq] already",
+    ),
+    "no TOML": ({"pyproject.toml": "[project\n"}, "this project cannot be read: "),
+    "Django without an app": ({"manage.py": ""}, "this Django project has no app yet"),
+}
+
+
+@pytest.mark.parametrize("folder", REFUSED)
+def test_init_refuses_in_a_sentence_and_writes_nothing(project: Command, folder: str) -> None:
+    files, sentence = REFUSED[folder]
+    make(project, files)
+    said = refused(project("init", "--yes"))
+    assert sentence in said
+    assert said.endswith("nothing was written") or "cannot be read" in said
+    assert not project("init").out, "only the sentence"
+    assert contents(project.directory) == files
+
+
+def test_init_twice_is_one_sentence(project: Command) -> None:
+    project.ok("init", "--yes")
+    before = contents(project.directory)
+    assert refused(project("init", "--yes")) == (
+        f"{project.directory}/pyproject.toml has [tool.sqlq] already: nothing was written"
+    )
+    assert contents(project.directory) == before
+
+
+def test_init_shows_what_it_would_write_where_nobody_can_confirm(project: Command) -> None:
+    done = project("init")
+    assert refused(done) == "nobody is here to confirm: write this; nothing was done; --yes goes without"
+    assert "tasks.py:\n    import sqlq\n" in done.out
+    assert contents(project.directory) == {}
+
+
+def test_init_leaves_uncommitted_changes_alone(project: Command) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    make(project, {"pyproject.toml": '[project]\nname = "x"\nversion = "1"\n'})
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], cwd=project.directory, check=True)
+    with (project.directory / "pyproject.toml").open("a") as file:
+        file.write("# more\n")
+    assert refused(project("init", "--yes")) == (
+        "pyproject.toml has changes that are not committed: commit them first: nothing was written"
+    )
+    subprocess.run([*git, "commit", "-q", "-a", "-m", "y"], cwd=project.directory, check=True)
+    project.ok("init", "--yes")
+
+
+@pytest.mark.parametrize("made", [(), ("pyproject.toml",)], ids=["a folder", "a file"])
+def test_init_without_rights_writes_nothing(project: Command, made: tuple[str, ...]) -> None:
+    make(project, dict.fromkeys(made, '[project]\nname = "x"\nversion = "1"\n'))
+    locked = [project.directory / name for name in made] or [project.directory]
+    before = contents(project.directory)
+    for each in locked:
+        each.chmod(0o555)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sqlq", "init", "--yes"],
+            cwd=project.directory,
+            env=project.environment,
+            preexec_fn=obey_permissions if os.geteuid() == 0 else None,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        for each in locked:
+            each.chmod(0o755)
+    said = refused(Done(done.returncode, done.stdout, done.stderr))
+    assert said.endswith(": Permission denied: nothing was written")
+    assert contents(project.directory) == before
