@@ -119,8 +119,12 @@ def test_a_recipe_debounces(names: dict[str, Any], app: sqlq.App) -> None:
     index: dict[int, str | None] = {}
     names["search"] = SimpleNamespace(put=index.__setitem__)
     recipe = cook("debounced_search_index", names)
+    due = []
     for item in ("tea", "teapot", "blue teapot"):
         recipe.save(7, item)
+        due.append([str(job.available_at) for job in app.jobs.list()])
+    assert [len(times) for times in due] == [1, 1, 1]
+    assert due[0] < due[2]  # each change puts it off
     (job,) = app.jobs.list()
     assert drain(app).completed == 0
     drain_now(app)
