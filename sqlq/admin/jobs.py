@@ -116,7 +116,7 @@ class Jobs(Facet):
         job = lookup.details(conn, number, self._database.seal)
         lookup.require_own(id, job)
         if job is None:
-            raise _no_job_here(conn, number, self._database.schema)
+            raise _no_job_here(conn, number, self._database.schema_for(conn))
         return job
 
     def _with_its_task(self, job: JobDetails) -> JobDetails:
