@@ -230,6 +230,7 @@ class Waiting:
             else:
                 idle_since = None
             if known and moment >= ask_at:
+                source.refuse_standby()  # guard: waiters-leave-a-demoted-primary
                 source.ask(known)  # guard: who-waits-asks-again
                 ask_at = moment + ASK_SECONDS
             elif new:
@@ -281,6 +282,9 @@ class _Source:
     def ask(self, ids: Iterable[int]) -> None:
         """Have workers know for which jobs somebody waits."""
 
+    def refuse_standby(self) -> None:
+        """Raise where the server takes no writes any more, since what it shows may be out of date."""
+
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
         raise NotImplementedError
 
@@ -306,6 +310,7 @@ class _Listens(_Source):
     def __init__(self, database: Database, bell: socket.socket, hearing: Hearing, open_: ExitStack) -> None:
         self._bell = bell
         self._hearing = hearing
+        self._refuse_standby = database.dialect.refuse_standby
         listening = database.for_listening()
         looking = database.for_looking(listening)
         for opened in {listening, looking} - {database}:
@@ -336,6 +341,10 @@ class _Listens(_Source):
         if self._hears:
             self._has_asked = True
             results.ask(self._ear, ids)
+
+    def refuse_standby(self) -> None:
+        if self._hears:
+            self._refuse_standby(self._eye)
 
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
         self._has_asked = True

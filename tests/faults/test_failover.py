@@ -6,6 +6,7 @@ import asyncio
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -87,6 +88,27 @@ def test_a_worker_leaves_a_primary_that_was_demoted(tmp_path: Path, pair: Pair) 
         record("a demoted primary is left", resume_seconds=[time.monotonic() - began])
         assert worker.stop() == 0
         assert "Traceback" not in worker.log.read_text()
+
+
+def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
+    primary, standby, name = pair
+    looks = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%failed_jobs%' AND pid <> pg_backend_pid()"
+    )
+    with (
+        closing(sqlq.App(standby.list_url(name))) as app,
+        psycopg.connect(primary.url(name).replace("+psycopg", ""), autocommit=True) as conn,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = app.enqueue(app.task(name="t")(lambda: None).new().set(delay="1h"))
+        waiter = pool.submit(app.wait, [job], "30s")
+        wait_until(lambda: conn.execute(looks).fetchone() != (0,), what="the waiter looking")
+        standby.catch_up()
+        standby.configure("default_transaction_read_only = on")
+        standby.promote()
+        with closing(sqlq.App(standby.list_url(name))) as other:
+            other.jobs.cancel([job.id])
+        assert [each.id for each in waiter.result(30).ended] == [job.id]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
