@@ -235,10 +235,10 @@ class Jobs(Facet):
         >>> app.jobs.why(42)  # doctest: +SKIP
         ['no worker serves its queue', 'a cancel ends it without running it']
         """
-        from sqlq.admin.why import Parts, findings, why
+        from sqlq.admin.why import findings, why
 
         job = self.get(id)
-        reasons = [each.said for each in why(Parts.of(self._database), job)]
+        reasons = [each.said for each in why(self._database, job)]
         return reasons + [each.said for each in findings(self._database, job)]
 
     awhy = for_asyncio(why)

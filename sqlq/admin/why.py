@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq.admin.flows import Flows
 from sqlq.admin.limits import Limits
@@ -23,31 +23,13 @@ if TYPE_CHECKING:
 AHEAD_COUNTED = 1_000
 
 
-class Looks(Protocol):
-    """The parts of an App that this reads."""
-
-    @property
-    def flows(self) -> Flows: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def queues(self) -> Queues: ...
-    @property
-    def workers(self) -> Workers: ...
-
-
 class Parts(NamedTuple):
-    """The same, without an App."""
+    """The parts of an App that this reads."""
 
     flows: Flows
     limits: Limits
     queues: Queues
     workers: Workers
-
-    @classmethod
-    def of(cls, database: Database) -> Parts:
-        limits = Limits(database, DeclaredLimits())
-        return cls(Flows(database), limits, Queues(database), Workers(database))
 
 
 class Reason(NamedTuple):
@@ -58,8 +40,10 @@ class Reason(NamedTuple):
     needs_app: bool = False
 
 
-def why(app: Looks, job: JobDetails) -> Iterator[Reason]:
+def why(database: Database, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
+    limits = Limits(database, DeclaredLimits())
+    app = Parts(Flows(database), limits, Queues(database), Workers(database))
     waits = job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE)
     if waits:
         yield from _paused(app, job)
@@ -110,7 +94,7 @@ def _span(moment: datetime) -> str:
     return readable(abs((moment - datetime.now(UTC)).total_seconds()) * 1000)
 
 
-def _running(app: Looks, job: JobDetails) -> Iterator[Reason]:
+def _running(app: Parts, job: JobDetails) -> Iterator[Reason]:
     if job.cancel_requested_at is not None:
         yield Reason("it was asked to stop, and its handler ends by itself", f"cancel {job.id} --force")
     worker = next((each for each in app.workers.list(silent=True) if each.id == job.reserved_by), None)
@@ -128,7 +112,7 @@ def _running(app: Looks, job: JobDetails) -> Iterator[Reason]:
         yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
 
 
-def _paused(app: Looks, job: JobDetails) -> Iterator[Reason]:
+def _paused(app: Parts, job: JobDetails) -> Iterator[Reason]:
     pause, words = app.queues.pauses().tasks.get(job.task), f"queues resume --task {word(job.task)}"
     if pause is not None:
         said = "" if pause.until is None else f" until {written(pause.until)}"
@@ -137,7 +121,7 @@ def _paused(app: Looks, job: JobDetails) -> Iterator[Reason]:
         yield Reason("the pause of its task is over: a worker frees it within some ten seconds", words)
 
 
-def _blocked(app: Looks, job: JobDetails) -> Iterator[Reason]:
+def _blocked(app: Parts, job: JobDetails) -> Iterator[Reason]:
     if job.blocked_by == "flow" and job.flow_id is not None:
         try:
             flow = app.flows.get(job.flow_id)
@@ -166,7 +150,7 @@ _PUT_BACK = {
 }
 
 
-def _queue(app: Looks, job: JobDetails) -> Iterator[Reason]:
+def _queue(app: Parts, job: JobDetails) -> Iterator[Reason]:
     if put_back := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
         yield Reason(f"{put_back}, and it was put back; it fails when that has lasted for a day")
     pauses = app.queues.pauses()

@@ -38,14 +38,7 @@ EXPLAINED = 20
 @ids_argument
 @takes_json
 def cancel(
-    context: Context,
-    /,
-    ids: tuple[int, ...],
-    flow: int | None,
-    force: bool,
-    yes: bool,
-    as_json: bool,
-    **chosen: Any,
+    context: Context, /, ids: tuple[int, ...], flow: int | None, force: bool, as_json: bool, **chosen: Any
 ) -> None:
     """Cancel jobs: by id, --task, --queue, --flow or --all.
 
@@ -56,6 +49,7 @@ def cancel(
     """
     from sqlq.admin.cancel import Cancellation
 
+    yes = chosen.pop("yes")
     require_named("jobs", "--task, --queue, --flow or --all", ids, flow, *chosen.values())
     if chosen["all"] and not (ids or flow or chosen["task"] or chosen["queue"]):
         live = context.app().jobs.ids(states=LIVE, limit=MOST_COUNTED)

@@ -201,7 +201,8 @@ def _reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
     from sqlq.admin.why import why
 
     return [
-        (each.words and command(each.words, needs_app=each.needs_app), each.said) for each in why(app, job)
+        (each.words and command(each.words, needs_app=each.needs_app), each.said)
+        for each in why(app.database, job)
     ]
 
 

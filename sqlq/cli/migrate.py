@@ -99,7 +99,7 @@ def _wait(database: Database, longest_ms: int) -> None:
     from sqlq.database.dialects import refusal
     from sqlq.errors import SqlqError
 
-    until, is_said = time.monotonic() + longest_ms / 1000, False
+    until, said = time.monotonic() + longest_ms / 1000, ""
     while time.monotonic() < until:
         try:
             with database.read():
@@ -109,10 +109,9 @@ def _wait(database: Database, longest_ms: int) -> None:
         except DBAPIError as error:
             if not database.dialect.trouble(error).is_away:
                 return
-            if not is_said:
+            if not said:
                 said = (
                     f"the database is not up yet ({refusal(error)}): trying again for {readable(longest_ms)}"
                 )
                 click.echo(said, err=True)
-            is_said = True
         time.sleep(EVERY_SECONDS)

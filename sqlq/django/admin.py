@@ -261,7 +261,7 @@ class JobAdmin(Shown):
 
     def one(self, key: str) -> Any:
         job = reading.app.jobs.get(whole(key, "the id") or 0)
-        return self._of(job, "\n".join(reason.said for reason in why(reading.app, job)))
+        return self._of(job, "\n".join(reason.said for reason in why(reading.app.database, job)))
 
     def _of(self, job: Any, reasons: str | None = None) -> Any:
         most = "?" if job.max_attempts is None else job.max_attempts

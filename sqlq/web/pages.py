@@ -191,7 +191,7 @@ def job(view: View) -> Response:
     return view.page(
         "job.html",
         job=found,
-        why=list(why(app, found)),
+        why=list(why(app.database, found)),
         same_key=[each for each in same_key if each.id != id],
         flow=flow,
         sql=f"SELECT * FROM job_states WHERE id = {id};",  # noqa: S608 - to read; a number
