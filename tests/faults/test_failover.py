@@ -92,9 +92,7 @@ def test_a_worker_leaves_a_primary_that_was_demoted(tmp_path: Path, pair: Pair) 
 
 def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
     primary, standby, name = pair
-    looks = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%failed_jobs%' AND pid <> pg_backend_pid()"
-    )
+    looks = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT public.jobs.id, %'"
     with (
         closing(sqlq.App(standby.list_url(name))) as app,
         psycopg.connect(primary.url(name).replace("+psycopg", ""), autocommit=True) as conn,
