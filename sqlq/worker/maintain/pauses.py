@@ -9,23 +9,16 @@ from collections.abc import Callable
 from sqlq.database.database import Database
 from sqlq.store.jobs import paused
 from sqlq.store.workers import pauses
-from sqlq.worker.maintain.services import NEVER, UNCALLED_SECONDS, PolledService, at_once, never
+from sqlq.worker.maintain.services import NEVER, UNCALLED_SECONDS, FreeingService, at_once
 
 log = logging.getLogger("sqlq.worker")
 
 
-class FreePaused(PolledService):
+class FreePaused(FreeingService):
     """Frees jobs that are blocked by the pause of a task which is over, one batch a turn. A resume frees them
     by itself, unless it was killed, or a worker has blocked one just then."""
 
     doing = "sweeping for jobs of resumed tasks"
-
-    def __init__(
-        self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
-    ) -> None:
-        super().__init__(looked_at)
-        self._database = database
-        self._freed = freed
 
     def turn(self) -> float | None:
         began = time.monotonic()

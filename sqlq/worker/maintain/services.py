@@ -286,12 +286,8 @@ class Unblock:
         return done.free
 
 
-class Admit(PolledService):
-    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
-    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it queries only
-    whether there are some."""
-
-    doing = "sweeping for jobs to admit"
+class FreeingService(PolledService):
+    """A polled service that makes jobs available."""
 
     def __init__(
         self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
@@ -299,8 +295,16 @@ class Admit(PolledService):
         super().__init__(looked_at)
         self._database = database
         self._freed = freed
-        self._place: str | None = None
-        """The key after which the sweep goes on; None between two of them."""
+
+
+class Admit(FreeingService):
+    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
+    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it queries only
+    whether there are some."""
+
+    doing = "sweeping for jobs to admit"
+    _place: str | None = None
+    """The key after which the sweep goes on; None between two of them."""
 
     def turn(self) -> float | None:
         began = time.monotonic()
