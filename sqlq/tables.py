@@ -96,6 +96,7 @@ job_states = Table(
     Column("limit_key", String),
     Column("blocked_by", String),
     Column("replay_of", BigInteger),
+    Column("group_key", String),
 )
 """The view with one row for every job, whatever its state."""
 

@@ -182,6 +182,7 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     errors {typed("errors")},
     headers TEXT,
     label VARCHAR(255),
+    group_key VARCHAR(255),
     backoff TEXT,
     retention_ms {typed("timeout")},
     progress DOUBLE PRECISION,
@@ -248,6 +249,7 @@ CREATE TABLE {prefix}jobs (
     errors {typed("errors")},
     headers TEXT,
     label VARCHAR(255),
+    group_key VARCHAR(255),
     backoff TEXT,
     retention_ms {typed("timeout")},
     progress DOUBLE PRECISION,
@@ -522,8 +524,9 @@ def _indexes(prefix: str) -> list[str]:
         f"CREATE INDEX jobs_line_by_id ON {prefix}jobs (limit_key, id) WHERE blocked_by = 'limit'",
         f"CREATE INDEX jobs_paused ON {prefix}jobs (task, id) WHERE blocked_by = 'pause'",
         *(
-            f"CREATE INDEX {table}_flow ON {prefix}{table} (flow_id, id) WHERE flow_id IS NOT NULL"
+            f"CREATE INDEX {table}_{name} ON {prefix}{table} ({column}, id) WHERE {column} IS NOT NULL"
             for table in ("jobs", "finished_jobs", "failed_jobs")
+            for name, column in (("flow", "flow_id"), ("group", "group_key"))
         ),
         *(
             f"CREATE INDEX {table}_unblock ON {prefix}{table} ({ended_at}) WHERE flow_id IS NOT NULL OR "
@@ -588,7 +591,7 @@ SELECT id, queue, task,
        CAST(NULL AS TEXT) AS error,
        label, headers, progress, progress_of, progress_note,
        schedule, {time("scheduled_for")} AS scheduled_for, {time("start_by")} AS start_by,
-       flow_id, limit_key, blocked_by, replay_of
+       flow_id, limit_key, blocked_by, replay_of, group_key
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
@@ -598,7 +601,7 @@ SELECT id, queue, task,
        {time("finished_at")}, {waited}, reason,
        label, headers, progress, progress_of, progress_note,
        schedule, {time("scheduled_for")}, {time("start_by")},
-       flow_id, limit_key, NULL, replay_of
+       flow_id, limit_key, NULL, replay_of, group_key
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
@@ -608,7 +611,7 @@ SELECT id, queue, task, 'failed',
        CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END,
        label, headers, progress, progress_of, progress_note,
        schedule, {time("scheduled_for")}, {time("start_by")},
-       flow_id, limit_key, NULL, replay_of
+       flow_id, limit_key, NULL, replay_of, group_key
   FROM {prefix}failed_jobs"""
 
     queue_stats = f"""

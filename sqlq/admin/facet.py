@@ -179,10 +179,12 @@ def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return cast("Callable[P, Coroutine[Any, Any, T]]", twin)
 
 
-def portions(ids: Sequence[int], task: str | None, queue: str | None) -> Sequence[Selection]:
+def portions(
+    ids: Sequence[int], task: str | None, queue: str | None, group: str | None
+) -> Sequence[Selection]:
     """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
     starts = range(0, max(len(ids), 1), lookup.BATCH)
-    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue) for i in starts]
+    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue, group=group) for i in starts]
 
 
 def check_most(limit: int) -> None:
@@ -190,8 +192,8 @@ def check_most(limit: int) -> None:
     checked_whole(limit, "limit", range(1, 100_001), ConfigurationError)
 
 
-def check_names(task: str | None, queue: str | None) -> None:
-    """Raise `ConfigurationError` for what cannot be the name of a task or queue."""
-    for name, value in (("task", task), ("queue", queue)):
+def check_names(task: str | None, queue: str | None, group: str | None = None) -> None:
+    """Raise `ConfigurationError` for what cannot be the name of a task, queue or group."""
+    for name, value in (("task", task), ("queue", queue), ("group", group)):
         if value is not None:
             checked_name(value, name, ConfigurationError)

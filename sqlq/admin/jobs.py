@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +27,7 @@ from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
 from sqlq.model.checks import checked_name
 from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
-from sqlq.model.job import JobDetails, State
+from sqlq.model.job import Job, JobDetails, State
 from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
@@ -56,6 +57,7 @@ class Search(TypedDict, total=False):
     task: str | None
     queue: str | None
     label: str | None
+    group: str | None
     key: str | None
     limit_key: str | None
     header: str | None
@@ -156,10 +158,17 @@ class Jobs(Facet):
     aget_by_key = for_asyncio(get_by_key)
 
     def list(
-        self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
+        self,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        group: str | None = None,
+        limit: int = 100,
     ) -> builtins.list[JobDetails]:
-        """Return the newest jobs, of a state, queue or task if given, at most `limit`."""
-        return self.listing(state=state, queue=queue, task=task, limit=limit, within=None).jobs
+        """Return the newest jobs, of a state, queue, task or group if given, at most `limit`."""
+        chosen: Search = {"queue": queue, "task": task, "group": group}
+        return self.listing(state=state, limit=limit, within=None, **chosen).jobs
 
     alist = for_asyncio(list)
 
@@ -202,14 +211,51 @@ class Jobs(Facet):
         with self._read() as conn:
             return lookup.ids(conn, wanted, selection, within=within, limit=limit)
 
+    def of_group(self, group: str) -> builtins.list[Job[Any]]:
+        """Return the jobs of a group that are there now, in whatever state, in the order of their ids.
+
+        They are as `enqueue` has returned them, to be given to `app.wait`, `app.as_completed`, `app.result`
+        and `cancel`. Jobs that are kept no more are not among them.
+
+        >>> done = app.wait(app.jobs.of_group("import-42"), timeout="5m")  # doctest: +SKIP
+        """
+        chosen = Selection(group=checked_name(group, "group", ConfigurationError))
+        here = self._results.here
+        found = [] if here is None else [job for job in here.jobs if job.new.group_key == chosen.group]
+        if found:
+            return [job.answer(created=False) for job in found]
+        with self._read() as conn:
+            return lookup.handles(conn, chosen)
+
+    aof_group = for_asyncio(of_group)
+
+    def counts(self, *, group: str) -> dict[State, int]:
+        """Return how many jobs of a group are in each state; states of no job are missing.
+
+        >>> app.jobs.counts(group="import-42")  # doctest: +SKIP
+        {<State.FINISHED: 'finished'>: 311, <State.FAILED: 'failed'>: 2}
+        """
+        chosen = Selection(group=checked_name(group, "group", ConfigurationError))
+        if self._results.here is not None:
+            return dict(Counter(job.state for job in self.of_group(group)))
+        with self._read() as conn:
+            return lookup.counts(conn, chosen)
+
+    acounts = for_asyncio(counts)
+
     def failures(
-        self, *, task: str | None = None, queue: str | None = None, exact: bool = False
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        exact: bool = False,
     ) -> tuple[builtins.list[Failures], bool]:
         """Group failed jobs by task and error, the most frequent first; return also whether all were
         counted. Unless `exact`, it reads the newest 10,000."""
         within = None if exact else level_counts.MOST
         with self._read() as conn:
-            rows = lookup.failures(conn, Selection(task=task, queue=queue), within=within)
+            rows = lookup.failures(conn, Selection(task=task, queue=queue, group=group), within=within)
             found = grouped(rows, self._marks.of(conn, rows))
             return found, within is None or not lookup.more_failed_than(conn, within)
 
@@ -252,21 +298,22 @@ class Jobs(Facet):
         *,
         task: str | None = None,
         queue: str | None = None,
+        group: str | None = None,
         all: bool = False,
         force: bool = False,
     ) -> dict[int, Cancellation]:
-        """Cancel live jobs, by ids, by task or by queue, or `all=True`, and return the effect on each. But
+        """Cancel live jobs, by ids, task, queue or group, or `all=True`, and return the effect on each. But
         for ids it cancels those that were there when the call began.
 
         A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and
         requests the handler to stop. With `force` it is cancelled here and now, and no write of its worker
-        counts any more. The other effects on ids are "ended", "unknown", "passed over" (not of the task
-        or queue named) and "locked" (try again).
+        counts any more. The other effects on ids are "ended", "unknown", "passed over" (not of the task,
+        queue or group named) and "locked" (try again).
 
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
         """
-        selections = _selections(self.ids_of(ids), task, queue, all, what="jobs")
+        selections = _selections(self.ids_of(ids), task, queue, group, all, what="jobs")
         self._database.require_tables()
         return Canceller(self._database).cancel(selections, force=force)
 
@@ -281,6 +328,7 @@ class Jobs(Facet):
         *,
         task: str | None = None,
         queue: str | None = None,
+        group: str | None = None,
         all: bool = False,
         at: datetime | None = None,
         delay: Duration | None = None,
@@ -288,14 +336,14 @@ class Jobs(Facet):
         """Move waiting jobs to another time: to `at`, a time with a time zone, or by `delay` from now, or
         with neither to now. Return the ids moved.
 
-        By ids, task or queue, or `all=True`. A job that waits for a retry counts as waiting. For one that
-        waits under a limit or in a flow this is the time before which it does not start. Running and ended
-        jobs stay as they are. A limit on the start (`expires`) stays, too.
+        By ids, task, queue or group, or `all=True`. A job that waits for a retry counts as waiting. For one
+        that waits under a limit or in a flow this is the time before which it does not start. Running and
+        ended jobs stay as they are. A limit on the start (`expires`) stays, too.
 
         >>> app.jobs.reschedule(task="shop.send_receipt", delay="1h")  # doctest: +SKIP
         [42, 43]
         """
-        selections = _selections(self.ids_of(ids), task, queue, all, "waiting jobs")
+        selections = _selections(self.ids_of(ids), task, queue, group, all, "waiting jobs")
         if at is not None and delay is not None:
             raise ConfigurationError("at and delay both say when: give one of the two")
         moment = None if at is None else aware(at, "at")
@@ -309,22 +357,34 @@ class Jobs(Facet):
 
     @audited("retry")
     def retry(
-        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self,
+        ids: AnyJobs = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        all: bool = False,
     ) -> builtins.list[int]:
         """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
         moved.
 
-        By ids, task or queue, or `all=True`; ids, task and queue given together must all fit. A job whose
-        unique key a live job holds stays failed: `move_back` returns which.
+        By ids, task, queue or group, or `all=True`; those given together must all fit. A job whose unique
+        key a live job holds stays failed: `move_back` returns which.
         """
-        return self.move_back(ids, task=task, queue=queue, all=all).moved
+        return self.move_back(ids, task=task, queue=queue, group=group, all=all).moved
 
     @audited("retry")
     def move_back(
-        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self,
+        ids: AnyJobs = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        all: bool = False,
     ) -> MovedBack:
         """`retry`, and return also which jobs stayed failed because a live job holds their unique key."""
-        selections = _selections(self.ids_of(ids), task, queue, all)
+        selections = _selections(self.ids_of(ids), task, queue, group, all)
         self._database.require_tables()
         return move_back(self._database, selections)
 
@@ -334,13 +394,13 @@ class Jobs(Facet):
     def replay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
         """Enqueue ended jobs once more, as new jobs with ids of their own; return which became which.
 
-        By id, by task, by queue, or by the time of their end; all that is given must fit. `since` and `until`
+        By id, task, queue, group, or the time of their end; all that is given must fit. `since` and `until`
         are times with a time zone, or how long ago, as in "2h". Without `state` it takes finished and failed
         jobs, by id cancelled ones, too. A replay has the task, arguments, queue, priority, options, headers,
-        label and limit of its original (`app.jobs.get(id).replay_of`). It has no unique key, no time limit
-        for its start, and no cursor. `args` and `kwargs` change the arguments of a single job, each as a
-        whole. With a `rate`, as in "10/s", the replays are due one after the other. A `dry_run` counts, shows
-        the first few, and writes nothing.
+        label, group and limit of its original (`app.jobs.get(id).replay_of`). It has no unique key, no time
+        limit for its start, and no cursor. `args` and `kwargs` change the arguments of a single job, each as
+        a whole. With a `rate`, as in "10/s", the replays are due one after the other. A `dry_run` counts,
+        shows the first few, and writes nothing.
 
         Jobs that were replayed before, and replays, are left out unless `again` is true. Among named ids
         only jobs that were replayed before are left out. Steps of flows are left out, and refused by id. The
@@ -365,10 +425,16 @@ class Jobs(Facet):
 
     @audited("delete")
     def delete(
-        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self,
+        ids: AnyJobs = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        all: bool = False,
     ) -> builtins.list[int]:
-        """Delete failed jobs for good and return their ids. By ids, task or queue, or `all=True`."""
-        selections = _selections(self.ids_of(ids), task, queue, all)
+        """Delete failed jobs for good and return their ids. By ids, task, queue or group, or `all=True`."""
+        selections = _selections(self.ids_of(ids), task, queue, group, all)
         self._database.require_tables()
         deleted: builtins.list[int] = []
         for chosen in selections:
@@ -451,7 +517,7 @@ def checked_state(state: str) -> State:
 
 
 def _searched(chosen: Search) -> Selection:
-    check_names(chosen.get("task"), chosen.get("queue"))
+    check_names(chosen.get("task"), chosen.get("queue"), chosen.get("group"))
     for name, moment in (("since", chosen.get("since")), ("until", chosen.get("until"))):
         if moment is not None:
             aware(moment, name)
@@ -459,19 +525,26 @@ def _searched(chosen: Search) -> Selection:
 
 
 def _selections(
-    ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs"
+    ids: Sequence[int],
+    task: str | None,
+    queue: str | None,
+    group: str | None,
+    all: bool,
+    what: str = "failed jobs",
 ) -> Sequence[Selection]:
     if isinstance(ids, (str, int)):
         raise ConfigurationError(f"ids is {ids!r}: give a list, as in [42, 43]")
-    check_names(task, queue)
-    given = bool(ids) or task is not None or queue is not None
+    check_names(task, queue, group)
+    given = bool(ids) or any(value is not None for value in (task, queue, group))
     if not given and not all:
-        raise ConfigurationError(f"name the {what} that are meant: by id, by task, by queue, or all of them")
+        raise ConfigurationError(
+            f"name the {what} that are meant: by id, task, queue or group, or all of them"
+        )
     if given and all:
         raise ConfigurationError(
-            f"all {what} are meant, but ids, a task or a queue are named too: give one of the two"
+            f"all {what} are meant, but ids, a task, a queue or a group are named too: give one of the two"
         )
-    return portions(sorted({id_of(id) for id in ids}), task, queue)
+    return portions(sorted({id_of(id) for id in ids}), task, queue, group)
 
 
 def no_job(id: int) -> JobNotFoundError:

@@ -43,6 +43,7 @@ class ReplayOptions(TypedDict, total=False):
 
     task: str | None
     queue: str | None
+    group: str | None
     state: EndedState | None
     since: datetime | Duration | None
     until: datetime | Duration | None
@@ -83,6 +84,7 @@ class Replays:
         *,
         task: str | None = None,
         queue: str | None = None,
+        group: str | None = None,
         state: EndedState | None = None,
         since: datetime | Duration | None = None,
         until: datetime | Duration | None = None,
@@ -95,10 +97,10 @@ class Replays:
     ) -> Replayed:
         """See `Jobs.replay`."""
         wanted = _checked_ids(ids)
-        check_names(task, queue)
-        if not wanted and all(value is None for value in (task, queue, since, until)):
+        check_names(task, queue, group)
+        if not wanted and all(value is None for value in (task, queue, group, since, until)):
             raise ConfigurationError(
-                "name the jobs to replay: by id, by task, by queue, or by when they ended (since=, until=)"
+                "name the jobs to replay: by id, task, queue or group, or by when they ended (since=, until=)"
             )
         changes = args is not None or kwargs is not None
         if changes and len(wanted) != 1:
@@ -113,7 +115,7 @@ class Replays:
         earliest, latest = (_moment(since, "since", begin.moment), _moment(until, "until", begin.moment))
         if earliest is not None and latest is not None and latest <= earliest:
             raise ConfigurationError(f"until is {until}, which is not after since ({since})")
-        selections = portions(wanted, task, queue)
+        selections = portions(wanted, task, queue, group)
         choices = [Choice(begin, states, chosen, earliest, latest, again) for chosen in selections]
         named = self._named(selections)
         found = self._count(choices)

@@ -34,11 +34,11 @@ from sqlq.database.database import LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
-from sqlq.model.flow import FLOWS, EnqueuedFlow, Flow
+from sqlq.model.flow import FLOWS, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
 from sqlq.payload.encryption import How, Unsealed
-from sqlq.results.results import AsCompleted, R, Waited
+from sqlq.results.results import AnyResult, AsCompleted, R, Waited
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -372,13 +372,12 @@ class App(Parts, Declares):
     def result(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
 
     @overload
-    def result(
-        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
-    ) -> Any: ...
+    def result(self, job: list[Job[R]], timeout: Duration | None = "0s") -> list[R]: ...
 
-    def result(
-        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
-    ) -> Any:
+    @overload
+    def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any: ...
+
+    def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
         """Return the result of a job that has finished, converted by the handler's return annotation.
 
         Waits at most `timeout` for the end: by default not at all, with None without end. Raises
@@ -389,7 +388,8 @@ class App(Parts, Declares):
         type is Any. With `raw` the result is the decoded JSON of the row, without conversion.
 
         The result of a flow is that of its last step, or a list where several steps, or a group, come last. A
-        step that has failed for good raises at once.
+        step that has failed for good raises at once. The result of a list of jobs is the list of theirs, and
+        raises likewise.
 
         >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
         """
@@ -402,13 +402,12 @@ class App(Parts, Declares):
     async def aresult(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
 
     @overload
-    async def aresult(
-        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
-    ) -> Any: ...
+    async def aresult(self, job: list[Job[R]], timeout: Duration | None = "0s") -> list[R]: ...
 
-    async def aresult(
-        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
-    ) -> Any:
+    @overload
+    async def aresult(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any: ...
+
+    async def aresult(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
         """`result`, awaited: the event loop goes on meanwhile, and no thread waits for this job alone.
 
         >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP

@@ -40,18 +40,19 @@ EXPLAINED = 20
 def cancel(
     context: Context, /, ids: tuple[int, ...], flow: int | None, force: bool, as_json: bool, **chosen: Any
 ) -> None:
-    """Cancel jobs: by id, --task, --queue, --flow or --all.
+    """Cancel jobs: by id, --task, --queue, --group, --flow or --all.
 
-    Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs
-    gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled at once, too;
-    its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of the ids could not
-    be cancelled.
+    Ids, task, queue and group given together must all fit. A job that waits is cancelled at once. One that
+    runs gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled at once,
+    too; its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of the ids could
+    not be cancelled.
     """
     from sqlq.admin.cancel import Cancellation
 
     yes = chosen.pop("yes")
-    require_named("jobs", "--task, --queue, --flow or --all", ids, flow, *chosen.values())
-    if chosen["all"] and not (ids or flow or chosen["task"] or chosen["queue"]):
+    named = {name: chosen[name] for name in ("task", "queue", "group")}
+    require_named("jobs", "--task, --queue, --group, --flow or --all", ids, flow, *chosen.values())
+    if chosen["all"] and not (ids or flow or of(**named)):
         live = context.app().jobs.ids(states=LIVE, limit=MOST_COUNTED)
         ask("cancel", len(live), "job", yes=yes)
     if flow is None:
@@ -62,7 +63,7 @@ def cancel(
         done = context.app().flows.cancel(flow, force=force)
     by_word = {word: sorted(id for id, each in done.items() if each is word) for word in Cancellation}
     cancelled, requested = by_word.pop(Cancellation.CANCELLED), by_word.pop(Cancellation.REQUESTED)
-    which, lines = of(chosen["task"], chosen["queue"], flow), []
+    which, lines = of(**named, flow=flow), []
     if cancelled:
         lines += [f"cancelled {counted(len(cancelled), 'job')}{which}: {listed(cancelled)}"]
     if requested:
@@ -95,7 +96,7 @@ def _explain(context: Context, failed: dict[int, Cancellation]) -> None:
 _COUNTED = {
     "ended": ("has ended already", "have ended already"),
     "unknown": ("does not exist", "do not exist"),
-    "passed over": ("is not of the task and queue named", "are not of the task and queue named"),
+    "passed over": ("is not of those named", "are not of those named"),
     "locked": ("is locked by another transaction: try again", "are locked by other transactions: try again"),
 }
 

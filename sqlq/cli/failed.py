@@ -82,11 +82,13 @@ def _with_error(context: Context, error: str | None, chosen: dict[str, Any]) -> 
 def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -> None:
     """Run failed jobs again.
 
-    Choose them by id, --task, --queue, --error, --flow, or --all. They keep their ids and get all their
-    attempts anew. A job whose unique key a live job holds stays failed.
+    Choose them by id, --task, --queue, --group, --error, --flow, or --all. They keep their ids and get all
+    their attempts anew. A job whose unique key a live job holds stays failed.
     """
     error = chosen.pop("error")
-    require_named("failed jobs", "--task, --queue, --error, --flow or --all", flow, error, *chosen.values())
+    require_named(
+        "failed jobs", "--task, --queue, --group, --error, --flow or --all", flow, error, *chosen.values()
+    )
     chosen = _with_error(context, error, chosen)
     if flow is not None:
         if any(chosen.values()):
@@ -95,7 +97,7 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
     else:
         moved, held = context.app().jobs.move_back(**chosen)
     missing = _missing(chosen["ids"], [*moved, *held])
-    which = of(chosen["task"], chosen["queue"], flow)
+    which = of(**_named(chosen), flow=flow)
     lines = [f"no failed jobs{which} moved back"]
     if moved:
         lines = [f"moved back {counted(len(moved), 'job')}{which} to run again: {listed(moved)}"]
@@ -113,25 +115,29 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
 def delete(context: Context, /, yes: bool, as_json: bool, **chosen: Any) -> None:
     """Delete failed jobs for good.
 
-    Choose them by id, --task, --queue, --error, or --all. Unless they are named by their ids, it counts them,
-    and wants a yes.
+    Choose them by id, --task, --queue, --group, --error, or --all. Unless they are named by their ids, it
+    counts them, and wants a yes.
     """
     error = chosen.pop("error")
-    require_named("failed jobs", "--task, --queue, --error or --all", error, *chosen.values())
+    require_named("failed jobs", "--task, --queue, --group, --error or --all", error, *chosen.values())
     chosen = _with_error(context, error, chosen)
     if error is not None:
         ask("delete", len(chosen["ids"]), "failed job", yes=yes)
     elif not chosen["ids"]:
-        only = {"task": chosen["task"], "queue": chosen["queue"]}
+        only = _named(chosen)
         number = len(context.app().jobs.ids(states=("failed",), limit=MOST_COUNTED, **only))
         ask("delete", number, "failed job", of(**only), yes=yes)
     deleted = context.app().jobs.delete(**chosen)
-    missing, which = _missing(chosen["ids"], deleted), of(chosen["task"], chosen["queue"])
+    missing, which = _missing(chosen["ids"], deleted), of(**_named(chosen))
     line = f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"
     if not deleted:
         line = f"no failed jobs{which} to delete"
     answer({"deleted": deleted, "not_failed": missing}, line, as_json=as_json)
     _report_missing(context, missing)
+
+
+def _named(chosen: dict[str, Any]) -> dict[str, Any]:
+    return {name: chosen[name] for name in ("task", "queue", "group")}
 
 
 def _missing(ids: tuple[int, ...], known: list[int]) -> list[int]:
@@ -146,7 +152,7 @@ def _report_missing(context: Context, missing: list[int]) -> None:
         try:
             state = context.app().jobs.get(id).state
             reason = (
-                "it has failed, but is not of the task and queue named, or is locked by another command"
+                "it has failed, but is not of those named, or is locked by another command"
                 if state == "failed"
                 else f"it is {state}"
             )

@@ -70,6 +70,12 @@ def jobs(
         show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
         click.echo(f"no {state + ' ' if state else ''}jobs{of(**chosen)}")
+    if (group := chosen["group"]) is not None and not as_json:
+        from sqlq.model.job import State
+
+        numbers = context.looking().jobs.counts(group=group)
+        said = ", ".join(f"{numbers[state]:,} {state}" for state in State if state in numbers)
+        click.echo(f"\ngroup {plain(group)}: {said or 'no jobs'}")
     if more and not as_json:
         click.echo(
             f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"
@@ -215,6 +221,8 @@ def _show_reasons(reasons: list[tuple[str | None, str]]) -> None:
 def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.label is not None:
         yield "label", plain(str(job.label))
+    if job.group_key is not None:
+        yield "group", plain(job.group_key)
     yield "task", job.task
     yield "queue", queue_name(job.queue)
     yield "arguments", _said(job.payload)

@@ -235,7 +235,9 @@ def listed(ids: Sequence[int]) -> str:
     return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
 
 
-def of(task: str | None = None, queue: str | None = None, flow: int | None = None) -> str:
-    """Return " of task … in queue … of flow …" for the jobs that were chosen."""
-    parts = {" of task ": task, " in queue ": queue, " of flow ": flow}
+def of(
+    task: str | None = None, queue: str | None = None, flow: int | None = None, group: str | None = None
+) -> str:
+    """Return " of task … in queue … of flow … of group …" for the jobs that were chosen."""
+    parts = {" of task ": task, " in queue ": queue, " of flow ": flow, " of group ": group}
     return "".join(f"{words}{plain(str(value))}" for words, value in parts.items() if value)

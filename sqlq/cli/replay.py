@@ -42,18 +42,18 @@ SHOWN = 60
 def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bool, **options: Any) -> None:
     """Enqueue ended jobs once more, as new jobs.
 
-    By id, --task, --queue, --from and --to; all that is given must fit. Each becomes a new job with an id of
-    its own, which names the one it is a replay of; it has no unique key. Jobs that were replayed before are
-    left out, so a command that was broken off is simply repeated. With --args or --kwargs one job gets other
-    arguments; what is not given stays as it was.
+    By id, --task, --queue, --group, --from and --to; all that is given must fit. Each becomes a new job with
+    an id of its own, which names the one it is a replay of; it has no unique key. Jobs that were replayed
+    before are left out, so a command that was broken off is simply repeated. With --args or --kwargs one job
+    gets other arguments; what is not given stays as it was.
 
     \b
     sqlq replay --task shop.send_receipt --from 2h --dry-run
     """
-    named = [options[name] for name in ("task", "queue", "since", "until")]
-    require_named("jobs", "--task, --queue, --from or --to", ids, *named)
+    named = [options[name] for name in ("task", "queue", "group", "since", "until")]
+    require_named("jobs", "--task, --queue, --group, --from or --to", ids, *named)
     app = context.app(needs_code=True)
-    which, rate = _which(options["task"], options["queue"], options["state"]), options["rate"]
+    which, rate = _which(options), options["rate"]
     with naming_options("rate"):
         if dry_run:
             _show_plan(app.jobs.replay(ids, dry_run=True, **options), which, rate, as_json=as_json)
@@ -129,8 +129,9 @@ def _left_out(found: Replayed) -> None:
         click.echo(f"left out: {found.steps:,} {job}: a step cannot be replayed alone")
 
 
-def _which(task: str | None, queue: str | None, state: str | None) -> str:
-    return of(task, queue) + (f" that {_VERBS[state]}" if state else "")
+def _which(options: dict[str, Any]) -> str:
+    state, named = options["state"], {name: options[name] for name in ("task", "queue", "group")}
+    return of(**named) + (f" that {_VERBS[state]}" if state else "")
 
 
 _VERBS = {"finished": "finished", "failed": "failed", "cancelled": "were cancelled"}

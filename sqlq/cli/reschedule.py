@@ -26,15 +26,19 @@ def reschedule(
 
     Without --at or --in it is now.
 
-    Choose them by id, --task, --queue, or --all. Jobs that wait for a retry are moved, too. Those that wait
-    under a limit or in a flow do not start before that time. Exits with 1 if one of the ids was not moved.
+    Choose them by id, --task, --queue, --group, or --all. Jobs that wait for a retry are moved, too. Those
+    that wait under a limit or in a flow do not start before that time. Exits with 1 if one of the ids was not
+    moved.
     """
-    require_named("waiting jobs", "--task, --queue or --all", *chosen.values())
+    require_named("waiting jobs", "--task, --queue, --group or --all", *chosen.values())
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in both say when: give one of the two")
     with naming_options(at="at", delay="in"):
         moved = context.app().jobs.reschedule(**chosen, at=at, delay=delay)
-    missing, which = sorted(set(chosen["ids"]) - set(moved)), of(chosen["task"], chosen["queue"])
+    missing, which = (
+        sorted(set(chosen["ids"]) - set(moved)),
+        of(chosen["task"], chosen["queue"], group=chosen["group"]),
+    )
     when = "now" if delay is None else f"in {delay.strip()}"
     when = when if at is None else f"at {at.isoformat()}"
     line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
@@ -57,5 +61,5 @@ def _why_not(context: Context, id: int) -> str:
     if state == "running":
         return "it is running, and only waiting jobs are moved"
     if state in ("available", "scheduled", "blocked"):
-        return f"it is {state}, but not of the task and queue named, or locked by another transaction"
+        return f"it is {state}, but not of those named, or locked by another transaction"
     return f"it is {state} already; sqlq retry and sqlq replay run jobs again"

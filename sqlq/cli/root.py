@@ -33,7 +33,7 @@ _COMMANDS: Final = {
     "why": "Explain why a job does not run now, and when it will.",
     "failed": "Count failed jobs by task and error, the most frequent first.",
     "retry": "Run failed jobs again.",
-    "cancel": "Cancel jobs: by id, --task, --queue, --flow or --all.",
+    "cancel": "Cancel jobs: by id, --task, --queue, --group, --flow or --all.",
     "reschedule": "Move waiting jobs to another time.",
     "delete": "Delete failed jobs for good.",
     "replay": "Enqueue ended jobs once more, as new jobs.",

@@ -107,6 +107,7 @@ class JobOptions(TypedDict, total=False):
     on_success: Follows | Kept | None
     on_failure: Follows | Kept | None
     label: str | None
+    group: str | None
     headers: Mapping[str, Any] | None
     limit: Limits | str | Kept | None
 
@@ -140,6 +141,7 @@ class NewJob(HasArguments, Generic[R_co]):
     """The task that follows, as the job's row names it; see `callbacks.Follower`."""
     on_failure: str | None = None
     label: str | None = None
+    group_key: str | None = None
     headers_text: str | None = None
     """Its own headers, as JSON; the App adds its own when the job is enqueued."""
     backoff: str | None = None
@@ -202,7 +204,8 @@ class NewJob(HasArguments, Generic[R_co]):
         due the job may be started, or until when. A job that was not started is cancelled. A `timeout` of
         None takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes
         but a function of your own. `retention` is how long the job is kept after it has finished or failed,
-        None for ever. `label` is a short text for people. `headers` is a mapping of names to JSON that
+        None for ever. `label` is a short text for people, and `group` one
+        by which `app.jobs` finds jobs of separate calls. `headers` is a mapping of names to JSON that
         travels with the job. Headers set before stay where they are not set anew. `on_success` and
         `on_failure` are tasks. A job of that task follows when this one has finished, or has failed for good.
         With None none does, whatever the task defines. `limit` is a `sqlq.Limit` or `sqlq.Serial` with a key
@@ -289,6 +292,7 @@ _FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "on_success": lambda value: {"on_success": checked_follow_up(value, "on_success")},
     "on_failure": lambda value: {"on_failure": checked_follow_up(value, "on_failure")},
     "label": lambda value: {"label": checked_name(value, "label")},
+    "group": lambda value: {"group_key": checked_name(value, "group")},
     "headers": lambda value: {"headers_text": headings.checked(value, "headers")},
     "limit": lambda value: dict(zip(("limit_key", "rule"), checked_limit(value), strict=True)),
 }
@@ -387,6 +391,7 @@ class JobDetails(HasArguments):
     unique_until: UniqueUntil = "finish"
     cancel_requested_at: datetime | None = None
     label: str | None = None
+    group_key: str | None = None
     headers: Any = field(default_factory=dict)
     progress: Progress | None = None
     """The last progress that its handler has set. The progress of an earlier attempt stays until the next one

@@ -48,6 +48,7 @@ else:
     R = TypeVar("R")
 
 AnyJob: TypeAlias = "Job[Any] | int"
+AnyResult: TypeAlias = "Job[Any] | EnqueuedFlow | int | list[Job[Any]] | list[int]"
 KEPT_NO_MORE = "its row is kept no more"
 
 
@@ -308,7 +309,7 @@ class Results:
         """Return the last state of a job that ran in this process; None for one that is a row."""
         return None if (here := self.job_here(job)) is None else here.seen()
 
-    def result(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None, *, raw: bool) -> Any:
+    def result(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.result`."""
         end = _End.of(job)
         ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
@@ -318,9 +319,7 @@ class Results:
                     break
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
-    async def aresult(
-        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None, *, raw: bool
-    ) -> Any:
+    async def aresult(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.aresult`."""
         end = _End.of(job)
         ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
@@ -371,7 +370,9 @@ class _End:
         self._missing = set(ends or jobs)
 
     @classmethod
-    def of(cls, job: Job[Any] | EnqueuedFlow | int) -> _End:
+    def of(cls, job: AnyResult) -> _End:
+        if isinstance(job, list):
+            return cls(distinct(job), [id_of(each) for each in job], is_list=True)
         if isinstance(job, EnqueuedFlow):
             ends = [job.jobs[number].id for number in job.ends]
             return cls(distinct(job.jobs), ends, is_list=job.is_list)

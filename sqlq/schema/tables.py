@@ -93,6 +93,7 @@ jobs = _table(
     Column("errors", Text, **in_domain("errors")),
     Column("headers", Text),
     Column("label", **named(nullable=True)),
+    Column("group_key", **named(nullable=True)),
     Column("backoff", Text),
     Column("retention_ms", BigInteger, **in_domain("timeout")),
     Column("progress", DOUBLE_PRECISION),
@@ -155,12 +156,13 @@ IN_TIME_ONLY = "start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0"
 _index("jobs_start_by", jobs.c.start_by, jobs.c.id, where=IN_TIME_ONLY)
 
 
-def _flow_index(table: Table) -> None:
-    """Index the jobs of each flow. Ordinary jobs are in none of these indexes."""
+def _flow_and_group_index(table: Table) -> None:
+    """Index the jobs of each flow and group. Ordinary jobs are in none of these indexes."""
     _index(f"{table.name}_flow", table.c.flow_id, table.c.id, where="flow_id IS NOT NULL")
+    _index(f"{table.name}_group", table.c.group_key, table.c.id, where="group_key IS NOT NULL")
 
 
-_flow_index(jobs)
+_flow_and_group_index(jobs)
 
 IN_LINE = "blocked_by = 'limit'"
 
@@ -234,10 +236,11 @@ def _key_index(table: Table) -> None:
 
 
 def _unblock_indexes(table: Table, ended_at: str) -> None:
-    """Index ended jobs that others may have waited for, by when they ended, and those of each flow."""
+    """Index ended jobs that others may have waited for, by when they ended, and those of each flow and
+    group."""
     in_flow_or_limit = "flow_id IS NOT NULL OR limit_key IS NOT NULL"
     _index(f"{table.name}_unblock", table.c[ended_at], where=in_flow_or_limit)
-    _flow_index(table)
+    _flow_and_group_index(table)
 
 
 finished_jobs = _table(

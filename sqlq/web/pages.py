@@ -96,6 +96,7 @@ class Filter:
     queue: str | None = None
     task: str | None = None
     label: str | None = None
+    group: str | None = None
     header: str | None = None
     key: str | None = None
     limit_key: str | None = None
@@ -115,7 +116,7 @@ class Filter:
     @property
     def has_more(self) -> bool:
         """Whether one of the fields is set that are seldom used."""
-        return any((self.header, self.key, self.limit_key, self.since, self.until))
+        return any((self.group, self.header, self.key, self.limit_key, self.since, self.until))
 
     def options(self) -> dict[str, Any]:
         """Return the options of `app.jobs.listing`. Raises `ConfigurationError` for what cannot be read."""

@@ -302,7 +302,7 @@ def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
 @for_each(
     ("how", "complaint"),
     [
-        ({}, "name the jobs that are meant: by id, by task, by queue, or all of them"),
+        ({}, "name the jobs that are meant: by id, task, queue or group, or all of them"),
         ({"ids": [1], "all": True}, "give one of the two"),
         ({"ids": []}, "name the jobs that are meant"),
         ({"ids": 7}, "give a list"),

@@ -484,6 +484,8 @@ def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
 
 # -- queues of one's own (the demo) --------------------------------------------------------------------------
 
+MINE = lookup.Selection(queue="mine")
+
 
 def test_queues_are_counted_and_erased_alone(play: Play) -> None:
     play.failed(1, queue="mine")
@@ -493,7 +495,7 @@ def test_queues_are_counted_and_erased_alone(play: Play) -> None:
     play.enqueue(1, queue="mine", delay="1h")
     others = play.enqueue(1, queue="others")
     with play.app.database.begin() as conn:
-        assert lookup.states(conn, ["mine"]) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
+        assert lookup.counts(conn, MINE) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
         pruning.erase(conn, ["mine"])
-        assert lookup.states(conn, ["mine"]) == {}
+        assert lookup.counts(conn, MINE) == {}
     assert [job.id for job in play.app.jobs.list()] == others

@@ -241,7 +241,10 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("retry").misuse() == "name the failed jobs: by id, --task, --queue, --error, --flow or --all"
+    assert (
+        sqlq_("retry").misuse()
+        == "name the failed jobs: by id, --task, --queue, --group, --error, --flow or --all"
+    )
     assert "give one of the two" in sqlq_("retry", "101", "--all").sentence()
     nothing: dict[str, list[int]] = {"held_back": [], "not_failed": []}
     assert sqlq_("retry", "101", "--json").json() == {"retried": [101], **nothing}
@@ -272,7 +275,9 @@ def test_forget_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("delete").misuse() == "name the failed jobs: by id, --task, --queue, --error or --all"
+    assert (
+        sqlq_("delete").misuse() == "name the failed jobs: by id, --task, --queue, --group, --error or --all"
+    )
     assert sqlq_("delete", "101", "--json").json() == {"deleted": [101], "not_failed": []}
     assert sqlq_.ok("delete", "--task", "x", "--yes") == "deleted 1 job of task x: 103\n"
     assert sqlq_("delete", "102", "--queue", "b").code == 1, "ids and queue must both fit"

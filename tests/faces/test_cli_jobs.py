@@ -607,3 +607,14 @@ def _fail_strangely(app: sqlq.App) -> None:
 
     app.enqueue(strange.new())
     assert drain(app).failed == 1
+
+
+def test_a_group_is_listed_counted_and_cancelled(desk: Desk) -> None:
+    mine = [desk.enqueue(n, group="import-42") for n in range(2)]
+    other = desk.enqueue(7)
+    assert [job["id"] for job in desk.json("jobs", "--group", "import-42")] == mine[::-1]
+    assert desk("jobs", "--group", "import-42").endswith("\ngroup import-42: 2 available\n")
+    assert desk("jobs", "--group", "none") == "no jobs of group none\n\ngroup none: no jobs\n"
+    assert "\n  group         import-42\n" in desk("show", str(mine[0]))
+    assert desk.json("cancel", "--group", "import-42")["cancelled"] == mine
+    assert desk.app.jobs.get(other).state == "available"

@@ -70,7 +70,7 @@ def test_of_many_jobs_that_cannot_be_cancelled_the_rest_is_counted_by_what_stood
     assert done.err.splitlines()[20:] == [
         "sqlq: 3 more jobs have ended already",
         "sqlq: 1 more job does not exist",
-        "sqlq: 2 more jobs are not of the task and queue named",
+        "sqlq: 2 more jobs are not of those named",
     ]
 
 
@@ -255,8 +255,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), "name the jobs: by id, --task, --queue, --flow or --all"),
-        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --flow or --all"),
+        (("cancel",), "name the jobs: by id, --task, --queue, --group, --flow or --all"),
+        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --group, --flow or --all"),
         (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),
         (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
         (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),

@@ -153,7 +153,7 @@ def test_a_dry_run_counts_and_shows_the_first_few(sqlq_: Command, app: sqlq.App)
 
 
 def test_what_is_wrong_with_the_command_line_is_said(sqlq_: Command) -> None:
-    assert "name the jobs: by id, --task, --queue, --from or --to" in sqlq_("replay").misuse()
+    assert "name the jobs: by id, --task, --queue, --group, --from or --to" in sqlq_("replay").misuse()
     assert "neither a time like" in sqlq_("replay", "--from", "yesterday").misuse()
     assert "has no time zone" in sqlq_("replay", "--from", "2026-01-01").misuse()
     assert "--rate is 'fast'" in sqlq_("replay", "--task", "t", "--rate", "fast").misuse()

@@ -233,7 +233,7 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
     ("wrong", "says"),
     [
         (lambda app: app.result("7"), "'7' is no job: give what app.enqueue has returned, or a job's id"),
-        (lambda app: app.result([7]), r"\[7\] is no job"),
+        (lambda app: app.result([None]), "None is no job"),
         (lambda app: app.result(7, timeout=5), "timeout is 5: give a timedelta"),
         (lambda app: app.wait("jobs"), "'jobs' is no list of jobs"),
         (lambda app: app.wait(7), r"7 is no list of jobs: write app.wait\(\[job\]\)"),

@@ -9,11 +9,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     Integer,
-    MetaData,
     RowMapping,
     Select,
     Table,
@@ -33,9 +31,9 @@ from sqlq.config.constants import IDS
 from sqlq.model import history
 from sqlq.model.handle import AnyJob, Handle
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job import JobDetails, Progress, State, error_line
+from sqlq.model.job import Job, JobDetails, Progress, State, error_line
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import FAR, last_of, milliseconds_of, now, stands_in
 from sqlq.store.jobs.rows import ENDED_STATE, LIVE_STATE, TABLES
 from sqlq.store.workers import workers
@@ -59,6 +57,7 @@ class Selection:
     queue: str | None = None
     flow_id: int | None = None
     label: str | None = None
+    group: str | None = None
     key: str | None = None
     limit_key: str | None = None
     header: str | None = None
@@ -73,7 +72,8 @@ class Selection:
         parts: list[ColumnElement[bool]] = [columns.id.in_(possible(self.ids))] if self.ids else []
         for name, value in (
             *(("task", self.task), ("queue", self.queue), ("flow_id", self.flow_id)),
-            *(("label", self.label), ("unique_key", self.key), ("limit_key", self.limit_key)),
+            *(("label", self.label), ("group_key", self.group), ("unique_key", self.key)),
+            ("limit_key", self.limit_key),
         ):
             if value is not None:
                 parts.append(columns[name] == value)
@@ -114,7 +114,12 @@ def ids(
     each table."""
     found: list[int] = []
     for _, source, belongs in (_SOURCES[state] for state in states):
-        found += conn.scalars(_among_newest(source, belongs, chosen, within, limit))
+        if chosen.group is None:
+            query = _among_newest(source, belongs, chosen, within, limit)
+        else:
+            query = select(source.c.id).where(belongs, chosen.where(source))
+            query = query.order_by(source.c.id.desc()).limit(limit)
+        found += conn.scalars(query)
     return sorted(set(found), reverse=True)[:limit]
 
 
@@ -182,7 +187,7 @@ def listing(
     sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
     found: list[JobDetails] = []
     rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
-    if not rare:  # every job matches, or an index finds those that do
+    if not rare or chosen.group is not None:  # every job matches, or an index finds those that do
         within = None
     floors: list[int] = []
     for query, source, belongs in sources:
@@ -255,7 +260,18 @@ def _place_of(conn: Connection, source: Table, place: int, chosen: Selection = E
 
 
 _SEARCHED = {
-    *("id", "queue", "task", "flow_id", "label", "unique_key", "limit_key", "headers", "payload"),
+    *(
+        "id",
+        "queue",
+        "task",
+        "flow_id",
+        "label",
+        "group_key",
+        "unique_key",
+        "limit_key",
+        "headers",
+        "payload",
+    ),
     *("message", "reason", "created_at"),
 }
 
@@ -296,7 +312,7 @@ def more_failed_than(conn: Connection, number: int) -> bool:
 
 def failures(conn: Connection, chosen: Selection, *, within: int | None = None) -> list[FailedRow]:
     """Return the errors of failed jobs of a task or queue, the newest first; with `within` among so many."""
-    names = ("id", "queue", "task", "reason", "exception", "message", "failed_at")
+    names = ("id", "queue", "task", "group_key", "reason", "exception", "message", "failed_at")
     # a subquery of more columns would be copied with its tracebacks on MariaDB
     newest = select(*(failed_jobs.c[name] for name in names)).order_by(failed_jobs.c.id.desc())
     source = newest.limit(within).subquery()
@@ -340,6 +356,7 @@ def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:
         "progress": _progress(done, of, note),
         "cursor": None if row.cursor is None else decoded(row.cursor),
         "label": None if row.label is None else str(row.label),
+        "group_key": None if row.group_key is None else str(row.group_key),
         "available_at": None if row.available_at == FAR else row.available_at,
         "due_at": None if row.blocked_by is None else row.due_at,
     }
@@ -413,17 +430,23 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
     return Waiting(int(number), seen < limit)
 
 
-def states(conn: Connection, queues: Collection[str]) -> dict[str, int]:
-    """Return the number of jobs of these queues by state."""
-    query = (
-        select(_JOB_STATES.c.state, func.count())
-        .where(_JOB_STATES.c.queue.in_(queues))
-        .group_by(_JOB_STATES.c.state)
+def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
+    """Return the number of the selected jobs by state."""
+    each = union_all(
+        *(select(state.label("state")).where(chosen.where(table)) for table, state in TABLES)
+    ).subquery()
+    query = select(each.c.state, func.count()).group_by(each.c.state)
+    return {State(state): number for state, number in conn.execute(query)}
+
+
+def handles(conn: Connection, chosen: Selection) -> list[Job[Any]]:
+    """Return the selected jobs in the order of their ids."""
+    each = (
+        select(table.c.id, table.c.queue, table.c.task, state.label("state")).where(chosen.where(table))
+        for table, state in TABLES
     )
-    return {row.state: row[1] for row in conn.execute(query)}
-
-
-_JOB_STATES = Table("job_states", MetaData(schema=TOKEN_SCHEMA), Column("queue"), Column("state"))
+    rows = conn.execute(union_all(*each).order_by("id"))
+    return [Job(row.id, row.queue, row.task, State(row.state), created=False) for row in rows]
 
 
 def enqueued(conn: Connection, task: str) -> Sequence[Sequence[Any]]:

@@ -65,6 +65,7 @@ _ENDED: tuple[tuple[Table, ColumnElement[Any], ColumnElement[Any]], ...] = (
 COPIED = (
     *("queue", "task", "payload", "priority", "max_attempts", "timeout_ms", "on_success", "on_failure"),
     *("headers", "label", "backoff", "retention_ms", "schedule", "scheduled_for", "limit_key"),
+    "group_key",
 )
 """The columns that a replay takes from the original job. It has no unique key, which stood for the original
 work; no `start_by`, which is over; and no cursor."""

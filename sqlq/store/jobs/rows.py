@@ -54,6 +54,7 @@ _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
     "on_success": Text,
     "on_failure": Text,
     "label": Text,
+    "group_key": Text,
     "headers": Text,
     "backoff": Text,
     "retention_ms": BigInteger,

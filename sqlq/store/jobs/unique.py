@@ -183,7 +183,7 @@ LIVE_KEY = Key(("queue", "unique_key"), text(HOLDS_KEY))  # guard: unique-arbite
 """The index of the keys that live jobs hold."""
 _REPLACED = (
     *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
-    *("headers", "label", "backoff", "retention_ms", "start_by"),
+    *("headers", "label", "group_key", "backoff", "retention_ms", "start_by"),
 )
 """The columns that a replacing job sets; queue and unique key stay the same."""
 _FORGOTTEN = (

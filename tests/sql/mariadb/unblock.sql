@@ -32,8 +32,8 @@ UPDATE shop.jobs FORCE INDEX (PRIMARY)
        blocked_by = IF(limit_key IS NULL, NULL, 'limit')
  WHERE id IN (3);
 
-INSERT INTO shop.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, `cursor`, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason)
-SELECT id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, `cursor`, start_by, flow_id, limit_key, replay_of, created_at, 'cancelled', %s FROM shop.jobs FORCE INDEX (PRIMARY) WHERE id IN (4);
+INSERT INTO shop.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, `cursor`, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason)
+SELECT id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, `cursor`, start_by, flow_id, limit_key, replay_of, created_at, 'cancelled', %s FROM shop.jobs FORCE INDEX (PRIMARY) WHERE id IN (4);
 
 DELETE FROM shop.jobs USING JSON_TABLE('[4]', '$[*]' COLUMNS (id BIGINT PATH '$')) AS step STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY)
  WHERE jobs.id = step.id;

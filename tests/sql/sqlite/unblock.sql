@@ -33,8 +33,8 @@ UPDATE main.jobs
        due_at = CASE WHEN limit_key IS NOT NULL THEN max(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER), coalesce(due_at, 0)) END
  WHERE id IN (SELECT value FROM json_each(?));
 
-INSERT INTO main.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason)
-SELECT id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, 'cancelled', ? FROM main.jobs WHERE id IN (SELECT value FROM json_each(?));
+INSERT INTO main.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason)
+SELECT id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, 'cancelled', ? FROM main.jobs WHERE id IN (SELECT value FROM json_each(?));
 
 DELETE FROM main.jobs WHERE id IN (SELECT value FROM json_each(?));
 
