@@ -54,7 +54,7 @@ class Host:
                 queues=None,
                 concurrency=SLOTS,
             )
-        facts = Facts(self.id, "", None, None, None, None, SLOTS, LEASE_MS, None, drain=False)
+        facts = Facts(self.id, "", None, None, None, None, SLOTS, LEASE_MS, None, drain=False, poll_ms=None)
         self.lookout = Poller(
             *(database, facts, self._go),
             last_look=LastLook(NoParent()),

@@ -182,23 +182,37 @@ def python() -> str:
 
 
 class Setting(NamedTuple):
-    """Where one thing is set, and what holds where it is not."""
+    """Where one thing is set, who reads it, and what holds where it is not set."""
 
     about: str
     argument: str = ""
     variable: str = ""
     key: str = ""
     default: str = ""
+    reader: str = "each App"
 
 
+COMMANDS, LOOKS, TESTS, WORKERS = (
+    "commands",
+    "commands that only look, and the dashboard",
+    "tests",
+    "workers",
+)
 SETTINGS: Final = (
-    Setting("the App of the commands", "`sqlq -a`", "SQLQ_APP", "app", "none"),
+    Setting("the App of the commands", "sqlq -a", "SQLQ_APP", "app", "none", COMMANDS),
     Setting("the database", "url", "SQLQ_DATABASE_URL", "database-url", DEFAULT_URL),
     Setting("the engine whose way of connecting sqlq takes", "engine"),
     Setting("the schema of the tables", "schema", "SQLQ_SCHEMA", "", "the connection's"),
     Setting("how long finished jobs are kept", "retention", "SQLQ_RETENTION", "retention", RETENTION),
-    Setting("the replica that looks read from", "", "SQLQ_READ_URL", "read-url", "none"),
+    Setting("the replica that looks read from", "", "SQLQ_READ_URL", "read-url", "none", LOOKS),
     Setting("where idle workers listen", "listen_url", "SQLQ_LISTEN_URL", "", "the database's URL"),
+    Setting(
+        "how often an idle worker looks", "work --poll", "SQLQ_POLL", "poll", "1.25 s; SQLite 50 ms", WORKERS
+    ),
+    Setting(
+        "jobs in a claim", "work --claim-batch", "SQLQ_CLAIM_BATCH", "claim-batch", "at most 1,000", WORKERS
+    ),
+    Setting("how far ahead jobs are held", "work --ahead", "SQLQ_AHEAD", "ahead", "100 ms", WORKERS),
     Setting("the session of jobs that are enqueued without one", "session", default="their own transaction"),
     Setting("whether jobs run where they are enqueued", "eager", "SQLQ_EAGER", "eager", "no"),
     Setting("options of all jobs", "defaults", "", "defaults", "none"),
@@ -212,11 +226,9 @@ SETTINGS: Final = (
     Setting("how they seal", "seal", "SQLQ_SEAL", "", "sign"),
     Setting("which plain rows run where there are keys", "unsealed", "SQLQ_UNSEALED", "", "refuse"),
     Setting("calls of a task as a function", "direct_calls", default="allow"),
-    Setting(
-        "the database of the fixture `sqlq_app`", "", "SQLQ_TEST_DATABASE_URL", "", "a file for each test"
-    ),
+    Setting("where `sqlq_app` is", "", "SQLQ_TEST_DATABASE_URL", "", "a file for each test", TESTS),
 )
-"""All settings of an App and of its commands. Arguments without a command are those of `sqlq.App`."""
+"""All settings of an App, its workers and its commands. Arguments of one word are those of `sqlq.App`."""
 
 
 def settings() -> str:
@@ -224,14 +236,16 @@ def settings() -> str:
     parts = [
         "# Settings\n\nAn argument comes before the variable of the environment, the variable before the key "
         "of `[tool.sqlq]` in `pyproject.toml`. [Defaults](../guide/defaults.md) says more of each.\n\n"
-        "| what | argument of `App` | variable | key | default |\n|---|---|---|---|---|\n"
+        "| what | argument | variable | key | default | who reads it |\n|---|---|---|---|---|---|\n"
     ]
     for each in SETTINGS:
-        cells = [f"`{cell}`" if cell else "" for cell in (each.argument.strip("`"), each.variable, each.key)]
-        parts.append(f"| {each.about} | {' | '.join(cells)} | {each.default} |\n")
+        cells = [f"`{cell}`" if cell else "" for cell in (each.argument, each.variable, each.key)]
+        parts.append(f"| {each.about} | {' | '.join(cells)} | {each.default} | {each.reader} |\n")
     options = ", ".join(f"`SQLQ_{name.upper()}`" for name in VARIABLES)
     parts.append(
-        f"\n{options} are defaults for jobs. `[tool.sqlq.defaults]` and `[tool.sqlq.queues.NAME]` take all "
+        "\nAn argument of one word is that of `sqlq.App`; those of `sqlq work` are those of `app.worker`, "
+        "too. An App is that of a producer, a worker or a command. "
+        f"{options} are defaults for jobs. `[tool.sqlq.defaults]` and `[tool.sqlq.queues.NAME]` take all "
         "options of jobs, [in layers](../guide/headers-and-progress.md#defaults-in-layers).\n"
     )
     return "".join(parts)
@@ -246,6 +260,29 @@ def each_error() -> list[type[Exception]]:
     return [value for value in found if issubclass(value, of_errors.SqlqError)]
 
 
+WHAT_TO_DO: Final = {
+    "SqlqError": "Catch a kind of it. Catch this one where any error of sqlq is handled alike.",
+    "ConfigurationError": "Mend the setting that the message names. The transaction is still usable.",
+    "UnsupportedDatabaseError": "Take a database, or a version, that [is supported](../guide/databases.md).",
+    "SchemaVersionError": "Run `sqlq migrate`, or install the version of sqlq that the message names.",
+    "EnqueueError": "Mend the call: nothing was written, and the transaction is still usable.",
+    "UnknownTaskError": "Import the module that defines the task, or enqueue it by `app.named`.",
+    "ArgumentsError": "Give the handler's arguments, as JSON or as what its annotations name.",
+    "ExecutionError": "Wait: the job is tried again while it has attempts. `sqlq show ID` has its history.",
+    "JobTimeoutError": "Give it more time by `timeout=`, or [cut it into slices](../guide/long-jobs.md).",
+    "LeaseLostError": "Let it pass: roll back, and stop. Another worker has the job, or it was cancelled.",
+    "WorkerLostError": "Look why the process died: memory, a signal, a crash. The job is tried again.",
+    "JobNotFoundError": "Commit first, or look into the database that has it. Rows are kept for a time.",
+    "ScheduleNotFoundError": "Take a name that `sqlq schedules` lists.",
+    "NoResultError": "Wait longer, or have the handler return what can be kept.",
+    "JobFailedError": "Read `exception` and `message`; mend the cause, then `sqlq retry ID`.",
+    "JobCancelledError": "Enqueue it anew, or `sqlq replay ID`, if it was cancelled by mistake.",
+    "WaitTimeoutError": "Wait again with the same job: it goes on. `sqlq why ID` says what it waits for.",
+    "SealError": "Give this process the key: [sealed payloads](../guide/sealed.md).",
+}
+"""The remedy for each error class."""
+
+
 def errors() -> str:
     """Return the page of all error classes."""
     parts = [f"# Errors\n\n{prose(of_errors)}\n"]
@@ -253,7 +290,8 @@ def errors() -> str:
         bases = ", ".join(f"`{base.__name__}`" for base in each.__bases__)
         where = "sqlq" if each.__name__ in sqlq.__all__ else "sqlq.errors"
         parts.append(
-            f"## {each.__name__}\n\n`{where}.{each.__name__}`, a kind of {bases}.\n\n{prose(each)}\n"
+            f"## {each.__name__}\n\n`{where}.{each.__name__}`, a kind of {bases}.\n\n{prose(each)}\n\n"
+            f"**What to do.** {WHAT_TO_DO[each.__name__]}\n"
         )
     return "\n".join(parts)
 

@@ -478,6 +478,9 @@ class App(Parts, Declares):
         name: str | None = None,
         max_rss: str | int | None = None,
         max_idle: Duration | None = None,
+        poll: Duration | None = None,
+        claim_batch: int | None = None,
+        ahead: Duration | None = None,
         isolate: bool = False,
         supervision: NoParent | None = None,
         isolates: IsolatedProcesses | None = None,
@@ -494,8 +497,13 @@ class App(Parts, Declares):
 
         With `drain` the worker stops when nothing is available. It stops after `max_jobs` jobs, after
         `max_lifetime`, after `max_idle` without a job, and when the process uses more memory than `max_rss`
-        ("400MB"). Operators call it by its `name`. (`isolate`, `supervision` and `isolates` are for `sqlq
-        work`.)
+        ("400MB"). Operators call it by its `name`.
+
+        An idle host looks for jobs each `poll`, by default 1.25 s, and a SQLite file each 50 ms, beside
+        notifications. A claim brings at most `claim_batch` jobs, by default 1,000. Beside those in its slots
+        the worker holds jobs that start `ahead` of now, by default within 100 ms at its pace; "0s" holds
+        none. SQLQ_POLL, SQLQ_CLAIM_BATCH and SQLQ_AHEAD, then `pyproject.toml`, set what is not given.
+        (`isolate`, `supervision` and `isolates` are for `sqlq work`.)
 
         >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
         ...     serve_web()
@@ -515,6 +523,9 @@ class App(Parts, Declares):
             max_rss=max_rss,
             max_idle=max_idle,
             isolate=isolate,
+            poll=poll,
+            claim_batch=claim_batch,
+            ahead=ahead,
             retention_ms=self._code.retention_ms,
         )
         parts = AppParts(

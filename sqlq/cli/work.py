@@ -107,6 +107,15 @@ group."""
 )
 @click.option("--max-idle", metavar="DURATION", help="Exit when nothing has come for so long.")
 @click.option(
+    "--poll", metavar="DURATION", help="Look for jobs so often when idle: 1.25s, of SQLite 50ms, without it."
+)
+@click.option(
+    "--claim-batch", type=int, metavar="N", help="Claim at most so many jobs at a time; else 1,000."
+)
+@click.option(
+    "--ahead", metavar="DURATION", help="Hold jobs that start within so long; 100ms without it, 0s for none."
+)
+@click.option(
     "--name", metavar="NAME", help="What this worker is called, in sqlq workers and by those who operate it."
 )
 @click.option(

@@ -39,6 +39,9 @@ class Project:
     database_url: str | None = field(default=None, repr=False)
     read_url: str | None = field(default=None, repr=False)
     retention: str | None = None
+    poll: str | None = None
+    claim_batch: Any = None
+    ahead: str | None = None
     eager: Any = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -123,8 +126,8 @@ def _read(file: Path, written: bytes) -> Project | None:
             )
         if key in ("defaults", "queues"):
             found[key] = _table(file, f"tool.sqlq.{key}", value)
-        elif key == "eager" and isinstance(value, bool):
-            found[key] = value
+        elif (key, type(value)) in (("eager", bool), ("claim-batch", int)):
+            found[key.replace("-", "_")] = value
         elif not isinstance(value, str) or not value.strip():
             raise ConfigurationError(
                 f"{file}: {key} in {TABLE} is {value!r}: it must be text, as in {_KEYS[key]}"
@@ -155,6 +158,9 @@ _KEYS = {
     "read-url": 'read-url = "postgresql://replica/shop"',
     "retention": 'retention = "30d"',
     "eager": 'eager = "commit"',
+    "poll": 'poll = "500ms"',
+    "claim-batch": "claim-batch = 100",
+    "ahead": 'ahead = "50ms"',
     "defaults": "",
     "queues": "",
 }

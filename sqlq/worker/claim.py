@@ -159,7 +159,12 @@ class Claimer:
         tasks: Mapping[str, Task[..., Any]] | None = None,
         drain: bool = False,
         newest_first: frozenset[str] = frozenset(),
+        batch: int | None = None,
+        ahead_ms: int | None = None,
     ) -> None:
+        """`batch` and `ahead_ms` None stand for the defaults."""
+        self._largest = LARGEST_BATCH if batch is None else batch
+        self._ahead_seconds = AHEAD_SECONDS if ahead_ms is None else ahead_ms / 1000
         self._newest_first = newest_first
         self._turns = Turns(queues) if isinstance(queues, Mapping) else None
         self._had_turn: set[str] = set()
@@ -186,7 +191,7 @@ class Claimer:
         self.next_due = float("inf")
         """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
         self._turn = 0
-        self._most = LARGEST_BATCH
+        self._most = self._largest
         """How many jobs a claim may bring, by how long the last ones took."""
         self.passes_again_at = float("-inf")
         """When jobs may be claimed again past those that are held until they get processes of their own."""
@@ -200,7 +205,7 @@ class Claimer:
         free slot at once. A claim past them may be in vain, and its jobs are then released. So the worker
         tries it once in a while. A drain never does: it would leave the released jobs behind.
         """
-        ahead = int(self._pace.measure(ended, busy_seconds) * AHEAD_SECONDS)
+        ahead = int(self._pace.measure(ended, busy_seconds) * self._ahead_seconds)
         free = self._concurrency - running
         if free <= 0 and waiting * 2 > ahead:
             return 0
@@ -235,7 +240,7 @@ class Claimer:
         self._most = (
             max(1, int(len(claimed) / seconds))
             if seconds > SLOW_SECONDS
-            else min(2 * self._most, LARGEST_BATCH)
+            else min(2 * self._most, self._largest)
         )
         return claimed
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlq.config.durations import Duration, milliseconds
+from sqlq.config import pyproject
+from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
@@ -19,6 +20,11 @@ from sqlq.model.schedule import Declarations
 from sqlq.model.task import Registry
 
 LARGEST_WEIGHT = 1_000
+POLLS_MS = 20, 5_000
+"""A longer one would come to the time after which a worker takes its poller for dead."""
+BATCHES = range(1, 1_001)
+AHEADS_MS = 0, 1_000
+"""A job that has not started after a second is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,12 @@ class WorkerOptions:
     """How many turns each queue has of those of all; None where queues come in the order given."""
     isolate: bool = False
     """Whether every job runs in a subprocess, whatever option its task has."""
+    poll_ms: int | None = None
+    """How long an idle host waits for its next look; None for the default of its database."""
+    claim_batch: int | None = None
+    """The most jobs that a claim brings; None for the default."""
+    ahead_ms: int | None = None
+    """Jobs are held that start within so long; None for the default."""
 
     @classmethod
     def of(
@@ -74,6 +86,9 @@ class WorkerOptions:
         max_rss: str | int | None = None,
         max_idle: Duration | None = None,
         isolate: bool = False,
+        poll: Duration | None = None,
+        claim_batch: int | None = None,
+        ahead: Duration | None = None,
     ) -> WorkerOptions:
         if isinstance(queues, str):
             raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
@@ -113,12 +128,33 @@ class WorkerOptions:
             max_idle_ms,
             weights,
             isolate,
+            _between(("poll", "SQLQ_POLL"), poll, *POLLS_MS),
+            _checked_batch(claim_batch),
+            _between(("ahead", "SQLQ_AHEAD"), ahead, *AHEADS_MS),
         )
 
     def jittered(self) -> WorkerOptions:
         """Return these options with up to a tenth less of jobs and lifetime, so that workers started together
         do not end together."""
         return replace(self, max_jobs=_less(self.max_jobs), max_lifetime_ms=_less(self.max_lifetime_ms))
+
+
+def _between(names: tuple[str, str], argument: Duration | None, least: int, most: int) -> int | None:
+    """Return the milliseconds of a setting of workers that lies in a range; None where it is set nowhere."""
+    what, value = pyproject.setting(argument, *names, names[0])
+    if value is None:
+        return None
+    ms = milliseconds(value, what)
+    if not least <= ms <= most:
+        lie = f"it must lie between {readable(least)} and {readable(most)}"
+        raise ConfigurationError(f"{what} is {value!r}: {lie}")
+    return ms
+
+
+def _checked_batch(argument: int | None) -> int | None:
+    what, value = pyproject.setting(argument, "claim_batch", "SQLQ_CLAIM_BATCH", "claim_batch")
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    return None if value is None else checked_whole(number, what, BATCHES, ConfigurationError)
 
 
 def _less(limit: int | None) -> int | None:

@@ -49,7 +49,7 @@ from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.settle.after import Admissions, AfterSettling, Answers, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
 from sqlq.worker.stop import Bounds, Grace, Lifespans
-from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, LastLook, Poller
+from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
 
 log = logging.getLogger("sqlq.worker")
@@ -88,8 +88,8 @@ class Worker(Background):
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
         self._left, self._ending = threading.Event(), threading.Lock()
-        self._last_look = LastLook(self._supervision)
-        self._wake = wake_for(database, self._last_look.at)
+        self._last_look = LastLook(self._supervision, options.poll_ms)
+        self._wake = wake_for(database, self._last_look.is_recent, options.poll_ms)
         self._keep_finished = keep_finished = options.retention_ms != 0
         self._deadlines = Deadlines(self._stuck, self._supervision.beat)
         schema = version.Watch()
@@ -151,6 +151,8 @@ class Worker(Background):
             tasks=app.tasks,
             drain=options.drain,
             newest_first=app.newest_first,
+            batch=options.claim_batch,
+            ahead_ms=options.ahead_ms,
         )
         follow = Follow(
             *(database, app.schedules, app.tasks),
@@ -441,7 +443,8 @@ class Worker(Background):
         """Rest as long as a poller looks for this worker. Return whether something happened. The rest is
         short while jobs wait for slots: no other thread sees when they have waited for too long."""
         # only this worker knows jobs that are due before the poller can see them
-        due = self._claimer.next_due if self._claimer.next_due < time.monotonic() + LOOKOUT_SECONDS else NEVER
+        seen_by = time.monotonic() + look_seconds(self._options.poll_ms)
+        due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
         began = rested_since = time.monotonic()
         while self._wake.rests and not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse(rests=True)

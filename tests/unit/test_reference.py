@@ -25,6 +25,7 @@ from tests.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
 PYTHON = reference.python()
+KEY = "q6XhB8p9w2QxF0dS3kL7mN1vC5zR4tYbU8iOeP6aG0w"
 
 
 def commands_below(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
@@ -100,7 +101,8 @@ def test_a_method_stands_there_with_its_signature() -> None:
 
 
 def test_each_argument_variable_and_key_is_a_setting() -> None:
-    arguments = {each.argument.partition("[")[0] for each in reference.SETTINGS} - {"", "`sqlq -a`"}
+    said = [each.argument for each in reference.SETTINGS]
+    arguments = {each.partition("[")[0] for each in said if each and " " not in each}
     assert arguments == inspect.signature(sqlq.App).parameters.keys()
     sources = "".join(path.read_text() for path in (ROOT / "sqlq").rglob("*.py"))
     read = set(re.findall(r"\bSQLQ_[A-Z_]*[A-Z]\b", sources))
@@ -108,6 +110,58 @@ def test_each_argument_variable_and_key_is_a_setting() -> None:
     assert {each.variable for each in reference.SETTINGS if each.variable} == read
     assert {each.key for each in reference.SETTINGS if each.key} == _KEYS.keys()
     assert all(f"`{each.variable}`" in reference.settings() for each in reference.SETTINGS if each.variable)
+
+
+def reader_of(variable: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Return who complains of a value that no setting has; None where neither an App nor a worker does."""
+    monkeypatch.setenv(variable, "?")
+    monkeypatch.setenv("SQLQ_KEYS", KEY if variable in ("SQLQ_SEAL", "SQLQ_UNSEALED") else "")
+    if variable == "SQLQ_KEYS":
+        monkeypatch.setenv(variable, "?")
+    try:
+        url = None if variable == "SQLQ_DATABASE_URL" else "postgresql://nowhere/none"
+        app = sqlq.App() if url is None else sqlq.App(url)
+        app.task(name="t")(lambda: None)
+        assert app._connected.address is not None
+        assert app.schema != "?"
+    except (sqlq.errors.ConfigurationError, AssertionError):
+        return "each App"
+    try:
+        app.worker()
+    except sqlq.errors.ConfigurationError as error:
+        return reference.WORKERS if str(error).startswith(f"{variable} is '?'") else str(error)
+    except ImportError:  # the driver
+        pass
+    return None
+
+
+@pytest.mark.parametrize(
+    "setting", [each for each in reference.SETTINGS if each.variable], ids=lambda each: each.variable
+)
+def test_a_variable_is_read_by_whom_its_row_names(
+    setting: reference.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if setting.reader in ("each App", reference.WORKERS):
+        assert reader_of(setting.variable, monkeypatch) == setting.reader
+        return
+    files = {
+        reference.COMMANDS: ("cli/context.py", f'"{setting.variable}"'),
+        reference.LOOKS: ("web/reading.py", "read_url"),
+        reference.TESTS: ("testing/fixtures.py", f'"{setting.variable}"'),
+    }
+    file, reads = files[setting.reader]
+    assert reads in (ROOT / "sqlq" / file).read_text()
+
+
+def test_each_setting_of_workers_is_an_option_and_an_argument() -> None:
+    taken = inspect.signature(sqlq.App.worker).parameters
+    for each in reference.SETTINGS:
+        if each.reader == reference.WORKERS:
+            option = each.argument.removeprefix("work ")
+            assert option in options_of(command_line.commands["work"])
+            assert option.removeprefix("--").replace("-", "_") in taken
+            assert (each.key, each.variable) == (option[2:], f"SQLQ_{option[2:].replace('-', '_').upper()}")
 
 
 def kinds_of(error: type[Exception]) -> set[type[Exception]]:
@@ -118,6 +172,8 @@ def test_each_error_stands_there() -> None:
     public = {each for each in kinds_of(sqlq.SqlqError) if each.__module__ == "sqlq.errors"}
     assert set(reference.each_error()) == public
     assert all(f"## {each.__name__}\n" in reference.errors() for each in public)
+    assert reference.WHAT_TO_DO.keys() == {each.__name__ for each in public}
+    assert reference.errors().count("**What to do.** ") == len(public)
 
 
 def test_each_metric_stands_there() -> None:

@@ -590,7 +590,6 @@ def test_without_notifications_a_worker_hears_of_the_jobs_of_its_process(
 ) -> None:
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     monkeypatch.setattr(poller, "TRUSTED_SECONDS", 3600.0)
-    monkeypatch.setattr(wake, "TRUSTED_SECONDS", 3600.0)
     monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
     ran = threading.Event()
     task = app.task(name="t")(ran.set)

@@ -45,6 +45,7 @@ class Facts(NamedTuple):
     lease_ms: int
     retention_ms: int | None
     drain: bool
+    poll_ms: int | None
 
     @classmethod
     def of(cls, worker: str, database: Database, options: WorkerOptions) -> Facts:
@@ -60,6 +61,7 @@ class Facts(NamedTuple):
             options.lease_ms,
             options.retention_ms,
             options.drain,
+            options.poll_ms,
         )
 
 

@@ -55,6 +55,11 @@ HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
 NEVER = float("inf")
 
 
+def look_seconds(poll_ms: int | None) -> float:
+    """Return the time between two looks of an idle host."""
+    return LOOKOUT_SECONDS if poll_ms is None else poll_ms / 1000
+
+
 class Send(Protocol):
     """Has a worker of this host claim."""
 
@@ -67,8 +72,9 @@ class Send(Protocol):
 class LastLook:
     """When a poller last looked for one worker, by the monotonic clock: its own, or its supervisor's."""
 
-    def __init__(self, supervision: NoParent) -> None:
+    def __init__(self, supervision: NoParent, poll_ms: int | None = None) -> None:
         self._supervision = supervision
+        self._trusted_seconds = max(TRUSTED_SECONDS, 3 * look_seconds(poll_ms))
         self._began_at = self._looked_at = self._leases_at = -NEVER
 
     def begin(self) -> None:
@@ -93,8 +99,13 @@ class LastLook:
         """Return when a poller last looked for the work of services."""
         return max(self._leases_at, self._supervision.looked_at())
 
+    def is_recent(self) -> bool:
+        """Whether a poller looks for jobs."""
+        # guard: a-silent-lookout-is-noticed
+        return time.monotonic() - self.at() < self._trusted_seconds
+
     def supervisor_looks(self) -> bool:
-        return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
+        return time.monotonic() - self._supervision.looked_at() < self._trusted_seconds
 
     def stands_by(self) -> bool:
         """Whether the worker's own poller rests: the supervisor's looks, or is about to."""
@@ -137,6 +148,7 @@ class Poller:
         """
         self._database = database
         self._queues = options.queues
+        self._look_seconds = look_seconds(options.poll_ms)
         self._rescue_seconds = min(RESCUE_MS, options.lease_ms / 4) / 1000
         self._send_one = send
         self._last_look = last_look
@@ -171,7 +183,7 @@ class Poller:
         looking: Database | None = None
         while not self._stopping.is_set():
             if self._last_look.stands_by():
-                self._stopping.wait(LOOKOUT_SECONDS)
+                self._stopping.wait(self._look_seconds)
                 continue
             try:
                 # made here: the schema to listen for may need a query
@@ -254,7 +266,7 @@ class Poller:
             "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each "
             "%s; "
             "to be told of them at once, name a direct connection in SQLQ_LISTEN_URL",
-            readable(LOOKOUT_SECONDS * 1000),
+            readable(self._look_seconds * 1000),
             extra={"event": "polling"},
         )
         return False
@@ -264,7 +276,7 @@ class Poller:
             "the URL to listen at leads through a pooler that does not carry LISTEN: "
             "looking for new jobs each %s; "
             "name a direct connection in SQLQ_LISTEN_URL",
-            readable(LOOKOUT_SECONDS * 1000),
+            readable(self._look_seconds * 1000),
             extra={"event": "polling"},
         )
 
@@ -296,7 +308,7 @@ class Poller:
         waits = [ms / 1000 for ms in found.due.values()]
         if any(wait <= 0 for wait in waits):
             self._send()
-        self._look_at = moment + LOOKOUT_SECONDS
+        self._look_at = moment + self._look_seconds
         if self._go_at > moment:  # guard: a-look-drops-no-hint
             self._go_at = NEVER
         later = [wait for wait in waits if wait > 0]

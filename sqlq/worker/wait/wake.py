@@ -18,7 +18,6 @@ from pathlib import Path
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
 from sqlq.database.notifications import wait_here, wait_no_more
-from sqlq.worker.wait.poller import TRUSTED_SECONDS
 
 log = logging.getLogger("sqlq.worker")
 
@@ -110,10 +109,10 @@ class Wake:
 class HintedWake(Wake):
     """Woken by a poller, which also looks while nothing happens. Without its looks the worker polls."""
 
-    def __init__(self, database: Database, watches: Callable[[], float]) -> None:
-        """`watches` returns the time of the poller's last look, by the monotonic clock."""
+    def __init__(self, database: Database, is_watched: Callable[[], bool]) -> None:
+        """`is_watched` returns whether a poller looks."""
         super().__init__(database)
-        self._watches = watches
+        self._is_watched = is_watched
 
     def start(self) -> None:
         if not self._database.dialect.notifies:
@@ -124,16 +123,11 @@ class HintedWake(Wake):
 
     @property
     def rests(self) -> bool:
-        return self._waited >= CLOSE_SECONDS and self._is_watched
+        return self._waited >= CLOSE_SECONDS and self._is_watched()
 
     @property
     def _longest(self) -> float:
-        return CLOSE_SECONDS if self._is_watched else POLL_SECONDS
-
-    @property
-    def _is_watched(self) -> bool:
-        # guard: a-silent-lookout-is-noticed
-        return time.monotonic() - self._watches() < TRUSTED_SECONDS
+        return CLOSE_SECONDS if self._is_watched() else POLL_SECONDS
 
     def hinted(self) -> None:
         self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
@@ -149,6 +143,7 @@ class WatchingWake(Wake):
     SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05
 
     _pause = SHORTEST_SECONDS
+    longest_seconds = LONGEST_SECONDS
     _connection: sqlite3.Connection | None = None
     _version = 0
 
@@ -190,10 +185,14 @@ class WatchingWake(Wake):
                 self._version = version
                 self._called.set()
                 return
-            self._pause = min(self._pause * 1.05, self.LONGEST_SECONDS)
+            self._pause = min(self._pause * 1.05, self.longest_seconds)
 
 
-def wake_for(database: Database, watches: Callable[[], float]) -> Wake:
-    """Return the waiting that suits a database. `watches` returns the time of the last look of a poller, if
-    any."""
-    return WatchingWake(database) if database.dialect.sees_commits else HintedWake(database, watches)
+def wake_for(database: Database, is_watched: Callable[[], bool], poll_ms: int | None = None) -> Wake:
+    """Return the waiting that suits a database. `is_watched` returns whether a poller looks."""
+    if not database.dialect.sees_commits:
+        return HintedWake(database, is_watched)
+    wake = WatchingWake(database)
+    if poll_ms is not None:
+        wake.longest_seconds = poll_ms / 1000
+    return wake

@@ -1,0 +1,124 @@
+"""The settings of a worker for how often it looks, how many jobs a claim brings, and how far ahead it holds
+jobs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.worker import claim
+from sqlq.worker.claim import Claimer
+from sqlq.worker.ipc.parent import NoParent
+from sqlq.worker.options import WorkerOptions
+from sqlq.worker.wait import poller
+from tests.kit import for_each, working
+from tests.waiting import wait_until
+
+PLAIN: dict[str, Any] = {
+    "queues": None,
+    "concurrency": 1,
+    "lease": "30s",
+    "grace": "25s",
+    "drain": False,
+    "max_jobs": None,
+    "retention_ms": None,
+}
+
+
+def options(**given: Any) -> tuple[Any, ...]:
+    made = WorkerOptions.of(**PLAIN, **given)
+    return made.poll_ms, made.claim_batch, made.ahead_ms
+
+
+def test_an_argument_comes_before_the_variable_and_that_before_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert options() == (None, None, None)
+    keys = 'poll = "1s"\nclaim-batch = 7\nahead = "10ms"\n'
+    (tmp_path / "pyproject.toml").write_text(f"[tool.sqlq]\n{keys}")
+    assert options() == (1_000, 7, 10)
+    for name, value in (("POLL", "2s"), ("CLAIM_BATCH", "8"), ("AHEAD", "20ms")):
+        monkeypatch.setenv(f"SQLQ_{name}", value)
+    assert options() == (2_000, 8, 20)
+    assert options(poll="3s", claim_batch=9, ahead="0s") == (3_000, 9, 0)
+
+
+@for_each(
+    ("name", "wrong", "says"),
+    [
+        ("poll", "10ms", "poll is '10ms': it must lie between 20 ms and 5 s"),
+        ("poll", "6s", "poll is '6s': it must lie between 20 ms and 5 s"),
+        ("poll", 1, "poll is 1: give a timedelta"),
+        ("ahead", "2s", "ahead is '2s': it must lie between 0 ms and 1 s"),
+        ("claim_batch", 0, "claim_batch is 0: it must be a whole number from 1 to 1,000"),
+        ("claim_batch", "many", "claim_batch is 'many': it must be a whole number from 1 to 1,000"),
+    ],
+)
+def test_what_no_worker_can_do_is_one_sentence(name: str, wrong: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{says}"):
+        options(**{name: wrong})
+
+
+def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\nclaim-batch = 0\n")
+    with pytest.raises(
+        ConfigurationError, match=r"^claim_batch in .*pyproject.toml is 0: it must be a whole"
+    ):
+        options()
+    monkeypatch.setenv("SQLQ_CLAIM_BATCH", "0.5")
+    with pytest.raises(ConfigurationError, match=r"^SQLQ_CLAIM_BATCH is '0.5': it must be a whole number"):
+        options()
+
+
+def test_a_claim_brings_no_more_than_its_batch(app: sqlq.App) -> None:
+    app.enqueue_many([app.named("t").new(n) for n in range(10)])
+    claimer = Claimer(app.database, "me", ["default"], 10, 30_000, batch=3)
+    taken = [len(claimer.claim(claimer.demand(0, 0, 0, 0.0))) for _ in range(4)]
+    assert taken == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize(("ahead_ms", "wanted"), [(None, 105), (50, 55), (0, 5)])
+def test_a_worker_wants_as_many_as_start_within_its_time(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, ahead_ms: int | None, wanted: int
+) -> None:
+    monkeypatch.setattr(claim.Pace, "measure", lambda self, ended, busy_seconds: 1_000.0)
+    claimer = Claimer(app.database, "me", ["default"], 5, 30_000, ahead_ms=ahead_ms)
+    assert claimer.demand(0, 0, 0, 0.0) == wanted
+    assert claimer.demand(5, 0, 0, 0.0) == wanted - 5, "with all slots taken"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_host_looks_as_often_as_it_is_told(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    ran: list[int] = []
+    app.task(name="t")(lambda: ran.append(1))
+    with working(app, poll="20ms") as worker:
+        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        with app.database.begin() as conn:  # by SQL, with no notification
+            conn.execute(text("INSERT INTO jobs (task) VALUES ('t')"))
+        wait_until(lambda: ran, what="a look at the job")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_file_is_looked_at_as_often_as_it_is_told(app: sqlq.App) -> None:
+    app.task(name="t")(lambda: None)
+    with working(app, poll="700ms") as worker:
+        wait_until(lambda: worker._wake._pause == 0.7, what="the longest pause")
+
+
+def test_a_poller_is_trusted_for_three_of_its_looks() -> None:
+    last_look = poller.LastLook(NoParent(), 5_000)
+    last_look.note(leases=False)
+    assert last_look.is_recent()
+    last_look._looked_at = time.monotonic() - 14
+    assert last_look.is_recent()
+    last_look._looked_at -= 2
+    assert not last_look.is_recent()
