@@ -170,17 +170,17 @@ def test_an_outcome_whose_key_stays_locked_is_told_once(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
-    write, tries = Settler._write_singly, threading.Semaphore(0)
+    write, tries = Settler._write_in_parts, threading.Semaphore(0)
 
     def noted(settler: Settler, *given: Any) -> None:
         tries.release()
         write(settler, *given)
 
-    monkeypatch.setattr(Settler, "_write_singly", noted)
+    monkeypatch.setattr(Settler, "_write_in_parts", noted)
     with locked(engine, A_KEY), working(app, grace="1s"):
         for _ in range(3):
             assert tries.acquire(timeout=60)
-    assert sum("one by one" in message for message in caplog.messages) == 1
+    assert sum("writing it in parts" in message for message in caplog.messages) == 1
 
 
 def has_finished(app: sqlq.App, number: int) -> bool:
@@ -208,7 +208,7 @@ def test_outcomes_that_pass_at_their_second_try_are_written_in_batches(
             app.enqueue(task.new().set(unique_key="key"))
             wait_until(partial(has_finished, app, n + 1), what="its end")
     assert refused == 2 * ROLLED_BACK_OFTEN
-    assert "one by one" not in caplog.text
+    assert "writing it in parts" not in caplog.text
 
 
 @on_mariadb

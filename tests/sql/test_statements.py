@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.database import dialects
 from sqlq.database.database import Database
-from sqlq.database.values import LookWanted
+from sqlq.database.values import Claimant, LookWanted
 from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
@@ -63,17 +63,29 @@ def claim_two(conn: Connection) -> list[Any]:
     return claim.claim(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
 
 
-def due_in(conn: Connection, names: list[str] | None) -> Any:
+def asks(conn: Connection) -> Any:
     def ask(statement: str, parameters: Any) -> list[Any]:
-        return list(conn.exec_driver_sql(statement, parameters))
+        result = conn.exec_driver_sql(statement, parameters)
+        return list(result) if result.returns_rows else []
 
+    return ask
+
+
+def claim_beyond(conn: Connection) -> Any:
+    dialect = dialects.DIALECTS[conn.dialect.name]
+    if not dialect.claims_beyond:
+        pytest.skip("here each claim begins at the head")
+    positions = [("mail", 1, 0, 0), ("mail", 0, 0, 0), ("empty", 0, 0, 0)]
+    return dialect.claim_beyond(asks(conn), schema_of(conn), positions, 2, Claimant("me", 30_000))
+
+
+def due_in(conn: Connection, names: list[str] | None) -> Any:
+    ask = asks(conn)
     return dialects.DIALECTS[conn.dialect.name].due_in(ask, schema_of(conn), names)
 
 
 def look(conn: Connection) -> Any:
-    def ask(statement: str, parameters: Any) -> list[Any]:
-        return list(conn.exec_driver_sql(statement, parameters))
-
+    ask = asks(conn)
     dialect = dialects.DIALECTS[conn.dialect.name]
     if dialect.sees_commits:
         pytest.skip("here no lookout looks: a connection sees what others commit")
@@ -106,6 +118,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "claim_newest": lambda conn, held: claim.claim(
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, order="newest"
     ),
+    "claim_beyond": lambda conn, held: claim_beyond(conn),
     "complete": settle_with(Completed("1")),
     "complete_later": lambda conn, held: settle.settle(
         conn,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DataError
 
 import sqlq
 from sqlq.errors import ConfigurationError
+from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.context import attempt_of
 from tests.kit import drain, for_each, working
 from tests.waiting import wait_until
@@ -150,6 +153,37 @@ def test_a_retry_keeps_its_queue_and_priority_where_its_error_is_refused(
     assert drain(app).retried == 1
     found = app.jobs.get(job.id)
     assert (found.queue, found.priority, found.attempts) == ("other", 3, 1)
+
+
+def test_an_outcome_that_is_refused_leaves_the_others_of_its_batch_together(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, ran, batches = 64, threading.Semaphore(0), []
+    settle = settling.settle
+
+    def noted(conn: Any, settlements: Any, **options: Any) -> Any:
+        if not batches:  # the first batch waits until all have run, so that it is followed by a large one
+            for _ in range(jobs):
+                assert ran.acquire(timeout=60)
+        batches.append(len(settlements))
+        if any("poison" in str(one.outcome) for one in settlements):
+            raise DataError("settle", None, ValueError("refused"))
+        return settle(conn, settlements, **options)
+
+    monkeypatch.setattr(settling, "settle", noted)
+
+    @app.task(name="t")
+    def task(value: str) -> str:
+        ran.release()
+        return value
+
+    written = app.enqueue_many([task.new("good")] * (jobs - 1) + [task.new("poison")])
+    with working(app, concurrency=jobs):
+        wait_until(lambda: app.jobs.get(written[-1].id).state == "finished", what="the last one's end")
+    assert [app.jobs.get(job.id).state for job in written] == ["finished"] * jobs
+    assert app.jobs.get(written[0].id).result == "good"
+    assert app.jobs.get(written[-1].id).result is None
+    assert len(batches) < jobs // 2, batches
 
 
 def test_a_sealed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -233,10 +234,16 @@ class MariaDB(Dialect):
     ) -> list[Sequence[Any]]:
         statement = due_statement(schema, given_level=True, beyond=True)
         due: list[Sequence[Any]] = []
-        for queue, priority, due_us, id in positions:
+        places = [
+            (queue, priority, moment := time_of(due_us), moment, id)
+            for queue, priority, due_us, id in positions
+        ]
+        if len(places) > 1:
+            rows = ask(sql.due_beyond(schema, len(places)), tuple(chain.from_iterable(places)))
+            places = [places[i] for i in sorted(place for (place,) in rows)]
+        for place in places:
             if len(due) < limit:
-                at = time_of(due_us)
-                due += ask(statement, (queue, priority, at, at, id, limit - len(due)))
+                due += ask(statement, (*place, limit - len(due)))
         return reserved(ask, schema, due, by)
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:

@@ -27,6 +27,10 @@ def quoted(schema: str | None) -> str:
     return str(_QUOTER.quote_schema(str(schema)))
 
 
+# guard: claim-beyond-a-place-mariadb
+_BEYOND = " AND (available_at > %s OR available_at = %s AND id > %s)"
+
+
 @cache
 def due(schema: str | None, columns: str, *, given_level: bool, beyond: bool, newest_first: bool) -> str:
     """Lock the first due jobs of one priority of a queue: the highest, or a given one.
@@ -37,8 +41,7 @@ def due(schema: str | None, columns: str, *, given_level: bool, beyond: bool, ne
     prefix = quoted(schema)
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
     level = "%s" if given_level else top_level(schema)
-    # guard: claim-beyond-a-place-mariadb
-    after = " AND (available_at > %s OR available_at = %s AND id > %s)" if beyond else ""
+    after = _BEYOND if beyond else ""
     # guard: claim-mariadb
     return f"""
 SELECT {columns} FROM {prefix}.jobs FORCE INDEX (jobs_claim)
@@ -47,6 +50,16 @@ SELECT {columns} FROM {prefix}.jobs FORCE INDEX (jobs_claim)
                     WHERE q.queue = jobs.queue AND q.paused_at IS NOT NULL)
  ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED
 """
+
+
+def due_beyond(schema: str | None, positions: int) -> str:
+    """Find the positions, of so many, behind which a job is due. It locks nothing."""
+    return "UNION ALL".join(
+        f"""
+(SELECT {place} FROM {quoted(schema)}.jobs FORCE INDEX (jobs_claim)
+  WHERE reserved_at IS NULL AND queue = %s AND priority = %s AND available_at <= {NOW}{_BEYOND} LIMIT 1)"""
+        for place in range(positions)
+    )
 
 
 def top_level(schema: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy.exc import DBAPIError
@@ -45,7 +45,7 @@ log = logging.getLogger("sqlq.worker")
 
 LOCKED_ROW_SECONDS = 0.02
 ROLLED_BACK_OFTEN = 5
-"""After so many rollbacks the outcomes are written one by one, since one of them may be the cause."""
+"""After so many rollbacks the batch is written in parts, since one of its outcomes may be the cause."""
 MOST_NAMED = 20
 
 
@@ -148,7 +148,7 @@ class Settler(Gatherer[Item]):
             self._resolve(pending, set())
             self._doubtful = False
         if self._refused is not None:
-            self._write_singly(pending, self._refused)
+            self._write_in_parts(pending, self._refused)
             self._refused = None
         # guard: the-last-word-is-written
         held_up = {
@@ -157,19 +157,23 @@ class Settler(Gatherer[Item]):
         }
         try:
             done: set[Right] = set()
-            # checked once for each job: a caller may begin to wait for it at any time
-            by_retention: tuple[list[Item], list[Item]] = ([], [])
-            for item in pending.values():
-                by_retention[item[0].is_kept or self._is_awaited(item[0])].append(item)
-            for keep in (False, True):
-                if items := by_retention[keep]:
-                    done |= self._settle([self._settlement(*item) for item in items], keep)
+            for keep, settlements in self._by_retention(pending.values()):
+                done |= self._settle(settlements, keep)
             self._rolled_back = 0  # guard: what-passes-at-last-is-no-refusal
             self._resolve(pending, done)
         finally:
             pending |= held_up
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
+
+    def _by_retention(self, items: Iterable[Item]) -> list[tuple[bool, list[Settlement]]]:
+        """Return the settlements of jobs whose rows are removed and of those whose rows are kept."""
+        dropped: list[Settlement] = []
+        kept: list[Settlement] = []
+        for item in items:  # asked once for each job: a caller may begin to wait for it at any time
+            is_kept = item[0].is_kept or self._is_awaited(item[0])
+            (kept if is_kept else dropped).append(self._settlement(*item))
+        return [(keep, settlements) for keep, settlements in ((False, dropped), (True, kept)) if settlements]
 
     def _is_awaited(self, job: Attempt) -> bool:
         """Whether the row of a job is kept while a caller waits for its result."""
@@ -279,39 +283,61 @@ class Settler(Gatherer[Item]):
         )
         self._reporter.lost(job, "the lease was lost before the attempt ended")
 
-    def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
-        """Write row by row, since the database refuses something in the batch. Write an outcome that it
-        refuses alone without its texts."""
+    def _write_in_parts(self, pending: dict[Right, Item], why: str) -> None:
+        """Write the outcomes in halves, since the database refuses something in the batch. A half that it
+        refuses is halved again, down to a single outcome."""
         if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
             self._said_at = time.monotonic()
-            log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
-        for right, (job, outcome, seconds) in list(pending.items()):
-            for version in (outcome, *_plainer(outcome)):
+            log.warning("the database refuses a batch of outcomes (%s); writing it in parts", why)
+        parts = [list(pending)]
+        while parts:
+            part = parts.pop()
+            if len(part) == 1:
+                self._write_one(pending, part[0])
+                continue
+            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
                 try:
-                    with self._database.begin() as conn:
-                        keep = job.is_kept or self._is_awaited(job)
-                        written = [self._settlement(job, version, seconds)]
-                        done = settling.settle(conn, written, keep_finished=keep)
+                    self._write_together(pending, {right: pending[right] for right in half})
                 except DBAPIError as refusal:
-                    if (trouble := self._database.dialect.trouble(refusal)).is_away:
+                    if self._database.dialect.trouble(refusal).is_away:
                         raise
-                    if trouble.rolled_back:
-                        break  # it is tried again with the others
-                    log.warning(
-                        "job %d: its outcome could not be stored: %s",
-                        job.id,
-                        refusal.orig,
-                        extra=job.fields("unstorable"),
-                    )
-                else:
-                    one: dict[Right, Item] = {right: (job, version, seconds)}
-                    self._resolve(one, done)
-                    if not one:
-                        del pending[right]
-                    break
-            else:  # nothing of it can be written; the attempt counts as lost, and another may follow
-                del pending[right]
-                self._leases.let_go(right)
+                    parts.append(half)
+
+    def _write_together(self, pending: dict[Right, Item], items: dict[Right, Item]) -> None:
+        """Write these outcomes in one transaction, and take those that are settled or lost out of
+        `pending`."""
+        done: set[Right] = set()
+        with self._database.begin() as conn:
+            for keep, settlements in self._by_retention(items.values()):
+                done |= settling.settle(conn, settlements, keep_finished=keep)
+        left = dict(items)
+        self._resolve(left, done)
+        for right in items.keys() - left.keys():
+            del pending[right]
+
+    def _write_one(self, pending: dict[Right, Item], right: Right) -> None:
+        """Write an outcome that the database refused in a batch. If it refuses it alone, too, write it
+        without its texts."""
+        job, outcome, seconds = pending[right]
+        for version in (outcome, *_plainer(outcome)):
+            try:
+                self._write_together(pending, {right: (job, version, seconds)})
+            except DBAPIError as refusal:
+                if (trouble := self._database.dialect.trouble(refusal)).is_away:
+                    raise
+                if trouble.rolled_back:
+                    return  # it is tried again with the others
+                log.warning(
+                    "job %d: its outcome could not be stored: %s",
+                    job.id,
+                    refusal.orig,
+                    extra=job.fields("unstorable"),
+                )
+            else:
+                return
+        # nothing of it can be written; the attempt counts as lost, and another may follow
+        del pending[right]
+        self._leases.let_go(right)
 
     def _settlement(self, job: Attempt, outcome: Outcome, seconds: float) -> Settlement:
         """Return the settlement of an attempt that ended with this outcome, after so many seconds."""
