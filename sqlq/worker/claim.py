@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -126,22 +127,33 @@ class Frontier:
 
 
 class Turns:
-    """Gives queues turns by their weights, evenly mixed. A queue of weight 3 beside one of weight 1 comes
-    first in three of four claims. The others fill the rest of a claim, in the order of their next turns."""
+    """Gives queues turns by their weights, evenly mixed: a smooth weighted round robin. With the weights 5, 1
+    and 1 seven turns are a a b a c a a."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
         self._credit = dict.fromkeys(weights, 0)
 
-    def order(self, names: Sequence[str]) -> list[str]:
-        """Return these queues in the order for the next claim. A queue that is not among them has no turn,
-        and saves none up."""
+    def take(self, names: Sequence[str], number: int) -> list[str]:
+        """Return the queues whose turn is next, so many of these. A queue that is not among them has no
+        turn, and saves none up."""
+        total = sum(self._weights[name] for name in names)
+        rounds, rest = divmod(number, total)
+        # after a whole round the credits are as they were before it
+        whole = [self._next(names, total) for _ in range(total)] if rounds else []
+        return whole * rounds + [self._next(names, total) for _ in range(rest)]
+
+    def share(self, some: Sequence[str], names: Sequence[str], number: int) -> int:
+        """Return how many of a number of turns of these queues some of them have, rounded up."""
+        weight, total = (sum(self._weights[name] for name in each) for each in (some, names))
+        return -(-number * weight // total) if weight else 0
+
+    def _next(self, names: Sequence[str], total: int) -> str:
         for name in names:
             self._credit[name] += self._weights[name]
-        ordered = sorted(names, key=lambda name: -self._credit[name])  # of equals the first named
-        if ordered:
-            self._credit[ordered[0]] -= sum(self._weights[name] for name in names)
-        return ordered
+        first = max(names, key=self._credit.__getitem__)  # of equals the first named
+        self._credit[first] -= total
+        return first
 
 
 class Claimer:
@@ -167,6 +179,8 @@ class Claimer:
         self._ahead_seconds = AHEAD_SECONDS if ahead_ms is None else ahead_ms / 1000
         self._newest_first = newest_first
         self._turns = Turns(queues) if isinstance(queues, Mapping) else None
+        self._had_too_few: set[str] = set()
+        """Queues that had fewer jobs than turns in the last claim from them."""
         self._had_turn: set[str] = set()
         """Queues that came first in a claim since the last one that had to begin anew."""
         self._database = database.for_claims
@@ -229,7 +243,7 @@ class Claimer:
             or (self._fixed is None and time.monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
         )
         names = self._look() if looks_first else (self._fixed or list(self._seen))
-        claimed = self._claim(self._in_turn(names), limit)
+        claimed = self._claim_in_turns(names, limit)
         if not claimed and not looks_first:
             found = self._look()
             if self._fixed is None:  # due jobs of the others were locked, or taken meanwhile
@@ -243,6 +257,29 @@ class Claimer:
             else min(2 * self._most, self._largest)
         )
         return claimed
+
+    def _claim_in_turns(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
+        """Claim as many jobs of each queue as it has turns, and return them in the order of these. The turns
+        of a queue with too few jobs go to the others. Such queues share a statement in the next claim."""
+        if self._turns is None:
+            return self._claim(self._in_turn(names), limit)
+        short = [name for name in names if name in self._had_too_few]
+        others = [name for name in names if name not in self._had_too_few]
+        claimed = self._claim(short, self._turns.share(short, names, limit))
+        self._had_too_few.difference_update(job.queue for job in claimed)
+        found: dict[str, list[ClaimedJob]] = defaultdict(list)
+        turns: list[str] = []
+        while others and (room := limit - len(claimed) - sum(map(len, found.values()))):
+            taken = self._turns.take(others, room)
+            turns += taken
+            for name, share in Counter(taken).items():
+                some = self._claim([name], share)
+                found[name] += some
+                if len(some) < share:
+                    others.remove(name)
+                    self._had_too_few.add(name)
+        each = {name: iter(some) for name, some in found.items()}
+        return claimed + [job for name in turns if (job := next(each[name], None)) is not None]
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if self._newest_first.isdisjoint(names):
@@ -331,10 +368,8 @@ class Claimer:
         return Claimant(self._owner, self._lease_ms, self._tasks_say, self._follow_ups)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
-        """Return the queues in the order of this claim. Queues without a given order take turns, by their
-        weights if they have some, so that a busy one starves no other."""
-        if self._turns is not None:
-            return self._turns.order(names)
+        """Return the queues in the order of this claim. Queues without a given order take turns, so that a
+        busy one starves no other."""
         if not names or self._fixed is not None:
             return list(names)
         ordered = sorted(names, key=repr)  # SQLite lets in bytes, too

@@ -17,26 +17,63 @@ from sqlq.worker.options import checked_weights
 from tests.kit import for_each
 
 
-def test_queues_come_first_as_often_as_their_weights_say_and_evenly_mixed() -> None:
-    each = Turns({"high": 3, "low": 1})
-    firsts = [each.order(["high", "low"])[0] for _ in range(40)]
-    assert Counter(firsts) == {"high": 30, "low": 10}
-    assert all(firsts[i : i + 4].count("low") == 1 for i in range(0, 40, 4))
+def test_turns_are_as_many_as_weights_say_and_evenly_mixed() -> None:
+    each = Turns({"a": 5, "b": 1, "c": 1})
+    assert "".join(each.take("abc", 7)) == "aabacaa"
+    assert "".join(each.take("abc", 16)) == "aabacaa" * 2 + "aa"
+    assert "".join(each.take("abc", 5)) == "bacaa"
+    turns = Turns({"high": 3, "low": 1}).take(["high", "low"], 40)
+    assert all(turns[i : i + 4].count("low") == 1 for i in range(0, 40, 4))
 
 
-def test_of_equal_weights_each_has_its_turn_and_the_others_follow() -> None:
+def test_turns_one_by_one_are_those_that_come_together() -> None:
+    one, many = Turns({"a": 7, "b": 3, "c": 2}), Turns({"a": 7, "b": 3, "c": 2})
+    assert [one.take("abc", 1)[0] for _ in range(40)] == many.take("abc", 40)
+
+
+def test_of_equal_weights_each_has_its_turn() -> None:
     each = Turns({"a": 1, "b": 1, "c": 1})
-    orders = [each.order(["a", "b", "c"]) for _ in range(3)]
-    assert [order[0] for order in orders] == ["a", "b", "c"]
-    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert "".join(each.take("abc", 7)) == "abcabca"
 
 
 def test_who_was_empty_for_long_has_saved_nothing_up() -> None:
     each = Turns({"high": 1, "low": 1})
-    for _ in range(1_000):
-        assert each.order(["low"]) == ["low"]
-    assert {each.order(["high", "low"])[0] for _ in range(2)} == {"high", "low"}
-    assert each.order([]) == []
+    assert set(each.take(["low"], 1_000)) == {"low"}
+    assert sorted(each.take(["high", "low"], 2)) == ["high", "low"]
+
+
+@pytest.fixture
+def weighted(app: sqlq.App) -> Callable[..., Any]:
+    """Return what enqueues jobs into queues, and claims by their weights."""
+    task = app.task(name="t")(lambda: None)
+    claimer = Claimer(app.database, "me", {"a": 5, "b": 1, "c": 1}, 10, 60_000)
+
+    def claim(limit: int, **new: int) -> str:
+        for queue, number in new.items():
+            app.enqueue_many([task.new().set(queue=queue) for _ in range(number)])
+        return "".join(job.queue for job in claimer.claim(limit))
+
+    return claim
+
+
+def test_a_batch_has_no_lumps(weighted: Callable[..., Any]) -> None:
+    assert weighted(21, a=50, b=50, c=50) == "aabacaa" * 3
+    assert weighted(3) == "aab"
+    assert weighted(11) == "acaa" + "aabacaa", "the next batch goes on where the last one ended"
+
+
+def test_the_turns_of_an_empty_queue_go_to_the_others_in_turn(weighted: Callable[..., Any]) -> None:
+    first = weighted(12, b=20, c=20)
+    assert Counter(first) == {"b": 6, "c": 6}
+    assert max(first.count(queue * 3) for queue in "bc") == 0
+    assert weighted(28) == "bc" * 14, "to the last job"
+    assert weighted(5) == ""
+    assert weighted(5, c=2) == "cc"
+
+
+def test_a_queue_that_is_filled_again_has_its_share_at_once(weighted: Callable[..., Any]) -> None:
+    weighted(10, b=60)
+    assert Counter(weighted(14, a=50, c=50)) == {"a": 10, "b": 2, "c": 2}
 
 
 @for_each("weight", [0, -1, 1_001, True, "3", 1.5, None])
