@@ -170,7 +170,7 @@ class Settler(Gatherer[Item]):
         """Return the settlements of jobs whose rows are removed and of those whose rows are kept."""
         dropped: list[Settlement] = []
         kept: list[Settlement] = []
-        for item in items:  # asked once for each job: a caller may begin to wait for it at any time
+        for item in items:  # called once for each job: a caller may begin to wait for it at any time
             is_kept = item[0].is_kept or self._is_awaited(item[0])
             (kept if is_kept else dropped).append(self._settlement(*item))
         return [(keep, settlements) for keep, settlements in ((False, dropped), (True, kept)) if settlements]
