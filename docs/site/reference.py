@@ -311,6 +311,7 @@ EXIT_CODES: Final = (
     ("why", 1, "there is no such job"),
     ("keys rotate", 1, "a text did not open, or was left because its row was locked"),
     ("doctor", 1, "there is something to do"),
+    ("status", 1, "of a mapping of Apps: a database did not answer"),
     ("health", 1, "the worker is not alive"),
     ("work", 1, "the App, its lifespan or five worker processes in a row failed at their start"),
     ("work", 128, "plus the number of the signal: it was told to stop at once"),

@@ -11,8 +11,8 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,8 @@ class Context:
     is_a_command: bool = False
     """Whether `run` runs it, so that its actions are recorded."""
     _app: App | None = field(default=None, repr=False)
+    _apps: Mapping[str, App] | None = field(default=None, repr=False)
+    """The Apps of a mapping that --app names."""
     _replica: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
@@ -129,15 +131,43 @@ class Context:
         given. With -d and without -a the App's module is imported only for a command that `needs_code`: its
         tasks, keys or hooks.
 
-        Raises `ConfigurationError` for an App that cannot be imported and for a URL that cannot be used.
+        Raises `ConfigurationError` for an App that cannot be imported, for a mapping of several, and for a
+        URL that cannot be used.
         """
-        if self._app is None:
+        from sqlq.errors import ConfigurationError
+
+        if self._app is None and (apps := self.apps(needs_code=needs_code)) is not None:
+            raise ConfigurationError(
+                f"--app {self.app_path} is a mapping of {len(apps)} Apps: name one, as in "
+                f"--app {self.app_path}.{next(iter(apps))}; they are {', '.join(apps)}"
+            )
+        assert self._app is not None
+        return self._app
+
+    def apps(self, *, needs_code: bool = False) -> Mapping[str, App] | None:
+        """Return the Apps of the mapping that is named; None where a single App is. Raises what `app`
+        raises."""
+        if self._app is None and self._apps is None:
             # guard: a-database-needs-no-code
             path = self.app_path if needs_code or self.database_url is None else self.app_option
-            self._app = self._make_app(path)
+            found = self._find(path)
+            if isinstance(found, Mapping):
+                self._apps = found
+            else:
+                self._app = found
             if self.is_a_command:
                 _record_as_this_user()
-        return self._app
+        return self._apps
+
+    def members(self) -> dict[str, Context]:
+        """Return a context for each App of the mapping that is named, else this one without a name."""
+        apps = self.apps()
+        if apps is None:
+            return {"": self}
+        return {
+            name: replace(self, app_option=f"{self.app_path}.{name}", _app=app, _apps=None)
+            for name, app in apps.items()
+        }
 
     def looking(self) -> App:
         """Return the App for a command that only looks: at the replica of SQLQ_READ_URL, where one is
@@ -176,13 +206,15 @@ class Context:
 
     def close(self) -> None:
         """Close the connections of the App. The end of the process does not: `main` leaves what was made."""
-        if self._app is not None:
-            self._app.close()
+        for app in [self._app, *(self._apps or {}).values()]:
+            if app is not None:
+                app.close()
 
-    def _make_app(self, path: str | None) -> App:
+    def _find(self, path: str | None) -> App | Mapping[str, App]:
         from sqlq.app.app import App
         from sqlq.config.urls import database_url, is_same_place
         from sqlq.database.dialects import dialect_at
+        from sqlq.errors import ConfigurationError
 
         if self.database_url is None:
             return App() if path is None else load_app(path, self._directories())
@@ -192,6 +224,11 @@ class Context:
         # an App that names no database itself takes this one, and so does whatever else reads the variable
         os.environ["SQLQ_DATABASE_URL"] = self.database_url
         app = load_app(path, self._directories())
+        if isinstance(app, Mapping):
+            raise ConfigurationError(
+                f"--app {path} is a mapping of {len(app)} Apps, and -d names one database: leave out -d, or "
+                f"name one App, as in --app {path}.{next(iter(app))}"
+            )
         named, place = app._connected.address, app._connected.address.place
         if place != url:
             # what goes with another database does not go with this one
@@ -255,20 +292,25 @@ _DATABASE = (
 )
 _APP = (
     "Your App with its tasks, as in shop.tasks:app; a module with one App, as in shop.tasks; or a function "
-    "to call for it, as in shop:create_app(). Found in the current directory, too. Without it SQLQ_APP "
+    "to call for it, as in shop:create_app(). work, migrate, status and metrics take a mapping of Apps, too, "
+    "of which shop:apps.name is one. Found in the current directory, too. Without it SQLQ_APP "
     "counts, and then app in pyproject.toml under [tool.sqlq]; with -d, only for commands "
     "that need its code."
 )
 
 
-_PATH = re.compile(r"(?P<module>[^\s:()]+)(?::(?P<attribute>[^\s:()]+)(?P<call>\(\s*\))?)?")
+_PATH = re.compile(
+    r"(?P<module>[^\s:()]+)(?::(?P<attribute>[^\s:()]+)(?P<call>\(\s*\)(?:\.(?P<made>[^\s:()]+))?)?)?"
+)
+_MEMBER = re.compile(r"[^\s:()\x00-\x1f]+")
 
 
-def load_app(path: str, directories: Sequence[Path] = ()) -> App:
+def load_app(path: str, directories: Sequence[Path] = ()) -> App | Mapping[str, App]:
     """Import the App that `module:attribute` names, or call `module:function()` for it.
 
-    A module alone stands for the one App in it. It may be in one of these directories. Raises
-    `ConfigurationError` with the reason why it cannot.
+    A module alone stands for the one App in it. It may be in one of these directories. The name of a mapping
+    stands for all Apps in it, and with a further `.name` for one of them. Raises `ConfigurationError` with
+    the reason why it cannot.
     """
     from sqlq.app.app import App
     from sqlq.errors import ConfigurationError
@@ -294,15 +336,19 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         raise
     except BaseException as error:  # a module may call sys.exit()
         raise ConfigurationError(_why_not_imported(module_name, error)) from error
-    apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
-    others = [f"{module_name}:{name}" for name in apps]
+    alone = {name: value for name, value in vars(module).items() if isinstance(value, App)}
+    others = [f"{module_name}:{name}" for name in alone]
     hint = f"did you mean {' or '.join(others)}?" if others else "no App is in that module"
     if attribute is None:
-        if len({id(app) for app in apps.values()}) == 1:
-            return next(iter(apps.values()))
-        raise ConfigurationError(f"--app {path} names a module with {len(apps)} Apps, not one: {hint}")
+        if len({id(app) for app in alone.values()}) == 1:
+            return next(iter(alone.values()))
+        raise ConfigurationError(f"--app {path} names a module with {len(alone)} Apps, not one: {hint}")
     found: Any = module
-    for name in attribute.split("."):
+    names, member = attribute.split("."), named["made"]
+    for position, name in enumerate(names):
+        if isinstance(found, Mapping):
+            member = ".".join(names[position:])
+            break
         try:
             found = getattr(found, name)
         except AttributeError:
@@ -317,12 +363,39 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         found = _made_by(found, path)
     elif inspect.isroutine(found):
         raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
+    if isinstance(found, Mapping):
+        apps = _members_of(found, path.removesuffix(f".{member}"))
+        if member is None:
+            return apps
+        if member not in apps:
+            raise ConfigurationError(f"--app {path}: there is no App {member!r}; there are {', '.join(apps)}")
+        return apps[member]
     if not isinstance(found, App):
         verb = "that returned" if named["call"] else "that is of type"
         raise ConfigurationError(
             f"--app {path}: {verb} {type(found).__name__}, not a sqlq.App"
             + ("; name a function that returns the App" if named["call"] else f"; {hint}")
         )
+    return found
+
+
+def _members_of(found: Mapping[Any, Any], path: str) -> Mapping[str, App]:
+    """Return the mapping as it was. Raises `ConfigurationError` where `sqlq work` could not serve it."""
+    from sqlq.app.app import App
+    from sqlq.errors import ConfigurationError
+
+    if not found:
+        raise ConfigurationError(f"--app {path} is a mapping without an App")
+    named: dict[int, str] = {}
+    for name, app in found.items():
+        if not isinstance(name, str) or not _MEMBER.fullmatch(name):
+            raise ConfigurationError(
+                f"--app {path}: an App is named {name!r}; a name is text without spaces, colons and brackets"
+            )
+        if not isinstance(app, App):
+            raise ConfigurationError(f"--app {path}: {name!r} is of type {type(app).__name__}, no sqlq.App")
+        if (other := named.setdefault(id(app), name)) != name:
+            raise ConfigurationError(f"--app {path} has the same App as {other!r} and as {name!r}")
     return found
 
 

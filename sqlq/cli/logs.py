@@ -70,7 +70,7 @@ class Lines(Form):
     own. Lines of other loggers begin with the logger's name in brackets, and the job."""
 
     def __init__(self, before: str = "") -> None:
-        super().__init__(f"{before}%(asctime)s %(levelname)-7s %(message)s")
+        super().__init__(f"{before.replace('%', '%%')}%(asctime)s %(levelname)-7s %(message)s")
         self._before = before
         self._moment = _Moments(lambda moment: written(moment, "milliseconds"))
 
@@ -112,10 +112,12 @@ def _subject_on_one_line(task: str, queue: str) -> str:
 
 
 class JsonLines(Form):
-    """One JSON object a line: time (UTC), level, logger, message, and the fields of its event or job."""
+    """One JSON object a line: time (UTC), level, logger, message, and the fields of its event or job. Where
+    a worker serves several Apps, its `app` comes first."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: str | None = None) -> None:
         super().__init__()
+        self._before = "{" if app is None else f'{{"app": {in_json(app)}, '
         self._moment = _Moments(lambda moment: moment.isoformat(timespec="milliseconds"))
 
     def format(self, record: logging.LogRecord) -> str:
@@ -129,12 +131,13 @@ class JsonLines(Form):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return in_json(line)
+        return self._before + in_json(line)[1:]
 
     def finished(self, job: ClaimedJob, seconds: float) -> str:
         about, task, queue = _in_json(job.task, job.queue)
         return (
-            f'{{"time": "{self._moment(time.time())}", "level": "info", "logger": "sqlq.worker", "message": '
+            f'{self._before}"time": "{self._moment(time.time())}", "level": "info", '
+            '"logger": "sqlq.worker", "message": '
             f'"job {job.id} {about}{job.attempts} of {job.max_attempts}) finished in '
             f'{readable(seconds * 1000)}", "event": "finished", "job_id": {job.id}, "task": {task}, '
             f'"queue": {queue}, "attempt": {job.attempts}, "duration_ms": {milliseconds(seconds)}}}'
@@ -218,9 +221,9 @@ class Stderr(LinesOfJobs):
         return f"{self.format(record)}\n"
 
 
-def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) -> None:
+def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False, app: str | None = None) -> None:
     """Send the log of sqlq and of the App's code from this level on to stderr. With `drawn` the lines leave
-    the line of progress alone.
+    the line of progress alone. The name of the App, where there are several, begins each line.
 
     Call it when the App has been imported: if its module has given the root logger a handler, all lines go
     there instead.
@@ -238,7 +241,8 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) ->
     for known in logging.root.manager.loggerDict.values():
         if isinstance(known, logging.Logger) and known.propagate:
             known.handlers = [handler for handler in known.handlers if not _writes_the_same(handler)]
-    lines = JsonLines() if form == "json" else Lines(ERASE if drawn else "")
+    before = (ERASE if drawn else "") + ("" if app is None else f"{escaped(app)} | ")
+    lines = JsonLines(app) if form == "json" else Lines(before)
     root.addHandler(Stderr(lines, counted=drawn))
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.output import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq.worker.report.meter import Totals
-    from sqlq.worker.supervise.supervisor import Supervisor
+    from sqlq.worker.supervise.fleet import Fleet
 
 F = TypeVar("F", bound="Callable[..., Any]")
 log = logging.getLogger("sqlq.worker")
@@ -48,24 +50,25 @@ def require_client(option: str) -> None:
         raise ConfigurationError(f"{option} {_NEEDS}") from None
 
 
-def totals_for(port: int | None) -> Totals | None:
-    """Return the sums of the numbers of worker processes; None without a port."""
+def totals_for(port: int | None) -> Callable[..., Totals | None]:
+    """Return a function that returns the sums of the worker processes of an App, the same ones each time. It
+    returns None without a port."""
     if port is None:
-        return None
+        return lambda app=None: None
     require_client("--metrics-port")
     from sqlq.worker.report.meter import Totals
 
-    return Totals()
+    return cache(lambda app=None: Totals())
 
 
-def show(totals: Totals | None, supervisor: Supervisor, port: int | None, host: str) -> None:
+def show(fleet: Fleet, port: int | None, host: str) -> None:
     """Serve the sums where a port is given. Raises `ConfigurationError` for a port that cannot be had."""
-    if totals is None or port is None:
+    if port is None:
         return
     from sqlq.metrics.serve import serve
     from sqlq.metrics.work import WorkCollector
 
-    url = serve(WorkCollector(totals, supervisor), port, host, "--metrics-port")
+    url = serve(WorkCollector(fleet), port, host, "--metrics-port")
     log.info("metrics at %s", url)
 
 
@@ -83,16 +86,19 @@ def metrics(context: Context, port: int | None, host: str) -> None:
     what the workers count they show themselves, see sqlq work --metrics-port.
     """
     require_client("sqlq metrics")
-    from sqlq.metrics.database import DatabaseCollector
+    from sqlq.metrics.database import AppsCollector, DatabaseCollector
     from sqlq.metrics.serve import serve, text
 
-    collector = DatabaseCollector(context.looking())
-    collector.look()
+    members = {name: DatabaseCollector(each.looking()) for name, each in context.members().items()}
+    collector: Any = members[""] if "" in members else AppsCollector(members)
+    if "" in members:
+        members[""].look()
     if port is None:
         click.echo(text(collector), nl=False)
         return
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: over.set())
-    click.echo(f"metrics of {context.shown_url()} at {serve(collector, port, host, '--port')}; Ctrl-C stops")
+    shown = context.shown_url() if "" in members else counted(len(members), "App")
+    click.echo(f"metrics of {shown} at {serve(collector, port, host, '--port')}; Ctrl-C stops")
     over.wait()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.members import for_each_app
 from sqlq.cli.options import wait_option
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
     """Create the tables, or bring them up to this version.
 
     Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The
-    schema on PostgreSQL is the connection's default one, or SQLQ_SCHEMA.
+    schema on PostgreSQL is the connection's default one, or SQLQ_SCHEMA. It migrates each App
+    of a mapping.
     """
     if sum((as_sql, check, down is not None)) > 1:
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
@@ -49,6 +52,17 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
     from sqlq.config.durations import milliseconds
 
     wait_ms = milliseconds(wait, "--wait")
+    run = partial(_migrate, as_sql=as_sql, check=check, down=down, force=force, wait_ms=wait_ms)
+    if context.apps() is not None:
+        for_each_app(context, run)
+    if not run(context):
+        raise SystemExit(1)
+
+
+def _migrate(
+    context: Context, *, as_sql: bool, check: bool, down: str | None, force: bool, wait_ms: int
+) -> bool:
+    """Do as the options want, and return whether the tables are as this sqlq needs them."""
     from sqlq.database import migrate as migrating
     from sqlq.schema import version
 
@@ -56,15 +70,13 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
     engine, schema = app.database.engine, app.database.requested_schema
     if as_sql:
         click.echo(migrating.render_sql(engine.dialect.name, schema), nl=False)
-        return
+        return True
     if wait_ms:
         _wait(app.database, wait_ms)
     if check:
         found = migrating.check(engine, schema)
         click.echo(found.message)
-        raise SystemExit(
-            0 if found.standing in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD) else 1
-        )
+        return found.standing in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD)
     where = context.shown_url()
     if down is not None:
         before, after = migrating.downgrade(engine, schema, down, force=force)
@@ -74,7 +86,7 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
             click.echo(f"sqlq's tables in {where} are at revision {after} already")
         else:
             click.echo(f"took sqlq's tables in {where} back from revision {before} to {after}")
-        return
+        return True
     if context.names_nothing():
         click.echo(f"no App and no database were named: using {where}", err=True)
     before = app.migrate()
@@ -89,6 +101,7 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         )
     else:
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")
+    return True
 
 
 def _wait(database: Database, longest_ms: int) -> None:

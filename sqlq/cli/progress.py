@@ -20,7 +20,7 @@ from sqlq.errors import SqlqError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq.worker.supervise.supervisor import Supervisor
+    from sqlq.worker.supervise.fleet import Fleet
 
 log = logging.getLogger("sqlq.worker")
 
@@ -45,10 +45,10 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """Watches a supervisor from a thread of its own, and counts the waiting jobs now and then."""
+    """Watches the supervisors from a thread of its own, and counts the waiting jobs now and then."""
 
-    def __init__(self, supervisor: Supervisor, queues: Sequence[str] | None, *, drawn: bool) -> None:
-        self._supervisor = supervisor
+    def __init__(self, fleet: Fleet, queues: Sequence[str] | None, *, drawn: bool) -> None:
+        self._fleet = fleet
         self._queues = queues
         self._drawn = drawn
         self._over = threading.Event()
@@ -81,7 +81,7 @@ class Progress:
                 log.info("%s", said, extra={"event": "progress"})
 
     def _count(self) -> None:
-        place, began = self._supervisor.place, time.monotonic()
+        place, began = self._fleet.place, time.monotonic()
         if place is None or began < self._count_at:
             return
         try:
@@ -94,21 +94,21 @@ class Progress:
         self._count_at = began + max(COUNT_SECONDS, took / SHARE)
 
     def _line(self) -> str:
-        moment, tally = time.monotonic(), self._supervisor.tally
+        moment, tally = time.monotonic(), self._fleet.tally
         done = tally["completed"]
         self._seen.append((moment, done))
         while len(self._seen) > 2 and self._seen[1][0] < moment - WINDOW_SECONDS:
             self._seen.popleft()
         since, before = self._seen[0]
         if not self._drawn or moment == since:
-            since, before = self._supervisor.ready_since or moment, 0
+            since, before = self._fleet.ready_since or moment, 0
         rate = (done - before) / (moment - since) if moment > since else 0.0
-        parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
+        parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._fleet.running:,} running"]
         if self._waiting is not None:
             parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
         parts += [f"{tally[name]:,} {name}" for name in ("retried", "failed") if tally[name]]
         if self._waiting is not None and self._waiting.exact and rate > 0:
-            left = (self._waiting.number + self._supervisor.running) / rate
+            left = (self._waiting.number + self._fleet.running) / rate
             parts.append(f"about {spent(left)} left")
         return ", ".join(parts)
 

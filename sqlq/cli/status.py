@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped, who
+from sqlq.cli.members import for_each_app
 from sqlq.cli.options import exact_option, takes_json
 from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, span
 
@@ -29,23 +30,33 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
 
     Jobs are counted by state: available, scheduled, blocked, running and failed; beside them stands how
     long the oldest has waited. A count ends at 10,000, shown as 10,000+; --exact counts on. A queue that no
-    live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
+    live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat. It
+    shows each App of a mapping, and exits with 1 where a database does not answer.
     """
     if watch:
         _watch(context, exact, as_json)
-    found = _look(context, exact)
+
+    def show(context: Context) -> dict[str, Any]:
+        found = _look(context, exact)
+        if not as_json:
+            _show(context, found)
+        return _object(found)
+
+    if context.apps() is not None:
+        for_each_app(context, show, as_json=as_json)
+    shown = show(context)
     if as_json:
-        show_json(
-            {
-                "queues": [asdict(queue) for queue in found.queues],
-                "workers": [_worker_object(worker) for worker in found.workers],
-                "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
-                "paused_tasks": {name: pause._asdict() for name, pause in found.pauses.tasks.items()},
-                "replica": found.replica and found.replica._asdict(),
-            }
-        )
-    else:
-        _show(context, found)
+        show_json(shown)
+
+
+def _object(found: _Found) -> dict[str, Any]:
+    return {
+        "queues": [asdict(queue) for queue in found.queues],
+        "workers": [_worker_object(worker) for worker in found.workers],
+        "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
+        "paused_tasks": {name: pause._asdict() for name, pause in found.pauses.tasks.items()},
+        "replica": found.replica and found.replica._asdict(),
+    }
 
 
 class _Replica(NamedTuple):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from sqlq.worker.ipc.parent import Parent
     from sqlq.worker.options import WorkerOptions
     from sqlq.worker.run.isolated import IsolatedProcesses
-    from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+    from sqlq.worker.supervise.fleet import Fleet
+    from sqlq.worker.supervise.supervisor import SupervisorOptions
 
 log = logging.getLogger("sqlq.worker")
 LARGEST_WEIGHT = 1_000
@@ -154,6 +156,7 @@ group."""
     is_flag=True,
     help="With --drain on a terminal: log a line for each job, instead of showing one line of progress.",
 )
+@click.option("--member", hidden=True)
 @click.option("--supervision", hidden=True)
 @click.option("--isolated-by", type=int, hidden=True)
 @click.pass_obj
@@ -174,6 +177,7 @@ def work(
     log_level: str,
     lines: bool,
     wait: str,
+    member: str | None,
     supervision: str | None,
     isolated_by: int | None,
     isolate_jobs: int | None,
@@ -195,15 +199,18 @@ def work(
     drawn = (
         options["drain"] and not lines and log_format == "text" and log_level != "debug" and _on_terminal()
     )
-    set_up_logs = partial(logs.set_up, log_format, log_level, drawn=drawn)
+    set_up_logs = partial(logs.set_up, log_format, log_level, drawn=drawn, app=member)
+    if member is not None:
+        context.app_option = f"{context.app_path}.{member}"
     if isolated_by is not None:
-        entitle(options["name"])("isolate")
+        _entitle(options, member)("isolate")
         _isolate(context, isolated_by, set_up_logs)
     elif supervision is not None:
         start_isolates = partial(_isolates, context, spare=spare, max_jobs=isolate_jobs)
         is_metered = metrics_port is not None
         _child(
             *(context, supervision, processes, start_isolates, options, set_up_logs),
+            member=member,
             is_metered=is_metered,
             wait_ms=wait_ms,
         )
@@ -214,8 +221,11 @@ def work(
             raise click.UsageError(f"--isolate-jobs is {isolate_jobs}: it must be at least 1")
         checked = _checked(processes, options)
         watched = _watched(context, reload, reload_dirs, {"--drain": options["drain"], "--spare": spare})
+        from sqlq.worker.supervise.health_file import HealthFile
+
         supervising = SupervisorOptions(
-            *(processes, checked.lease_ms, checked.grace_ms, health_file, spare),
+            *(processes, checked.lease_ms, checked.grace_ms),
+            *(None if health_file is None else HealthFile(health_file), spare),
             restarts=bool(watched),
             max_idle_ms=checked.max_idle_ms,
             start_ms=_patience("--start-timeout", start_timeout),
@@ -223,6 +233,7 @@ def work(
         )
         context.require_app("work runs the tasks of an App")
         set_up_logs()
+        _refuse_unwritable(health_file)
         shown = (metrics_port, metrics_host)
         _supervise(context, checked, supervising, shown, drawn=drawn, watched=watched)
 
@@ -299,25 +310,39 @@ def _supervise(
     watched: list[Path],
 ) -> NoReturn:
     from sqlq.cli.progress import Progress, stopped
+    from sqlq.worker.supervise.fleet import Fleet
     from sqlq.worker.supervise.supervisor import Supervisor
 
-    _refuse_unwritable(supervising.health_file)
     entitle(options.name)("supervisor")
     totals = totals_for(metrics[0])
-    supervisor = Supervisor([*context.program, *sys.argv[1:]], supervising, totals)
-    show(totals, supervisor, *metrics)
+    command = [*context.program, *sys.argv[1:]]
+
+    def supervisor_of(app: str | None) -> Supervisor:
+        if app is None:
+            return Supervisor(command, supervising, totals())
+        # the health file, and the end for lack of jobs, are for all Apps together
+        own = replace(supervising, health_file=None, max_idle_ms=None)
+        return Supervisor([*command, "--member", app], own, totals(app))
+
+    fleet = Fleet(
+        supervisor_of,
+        health_file=supervising.health_file,
+        max_idle_ms=supervising.max_idle_ms,
+        retries=not options.drain,
+    )
+    show(fleet, *metrics)
     if watched:
         from sqlq.cli import reload
 
-        reload.start(watched, supervisor.restart)
-    _stop_on_signals(supervisor)
-    showing = Progress(supervisor, options.queues, drawn=drawn) if options.drain else nullcontext()
+        reload.start(watched, fleet.restart)
+    _stop_on_signals(fleet)
+    showing = Progress(fleet, options.queues, drawn=drawn) if options.drain else nullcontext()
     with showing:
-        code = supervisor.run()
+        code = fleet.run()
     if code == 0:
-        since = supervisor.ready_since
+        since = fleet.ready_since
         seconds = None if since is None else time.monotonic() - since
-        log.info("stopped: %s", stopped(supervisor.tally, seconds), extra={"event": "stopped"})
+        log.info("stopped: %s", stopped(fleet.tally, seconds), extra={"event": "stopped"})
     _exit(code)
 
 
@@ -335,13 +360,17 @@ def _refuse_unwritable(health_file: Path | None) -> None:
         ) from None
 
 
+def _entitle(options: dict[str, Any], member: str | None) -> Callable[[str], None]:
+    return entitle(" ".join(name for name in (options["name"], member) if name) or None)
+
+
 def _on_terminal() -> bool:
     from sqlq.cli.progress import on_terminal
 
     return on_terminal()
 
 
-def _stop_on_signals(supervisor: Supervisor) -> None:
+def _stop_on_signals(fleet: Fleet) -> None:
     """Stop at the first signal, leave at the second, whatever the supervisor is doing.
 
     A signal handler in Python runs in the main thread, and would wait for ever for a lock that this thread
@@ -361,9 +390,9 @@ def _stop_on_signals(supervisor: Supervisor) -> None:
             if received[0] in IGNORED:
                 log.info("the signal %s is passed over", signal.Signals(received[0]).name)
             elif received[0] in PAUSING:
-                supervisor.pause()
+                fleet.pause()
             elif received[0] in RESUMING:
-                supervisor.resume()
+                fleet.resume()
             if received[0] not in (*STOPPING, *AT_ONCE):
                 continue
             # guard: a-repeat-is-one-request
@@ -372,13 +401,13 @@ def _stop_on_signals(supervisor: Supervisor) -> None:
                     "stopped at once; what ran is taken over when its lease has run out",
                     extra={"event": "stopped"},
                 )
-                supervisor.kill()
+                fleet.kill()
                 _exit(128 + received[0])
             if stopping_since < moment:
                 continue
             stopping_since = moment
             log.info("stopping: what runs may finish; once more stops at once", extra={"event": "stopping"})
-            supervisor.stop()
+            fleet.stop()
 
     threading.Thread(target=listen, name="sqlq-signals", daemon=True).start()
 
@@ -394,6 +423,7 @@ def _child(
     options: dict[str, Any],
     set_up_logs: Callable[[], None],
     *,
+    member: str | None,
     is_metered: bool,
     wait_ms: int,
 ) -> NoReturn:
@@ -411,9 +441,12 @@ def _child(
         is_metered=is_metered,
     )
     os.close(box_fd)
-    show = entitle(options["name"])
+    show = _entitle(options, member)
     show("worker starting")
     supervised.show = lambda state: show(f"worker {state}")
+    if (apps := context.apps(needs_code=True)) is not None:
+        supervised.serves(list(apps))
+        sys.exit(0)
     isolates = start_isolates(warm)
     app = _app(context)
     set_up_logs()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 
 from sqlq.metrics import names
-from sqlq.metrics.families import histogram, number, numbers, version
+from sqlq.metrics.families import by_app, histogram, number, numbers, version
 from sqlq.metrics.names import Described
 from sqlq.worker.report import meter
-from sqlq.worker.report.meter import Totals
 
 if TYPE_CHECKING:
+    from sqlq.worker.supervise.fleet import Fleet
     from sqlq.worker.supervise.supervisor import Supervisor
 
 _COUNTS = {
@@ -30,14 +30,23 @@ _TIMES = {
 
 
 class WorkCollector(Collector):
-    """Shows the totals of all children, and how many there are."""
+    """Shows the totals of all children, and how many there are. Those of several Apps have the label
+    `app`."""
 
-    def __init__(self, totals: Totals, supervisor: Supervisor) -> None:
-        self._totals = totals
-        self._supervisor = supervisor
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
 
     def collect(self) -> Iterator[Any]:
-        found, supervisor = self._totals.now(), self._supervisor
+        apps = self._fleet.apps()
+        if apps is None:
+            yield from self._of(self._fleet.first)
+        else:
+            yield from by_app({name: self._of(supervisor) for name, supervisor in apps.items()})
+
+    def _of(self, supervisor: Supervisor) -> Iterator[Any]:
+        if supervisor.totals is None:
+            return
+        found = supervisor.totals.now()
         for what, metric in _COUNTS.items():
             yield numbers(metric, [(key[1:], n) for key, n in found.counts.items() if key[0] == what])
         for what, metric in _TIMES.items():

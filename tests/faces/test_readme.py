@@ -120,6 +120,7 @@ ELSEWHERE = {
     "django": "test_a_django_project",
     "example": "test_what_is_shown_of_examples",
     "tutorial": "test_the_tutorial",
+    "apps": "test_one_worker_serves_several_databases",
     "toml": "test_pyproject_names_the_app_and_the_database",
 }
 
@@ -428,6 +429,19 @@ def test_deploying(desk: Desk) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 0, said
+
+
+def test_one_worker_serves_several_databases(desk: Desk) -> None:
+    page = block("apps", "shards.py")
+    url = "postgresql+psycopg://shop@db-{name}/shop"
+    assert url in page
+    (desk.directory / "shards.py").write_text(page.replace(url, "sqlite:///{name}.db"))
+    migrate, enqueue, work, status, metrics = block("sh", "apps").splitlines()
+    desk.run(migrate)
+    assert "enqueued job 1: greet" in desk.run(enqueue)
+    assert "Hello Ada" in desk.run(work.partition("#")[0] + " --drain")
+    assert "App us\n" in desk.run(status)
+    assert 'sqlq_database_up{app="us"} 1.0' in desk.run(metrics)
 
 
 def test_why_a_job_does_not_run(desk: Desk) -> None:

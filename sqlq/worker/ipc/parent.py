@@ -168,6 +168,11 @@ class Parent(NoParent):
                 return True
         return False
 
+    def serves(self, apps: Sequence[str]) -> None:
+        """Report that the App is a mapping of several, which each need workers of their own."""
+        self._over = True
+        self._link.send(apps=list(apps))
+
     def ready(self, facts: Facts) -> None:
         self.announce()
         self._link.send(ready=facts._asdict())

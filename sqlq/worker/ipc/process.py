@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
+from weakref import WeakSet
 
 from sqlq.database.batch import Right
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
@@ -26,14 +27,33 @@ Spawn: TypeAlias = "Callable[[int], subprocess.Popen[bytes]]"
 """Starts a process, which inherits the descriptor of its end of a pipe."""
 
 
+_SPAWNING = threading.Lock()
+_OWN: WeakSet[Process] = WeakSet()
+
+
+def bury_orphans() -> None:
+    """As process 1 of a container, bury the orphans that handlers have left. It leaves the status of a
+    `Process` to its owner."""
+    with _SPAWNING:  # else it might see a process that has no owner yet
+        own = {known.process.pid for known in _OWN}
+        try:
+            while (
+                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None and found.si_pid not in own:
+                os.waitpid(found.si_pid, 0)
+        except ChildProcessError:  # guard: process-1-has-no-child
+            pass  # there is no child now: the last one has died, and its replacement is not there yet
+
+
 class Process:
     """A subprocess and the pipe to it."""
 
     def __init__(self, start: Spawn) -> None:
         self.link, there = Pipe.pair()
         try:
-            with there:
+            with there, _SPAWNING:
                 self.process = start(there.fileno())
+                _OWN.add(self)
         except BaseException:  # the process may have too many open files
             self.link.close()
             raise

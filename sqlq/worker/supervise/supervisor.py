@@ -18,21 +18,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlq.config.durations import readable
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Message
-from sqlq.worker.ipc.process import LAST_SECONDS, TICK_SECONDS, Child
+from sqlq.worker.ipc.process import LAST_SECONDS, TICK_SECONDS, Child, bury_orphans
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.report.meter import Totals
-from sqlq.worker.supervise import health_file as health_files
 from sqlq.worker.supervise.dispatch import Dispatcher
+from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.watchdog import Watchdog
 
 log = logging.getLogger("sqlq.worker")
-TOUCH_SECONDS = 1.0
 FAILED_STARTS = 5
 """The supervisor gives up after so many children in a row that died before they were ready."""
 LONGEST_PAUSE_SECONDS = 10.0
@@ -57,7 +55,7 @@ class SupervisorOptions:
     processes: int
     lease_ms: int
     grace_ms: int
-    health_file: Path | None = None
+    health_file: HealthFile | None = None
     spare: bool = False
     """Whether one more child, with a subprocess, waits for the death of another."""
     restarts: bool = False
@@ -78,7 +76,7 @@ class Supervisor:
     ) -> None:
         """`command` starts a child, with its supervision to be added; `totals` takes their numbers."""
         self._command = command
-        self._totals = totals
+        self.totals = totals
         self._options = options
         self._any_ready = False
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
@@ -92,8 +90,6 @@ class Supervisor:
         self._failed_starts = 0
         self._pause_until = 0.0
         self._warm = 0
-        self._touch_at = 0.0
-        self._untouchable = False
         self._code = 0
         self._wanted = options.processes
         self._stop_asked = threading.Event()
@@ -108,6 +104,8 @@ class Supervisor:
         """How many children have died that were at work."""
         self.place: tuple[str, str | None] | None = None
         """URL and schema of the database, once a child has sent them."""
+        self.apps: list[str] | None = None
+        """The names of several Apps, where the command names such a mapping: then no child works."""
 
     def stop(self) -> None:
         """Let children finish their running jobs within the grace time, and end."""
@@ -165,7 +163,7 @@ class Supervisor:
                 if self._restart_asked.is_set() and self._stopping_since is None:
                     self._restart()
                 self._fill()
-                none_wanted = self._wanted == 0 and not self._options.restarts
+                none_wanted = self._wanted == 0 and (self.apps is not None or not self._options.restarts)
                 if not self._children and (none_wanted or self._stopping_since is not None):
                     break
                 code = self._next_event()
@@ -175,6 +173,16 @@ class Supervisor:
             self._dispatcher.close()
             self._heartbeat.close()
         return self._code if code is None else code
+
+    @property
+    def is_well(self) -> bool:
+        """Whether all children are at work, and give signs of life."""
+        return self._vigil.all_is_well(self._children)
+
+    @property
+    def idle_ms(self) -> float:
+        """For how long no child has had work."""
+        return min((child.idle_ms for child in self._children), default=0.0)  # guard: all-are-idle
 
     def _all(self) -> list[Child]:
         """Return the children, with the spare one."""
@@ -212,8 +220,8 @@ class Supervisor:
         if message is not None and "more" in message:
             self._dispatcher.more(child)  # at once: others wait for it
         elif message is not None and "metrics" in message:
-            if self._totals is not None:
-                self._totals.add(message["metrics"])  # in this thread: before the event of the child's end
+            if self.totals is not None:
+                self.totals.add(message["metrics"])  # in this thread: before the event of the child's end
         else:
             self._events.put((child, message))
 
@@ -264,6 +272,8 @@ class Supervisor:
             log.debug("worker process %d stands by", child.process.pid)
         elif "ready" in message:
             self._ready(child, Facts(**message["ready"]))
+        elif "apps" in message:
+            self.apps, self._wanted, child.leaving = message["apps"], 0, True
         elif "leaving" in message:
             child.leaving, child.replaced = True, message["replace"]
             if not child.replaced:
@@ -390,7 +400,7 @@ class Supervisor:
         most = self._options.max_idle_ms
         if most is None or self._stopping_since is not None:
             return
-        if all(child.idle_ms >= most for child in self._children):  # guard: all-are-idle
+        if self.idle_ms >= most:
             log.info("stopping: nothing has come for %s", readable(most), extra={"event": "stopping"})
             self._begin_to_stop()
 
@@ -416,31 +426,7 @@ class Supervisor:
             if moment > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
-        elif self._options.health_file is not None and moment >= self._touch_at:
-            self._touch_at = moment + TOUCH_SECONDS
-            self._touch(self._options.health_file)
+        elif self._options.health_file is not None:
+            self._options.health_file.tick(is_well=self.is_well)
         if os.getpid() == 1:
-            self._reap()
-
-    def _touch(self, file: Path) -> None:
-        """Keep the health file young while all is well."""
-        if self._vigil.all_is_well(self._children):
-            try:
-                health_files.touch(file)
-            except OSError as error:
-                level = logging.DEBUG if self._untouchable else logging.WARNING
-                log.log(level, "the health file cannot be touched: %s", error)
-                self._untouchable = True
-            else:
-                self._untouchable = False
-
-    def _reap(self) -> None:
-        """As process 1 of a container, bury the orphans that handlers have left."""
-        own = {child.process.pid for child in self._all()}
-        try:
-            while (
-                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            ) is not None and found.si_pid not in own:
-                os.waitpid(found.si_pid, 0)
-        except ChildProcessError:  # guard: process-1-has-no-child
-            pass  # there is no child now: the last one has died, and its replacement is not there yet
+            bury_orphans()
