@@ -26,6 +26,15 @@ HOSTS = {
     "100 hosts, simulated": 100,
     "1,000 hosts, simulated": 1_000,
 }
+DAY_SECONDS = 86_400
+LIMITS = {
+    "processor of two cores: 41,400 jobs/s": (None, "in batches", 41_400),
+    "log: 100 MB/s": ("log", "in batches", 100e6),
+    "autovacuum: 50,000 rows/s": ("dead", "in batches", 50_000),
+    "commits of single jobs: 5,000/s": ("commits", "one by one", 5_000),
+}
+"""For the plot of a day: the figure of a job, its case, and how much of it a server takes in a second. The
+last three are examples."""
 SIZES = {
     "nothing": 1,
     "10⁴ available": 10**4,
@@ -49,6 +58,7 @@ def draw(report: Report, folder: Path) -> None:
         _bars(report, folder, measure, figure, label)
     _growth(report, folder)
     _fleet(report, folder)
+    _day(report, folder)
 
 
 def _bars(report: Report, folder: Path, measure: str, figure: str, label: str) -> None:
@@ -131,3 +141,34 @@ def _fleet(report: Report, folder: Path) -> None:
         return
     drawing.axes[0].legend(frameon=False)
     drawing.savefig(folder / "fleet.svg", metadata={"Date": None})
+
+
+def _day(report: Report, folder: Path) -> None:
+    """Draw the share of each limit that so many jobs a day use."""
+    from matplotlib.figure import Figure
+
+    values = {
+        (case, figure): found[0]
+        for (name, _, case, figure), found in report.values.items()
+        if name == "weight" and found
+    }
+    if not values:
+        return
+    figure = Figure(figsize=(7.2, 3.4))
+    axes = figure.add_subplot()
+    a_day = [10**n for n in (6, 7, 8, 9, 10)]
+    for label, (name, case, limit) in LIMITS.items():
+        each = {
+            None: 1.0,
+            "log": values[case, "wal enqueue"] + values[case, "wal run"],
+            "dead": values[case, "dead"],
+            "commits": values[case, "commits"] + 1,
+        }[name]
+        axes.plot(a_day, [100 * jobs / DAY_SECONDS * each / limit for jobs in a_day], label=label)
+    axes.axhline(100, color="#b8b8b8", linewidth=0.8)
+    axes.set(
+        xscale="log", yscale="log", xlabel="jobs a day", ylabel="% of what the server takes", ylim=(0.01, 1e4)
+    )
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(folder / "day.svg", metadata={"Date": None})

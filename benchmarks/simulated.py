@@ -2,12 +2,15 @@
 worker that claims, settles and looks again as a real one does, with a handler that does nothing.
 
     python -m benchmarks.simulated URL HOSTS
+    python -m benchmarks.simulated URL CONNECTIONS held
 
-says `ready` when all of them look, and ends with its standard input.
+says `ready` when all of them look, and ends with its standard input. Connections that are held are those of
+idle workers, which say nothing: their hosts look, and renew, for them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -16,6 +19,8 @@ import threading
 import time
 import uuid
 from itertools import count
+
+import psycopg
 
 import sqlq
 from benchmarks import work
@@ -116,5 +121,21 @@ def _live(database: Database, hosts: list[Host], number: int) -> None:
                 workers.stand_in(conn, [hosts[i % number].id], lease_ms=LEASE_MS)
 
 
+async def hold(url: str, number: int) -> None:
+    """Hold so many connections until the standard input ends."""
+    plain = url.replace("+psycopg", "")
+    held = [
+        await psycopg.AsyncConnection.connect(plain, autocommit=True, prepare_threshold=None)
+        for _ in range(number)
+    ]
+    for connection in held:
+        await connection.execute("SELECT 1")
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if sys.argv[3:] == ["held"]:
+        asyncio.run(hold(sys.argv[1], int(sys.argv[2])))
     main(sys.argv[1], int(sys.argv[2]))

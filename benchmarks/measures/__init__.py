@@ -137,10 +137,11 @@ def load() -> list[Measure]:
         snapshot,
         trace,
         waiting,
+        weight,
     )
 
     rooms = (
         *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
-        *(recovery, rescue, flood, features, fleet, waiting, dashboard),
+        *(recovery, rescue, flood, features, fleet, weight, waiting, dashboard),
     )
     return [measure for room in rooms for measure in room.MEASURES]

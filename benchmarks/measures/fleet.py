@@ -7,12 +7,14 @@ listener that hears a hint counts one, too. Connections are the sessions of the 
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +28,15 @@ from benchmarks.peers import find
 from benchmarks.servers import Place, UnavailableError
 from benchmarks.subject import NOOP
 from benchmarks.work import CALLS, Calls
+from tests.faults.pgbouncer import pgbouncer
 from tests.servers import OwnPostgreSQL
 
 REPORTED_SECONDS = 12.0
 """After so long idle processes of PostgreSQL have reported what they did."""
 LONE_EVERY_MS = 1_000
 MOST_LONE = 30
+POOLED = 20
+"""How many connections PgBouncer has to the server."""
 JOBS_BEFORE = 20
 """How many jobs each process has run before."""
 
@@ -43,6 +48,8 @@ class Fleet:
     hosts: int = 1
     processes: int = 1
     simulated: bool = False
+    connections: int = 0
+    """How many connections they hold of PgBouncer, which has a few to the server."""
 
 
 CASES = {
@@ -54,13 +61,15 @@ CASES = {
     "24 hosts": Fleet(hosts=24),
     "100 hosts, simulated": Fleet(hosts=100, simulated=True),
     "1,000 hosts, simulated": Fleet(hosts=1_000, simulated=True),
+    "10,000 connections of PgBouncer": Fleet(hosts=100, simulated=True, connections=10_000),
 }
 
 
 def fleet(bench: Bench, database: str, case: str) -> dict[str, float]:
     """Let a fleet come to rest, then enqueue one job each second, then many at once."""
     wanted = CASES[case]
-    _have_room(bench, 3 * wanted.hosts * (1 if wanted.simulated else wanted.processes + 1) + 20)
+    own = 3 * wanted.hosts * (1 if wanted.simulated else wanted.processes + 1)
+    _have_room(bench, (POOLED if wanted.connections else own) + 20)
     lone = min(MOST_LONE, bench.size.ticks)
     subject = find("sqlq")
     with bench.place(subject, database) as place, _working(bench, place, wanted, lone) as workers:
@@ -160,26 +169,20 @@ def _beside(place: Place) -> Iterator[Beside]:
 def _working(bench: Bench, place: Place, wanted: Fleet, lone: int) -> Iterator[Workers]:
     """Run the fleet, from when all of it is entered."""
     subject = find("sqlq")
-    with tempfile.TemporaryDirectory(dir=bench.servers.folder) as name:
+    with tempfile.TemporaryDirectory(dir=bench.servers.folder) as name, ExitStack() as stack:
         folder = Path(name)
         calls = Calls(folder)
         calls.note_starts(lone)
         workers = Workers(calls, folder / "words", bench.patience)
         told = variables({CALLS: name} | subject.environment(place.url, 10))
-        simulation: subprocess.Popen[str] | None = None
+        simulations: list[subprocess.Popen[str]] = []
         try:
             if wanted.simulated:
-                simulation = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.simulated", place.url, str(wanted.hosts)],
-                    cwd=TREE,
-                    env=told,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                assert simulation.stdout is not None
-                if simulation.stdout.readline() != "ready\n":
-                    raise RuntimeError("the simulated hosts ended")
+                url = place.url
+                if wanted.connections:
+                    url = stack.enter_context(_pooled(url, wanted.connections))
+                    simulations.append(_simulate(told, url, wanted.connections - wanted.hosts, "held"))
+                simulations.append(_simulate(told, url, wanted.hosts))
             else:
                 (command,) = subject.workers(place.url, NOOP, 10, 1)
                 for _ in range(wanted.hosts):
@@ -192,9 +195,32 @@ def _working(bench: Bench, place: Place, wanted: Fleet, lone: int) -> Iterator[W
             yield workers
         finally:
             workers.stop()
-            if simulation is not None:
+            for simulation in simulations:
                 simulation.kill()
                 simulation.wait()
+
+
+def _simulate(environment: dict[str, str], url: str, number: int, *words: str) -> subprocess.Popen[str]:
+    simulation = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.simulated", url, str(number), *words],
+        cwd=TREE,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert simulation.stdout is not None
+    if simulation.stdout.readline() != "ready\n":
+        raise RuntimeError("the simulated hosts ended")
+    return simulation
+
+
+@contextmanager
+def _pooled(url: str, connections: int) -> Iterator[str]:
+    if shutil.which("pgbouncer", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))) is None:
+        raise UnavailableError("this case needs PgBouncer: apt-get install pgbouncer")
+    with pgbouncer(url, pool=POOLED, clients=connections + 100) as pooler:
+        yield pooler.url(url)
 
 
 def _have_room(bench: Bench, connections: int) -> None:

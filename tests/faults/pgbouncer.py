@@ -1,4 +1,4 @@
-"""PgBouncer (the Debian package) in front of the tests' PostgreSQL: transaction mode, two server connections,
+"""PgBouncer (the Debian package) in front of the tests' PostgreSQL: transaction mode, few server connections,
 nothing else set."""
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ auth_type = trust
 auth_file = {folder}/users
 logfile = {folder}/log
 pool_mode = transaction
-default_pool_size = 2
-max_client_conn = 200
+default_pool_size = {pool}
+max_client_conn = {clients}
 ignore_startup_parameters = options
 """
 
 
 class PgBouncer:
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url: str, pool: int, clients: int) -> None:
         program = shutil.which("pgbouncer", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin")))
         if program is None:
             raise RuntimeError("this test needs PgBouncer: apt-get install pgbouncer")
@@ -47,7 +47,9 @@ class PgBouncer:
         url = make_url(server_url)
         (self._folder / "users").write_text(f'"{url.username}" "{url.password or ""}"\n')
         (self._folder / "ini").write_text(
-            SETTINGS.format(server_port=url.port, port=self.port, folder=self._folder)
+            SETTINGS.format(
+                server_port=url.port, port=self.port, folder=self._folder, pool=pool, clients=clients
+            )
         )
         if account:
             for path in (self._folder, *self._folder.iterdir()):
@@ -87,9 +89,10 @@ class PgBouncer:
 
 
 @contextmanager
-def pgbouncer(server_url: str) -> Iterator[PgBouncer]:
-    """Run a pooler in front of the server that a URL leads to."""
-    pooler = PgBouncer(server_url)
+def pgbouncer(server_url: str, pool: int = 2, clients: int = 200) -> Iterator[PgBouncer]:
+    """Run a pooler in front of the server that a URL leads to, with so many connections to it and to its
+    clients."""
+    pooler = PgBouncer(server_url, pool, clients)
     try:
         yield pooler
     finally:
