@@ -95,9 +95,9 @@ class Frontier:
 
     def __init__(self) -> None:
         self._positions: dict[tuple[str, int], tuple[int, int]] = {}
-        self._dear_seconds = 0.0
-        """How long the claim from the head took, if it and the one before it took long."""
-        self._was_dear = False
+        self._dear_seconds = self._last_seconds = 0.0
+        """How long a claim from the head takes: the quicker one of the last two, and the last one. It is 0
+        for one that is not dear."""
         self._begun_at = float("-inf")
 
     def begins_anew(self) -> bool:
@@ -108,8 +108,10 @@ class Frontier:
         """Note a claim from the head: behind its last job of each priority everything is due later, or
         another worker's."""
         is_dear = seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
-        self._dear_seconds = seconds if is_dear and self._was_dear else 0.0  # guard: dear-claims-are-measured
-        self._was_dear = is_dear
+        dear_seconds = seconds if is_dear else 0.0
+        # A COMMIT may wait seconds for a standby, once, and no scan was long.
+        self._dear_seconds = min(dear_seconds, self._last_seconds)  # guard: dear-claims-are-measured
+        self._last_seconds = dear_seconds
         self._begun_at = time.monotonic()
         self.went_on(claimed)
 

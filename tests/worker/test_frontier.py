@@ -45,6 +45,12 @@ def test_it_begins_anew_each_time_unless_that_was_dear_twice(monkeypatch: pytest
     assert frontier.begins_anew(), "a twentieth of the time"
     frontier.began_anew([], 0.002)
     assert frontier.begins_anew(), "it is not dear any more"
+    frontier.began_anew([], 0.009)
+    frontier.began_anew([], 3.0)
+    assert not frontier.begins_anew()
+    now += 0.2
+    assert frontier.begins_anew(), "one that waited for a standby is no measure"
+    frontier.began_anew([], 0.002)
     for _ in range(2):
         frontier.began_anew(jobs_of([("a", 0, 1.0, id) for id in range(1_000)]), 0.05)
     assert frontier.begins_anew(), "a large claim may take its time"
