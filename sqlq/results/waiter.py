@@ -259,6 +259,8 @@ class Waiting:
         if not wanted:
             return
         found = source.look(wanted)
+        if found.keys() != wanted.keys():
+            source.refuse_standby()  # guard: a-job-is-missed-by-a-primary-alone
         told: list[tuple[Watch, Told]] = []
         with self._lock:
             for id, is_whole in wanted.items():

@@ -22,6 +22,7 @@ from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import LISTEN_ANSWER_SECONDS
+from sqlq.store.workers import look
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS
 from tests.conftest import SERVERS
 from tests.faults.load import Load, readable_log
@@ -372,6 +373,8 @@ def test_a_server_that_takes_no_writes_is_waited_out(
     try:
         with Load(tmp_path / "work", own) as load, working(load, own) as worker:
             mariadb.administer("SET GLOBAL read_only = 1")
+            with pytest.raises(DBAPIError, match="the server is read-only"):
+                look.due_in(load.app.database)  # long before the next write
             wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying so")
             mariadb.administer("SET GLOBAL read_only = 0")
             resumed = [load.seconds_to_next_finish(time.monotonic())]

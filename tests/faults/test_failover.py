@@ -105,8 +105,35 @@ def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
         standby.configure("default_transaction_read_only = on")
         standby.promote()
         with closing(sqlq.App(standby.list_url(name))) as other:
-            other.jobs.cancel([job.id])
+            newer = other.enqueue(other.task(name="t")(lambda: None).new())
+            other.jobs.cancel([job.id, newer.id])
+        # of which the old one knows nothing
+        assert [each.id for each in app.wait([newer], "30s").ended] == [newer.id]
         assert [each.id for each in waiter.result(30).ended] == [job.id]
+
+
+def test_a_waiter_does_not_believe_a_primary_that_has_lost_its_standby(pair: Pair) -> None:
+    """As one that was frozen, and wakes after another was promoted: until it is demoted it takes itself for
+    the primary, and knows nothing of newer jobs."""
+    primary, standby, name = pair
+    standby.configure("synchronous_standby_names = '*'")
+    standby.catch_up()
+    standby.promote()
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%DO%'"
+    with (
+        closing(sqlq.App(standby.url(name))) as other,
+        closing(sqlq.App(standby.list_url(name))) as app,
+        psycopg.connect(primary.url(name).replace("+psycopg", ""), autocommit=True) as conn,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = other.enqueue(other.task(name="t")(lambda: None).new())
+        other.jobs.cancel([job.id])
+        waiter = pool.submit(app.wait, [job], "60s")
+        wait_until(
+            lambda: waiter.done() or conn.execute(waits).fetchone() != (0,), what="a COMMIT that waits"
+        )
+        standby.configure("default_transaction_read_only = on")
+        assert [each.id for each in waiter.result(60).ended] == [job.id]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -158,11 +185,21 @@ def test_each_command_takes_a_list_of_hosts_and_says_in_one_sentence_what_is_wro
         standbys = both.replace(f"host=127.0.0.1:{restartable_postgresql.port}&", "")
         wrong = both.replace(f"127.0.0.1:{restartable_postgresql.port}", "nowhere.invalid")
         for url in (standbys, wrong):
-            for words in (["status"], ["-a", "shop:app", "work", "--drain"]):
+            for words in (
+                *(["status"], ["migrate"]),
+                *(["-a", "shop:app", *rest] for rest in (["enqueue", "shop.where"], ["work", "--drain"])),
+            ):
                 said = Command(tmp_path, SQLQ_DATABASE_URL=url)(*words).sentence()
                 assert "read-only" in said
                 assert "primary" in said
                 assert ("nowhere.invalid" in said) is (url == wrong)
+        alone = Command(tmp_path, SQLQ_DATABASE_URL=standby.url(name))
+        assert alone("status").code == alone("migrate").code == 0, "there is nothing to write"
+        said = alone("-a", "shop:app", "enqueue", "shop.where").sentence()
+        assert f"127.0.0.1:{standby.port}" in said
+        assert said.endswith("in a read-only transaction; use the primary server")
+        with alone.working():
+            wait_until(lambda: "the database takes no writes" in alone.log(), what="the worker saying why")
         beside = standby_of(restartable_postgresql, "other")
         with beside as other:
             url = standbys.replace("&target", f"&host=127.0.0.1:{other.port}&target")

@@ -70,6 +70,10 @@ _ROLLED_BACK = {1213, 1020, 1205, 1305}
 """Deadlock; a row that changed since the snapshot (innodb_snapshot_isolation); timeout of a wait for a
 lock; a savepoint that went with its transaction."""
 _READ_ONLY = {1290, 1792, 1836}
+_REFUSE_STANDBY = """
+BEGIN NOT ATOMIC IF @@global.read_only THEN
+  SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'the server is read-only';
+END IF; END"""
 _NO_ROOM = {3, 1021, 1026, 1030, 1041, 1114}
 _ENDED = {1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031}
 """The server ends, or has ended the connection."""
@@ -249,7 +253,10 @@ class MariaDB(Dialect):
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         if names is not None and not names:
             return []
-        return ask(sql.due_in(schema, None if names is None else len(names)), tuple(names or ()))
+        rows = ask(sql.due_in(schema, None if names is None else len(names)), tuple(names or ()))
+        if any(queue is None for queue, _ in rows):
+            ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
+        return rows
 
     def look(
         self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
@@ -362,8 +369,7 @@ class MariaDB(Dialect):
         conn.exec_driver_sql(f"LOCK TABLES {', '.join(f'{table} WRITE' for table in tables)}")
 
     def refuse_standby(self, conn: Connection) -> None:
-        if conn.exec_driver_sql("SELECT @@global.read_only").scalar():
-            raise conn.dialect.loaded_dbapi.OperationalError(1290, "the server is read-only")
+        conn.exec_driver_sql(_REFUSE_STANDBY)
 
     def stricter_isolation(self, conn: Connection) -> str | None:
         level = str(conn.exec_driver_sql("SELECT @@tx_isolation").scalar())

@@ -103,7 +103,8 @@ SELECT MAX(priority) FROM {quoted(schema)}.jobs WHERE reserved_at IS NULL AND qu
 
 def due_in(schema: str | None, names: int | None) -> str:
     """The milliseconds until the first job of each queue is due, of so many queues or of all. A loose scan
-    reads one row for each queue and priority."""
+    reads one row for each queue and priority. A row without a queue is added where the server takes no
+    writes, so that its look may be out of date."""
     prefix = quoted(schema)
     wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
     return f"""
@@ -113,6 +114,7 @@ SELECT queue, TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0
          WHERE reserved_at IS NULL{wanted} GROUP BY reserved_at, queue, priority) AS levels
  WHERE queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL)
  GROUP BY queue
+ UNION ALL SELECT NULL, NULL FROM DUAL WHERE @@global.read_only
 """
 
 

@@ -361,12 +361,16 @@ _TCP_ENDS = {
 one of these options libpq ignores it."""
 _MIGRATIONS = int.from_bytes(b"sqlq")
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
+# guard: a-primary-without-its-standby-is-not-believed
 _REFUSE_STANDBY = """
 DO $$ BEGIN
   IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
     RAISE SQLSTATE '25006' USING MESSAGE = 'the server is read-only';
   END IF;
+  PERFORM pg_catalog.pg_logical_emit_message(true, 'sqlq', '');
 END $$"""
+"""Also writes some bytes to the log, so that its COMMIT waits for a standby where commits do. A primary that
+was frozen, and woke after another was promoted, has no standby: its answer does not come."""
 
 
 def _state_of(error: BaseException | None) -> str:
