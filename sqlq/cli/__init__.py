@@ -9,13 +9,15 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells count it."""
+STAYING = frozenset({"work", "web", "metrics", "demo", "--watch"})
+"""Commands, and an option, with which a process stays, and so collects its garbage."""
 
 
 def main() -> NoReturn:
     """Run the command line and exit. A Ctrl-C is quiet, also in the middle of an import."""
     # Imports make many objects and no garbage. Collections among them, and at the end of the process, took a
     # quarter of a short command's time. Worker processes choose thresholds of their own.
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(1_000_000 if STAYING.isdisjoint(sys.argv) else 50_000, 20, 100)
     try:
         from sqlq.cli.root import run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import pytest
 from sqlalchemy import create_engine, inspect, make_url, text
 
 import sqlq
+from sqlq.cli import STAYING, main
+from sqlq.cli.root import sqlq as command_line
 from sqlq.schema.version import HEAD
 from tests.faces.command import Command
 from tests.kit import for_each
@@ -496,3 +499,22 @@ def test_a_command_leaves_no_log_of_sqlite_behind(bare: Command) -> None:
     for command in ("migrate", "status"):
         bare.ok("-d", "sqlite:///jobs.db", command, env={"PYTHONUNBUFFERED": "1"})
         assert [path.name for path in bare.directory.glob("jobs.db*")] == ["jobs.db"]
+
+
+@pytest.mark.parametrize(
+    ("words", "threshold"),
+    [("status", 1_000_000), ("status --watch", 50_000), *((name, 50_000) for name in sorted(STAYING))],
+)
+def test_only_a_command_that_stays_collects_garbage(
+    words: str, threshold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen = gc.get_threshold(), list[int]()
+    monkeypatch.setattr(sys, "argv", ["sqlq", *words.split()])
+    monkeypatch.setattr("sqlq.cli.root.run", lambda: seen.append(gc.get_threshold()[0]))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    try:
+        main()
+    finally:
+        gc.set_threshold(*before)
+    assert seen == [threshold]
+    assert command_line.commands.keys() >= STAYING - {"--watch"}
