@@ -5,12 +5,15 @@ On disk a link leads to a file of the repository, as a test checks. Here it lead
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -36,9 +39,31 @@ FOLDERS = {
     **{f"examples/{name}": f"examples/{name}.md" for name in EXAMPLES},
 }
 SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".service": "ini", ".yml": "yaml"}
-STYLE = ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
-"""Room for lines of code of a hundred characters."""
+STYLE = (
+    ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
+    ".md-typeset table:not([class]) :is(td, th) { padding: .6em .8em; min-width: 0 }\n"
+    '[data-md-color-scheme="slate"] img[src$=".svg"] { filter: brightness(.85) }\n'
+)
+"""Room for lines of code of a hundred characters and tables of six columns; charts that do not dazzle."""
 _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
+
+
+SEARCHED = {
+    "middleware": "guide/hooks",
+    "debounce": "cookbook",
+    "dead letter": "guide/retries",
+    "graceful shutdown": "guide/operating",
+    "Kubernetes": "guide/production",
+    "acks_late": "guide/from-celery",
+    "chord": "guide/flows",
+    "beat": "guide/schedules",
+    "Horizon": "guide/from-laravel-or-sidekiq",
+    "burst": "guide/from-rq",
+    "prefetch": "guide/workers",
+}
+"""Words of other queues, and the page that the search has to find by each."""
+LESS_WANTED = ("decisions/", "changelog", "reliability", "contributing")
+"""The beginnings of pages that come after others in the results of a search."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -64,6 +89,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turn links to files of the repository into links to their pages."""
     place = page.file.src_uri
+    if not re.search(r"^## ", markdown, re.MULTILINE):
+        page.meta["hide"] = ["toc"]  # a table of contents of nothing would take a fifth of the width
+    page.meta["search"] = {"boost": 0.2 if place.startswith(LESS_WANTED) else 1}
     paths = {site: path for path, site in OUTSIDE.items()}
     is_made = place.startswith("reference/") or place in ("examples/index.md", "decisions/index.md")
     path = f"docs/{place}" if is_made else paths.get(place, f"docs/{place}")
@@ -81,6 +109,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"]({posixpath.relpath(to, posixpath.dirname(place) or '.')}{heading or ''})"
 
     return _LINK.sub(turned, markdown)
+
+
+@event_priority(-100)  # after the search has written its index
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Refuse a site whose search does not find a page by the words for it."""
+    sections = json.loads((Path(config.site_dir) / "search" / "search_index.json").read_text())["docs"]
+    for words, page in SEARCHED.items():
+        if not any(
+            section["location"].startswith(f"{page}.html")
+            and words.lower() in f"{section['title']} {section['text']}".lower()
+            for section in sections
+        ):
+            raise PluginError(f"the search finds no {page}.md by {words!r}: say so on that page")
 
 
 def title(text: str) -> str:
