@@ -1,10 +1,11 @@
 """The whole fault suite by one command, and the scorecard it ends with.
 
-    python -m tests.faults [--markdown FILE] [--mariadb] [--operated] [what pytest takes …]
+    python -m tests.faults [--markdown FILE] [--mariadb] [--operated] [--patroni [N]] [what pytest takes …]
 
 It runs on PostgreSQL and SQLite, with --mariadb on MariaDB.
 With --operated those of its tests that start workers run with payloads encrypted, somebody who waits for each
 job, and metrics on, in their short forms: what holds without must hold with it.
+With --patroni it runs N failovers of a cluster of three nodes, 30 without a number.
 
 Exits with 1 when a test fails, or when a figure that must be zero is not, or was not measured (which it need
 not be when pytest was told what to run).
@@ -27,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.faults.processes import OPERATED
-from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, VARIABLE
+from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, ROUNDS, VARIABLE
 
 OPERATED_TESTS = (
     *("crash_points", "fleet", "flows_survive", "follow_ups", "limits", "nothing_is_lost"),
@@ -97,12 +98,24 @@ def main() -> int:
         action="store_true",
         help="with sealed payloads, waiters and metrics, where that tells more",
     )
+    parser.add_argument(
+        "--patroni",
+        type=int,
+        nargs="?",
+        const=30,
+        metavar="N",
+        help="so many failovers of Patroni, and no other test (30); needs pip install -e '.[ha]'",
+    )
     options, pytest_options = parser.parse_known_args()
     chosen = [option for option in pytest_options if Path(option.partition("::")[0]).exists()]
     environment = {**os.environ, "SQLQ_TEST_ALL": "1"}
     if options.mariadb:
         environment["SQLQ_TEST_DATABASES"] = "mariadb"
         pytest_options = ["-k", "mariadb", *pytest_options]  # tests of one other database have its name
+    if options.patroni:
+        environment[ROUNDS] = str(options.patroni)
+        chosen = ["tests/faults/test_patroni.py"]
+        pytest_options = ["-s", *pytest_options, *chosen]
     if options.operated:
         environment[OPERATED] = "1"
         chosen = chosen or [f"tests/faults/test_{name}.py" for name in OPERATED_TESTS]

@@ -9,6 +9,9 @@ from pathlib import Path
 VARIABLE = "SQLQ_TEST_SCORECARD"
 """Names the file that records go to; without it nothing is recorded."""
 
+ROUNDS = "SQLQ_TEST_FAILOVERS"
+"""How many rounds of failovers of Patroni are run; 3 without it."""
+
 MUST_BE_ZERO = {
     "lost": "jobs lost",
     "never_committed": "jobs run whose transaction was rolled back",
@@ -38,6 +41,8 @@ DISTRIBUTIONS = {
     "recovery_seconds": "recovery, s",
     "resume_seconds": "resuming after an outage, s",
     "exit_seconds": "leaving when told to, s",
+    "failover_seconds": "from the first write of a new primary to the next job's start, s",
+    "lone_seconds": "from a lone enqueue after a failover to the job's start, s",
 }
 """Figures that are lists of samples, of which p50, p99 and the largest are shown."""
 
