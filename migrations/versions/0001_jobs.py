@@ -125,14 +125,15 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     now = f"({_SQLITE_NOW})" if sqlite else "statement_timestamp()"
 
     def expires(ended_at: str) -> str:
-        # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column.
+        if sqlite:
+            return f"expires_at {time} GENERATED ALWAYS AS ({ended_at} + retention_ms) STORED"
+        # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column. A column
+        # of a domain would keep a partitioned table from taking rows, since indexes ask for it: the server
+        # (18.4 and before) compares it with the type below the domain. So the expression has the rule.
         until = (
-            f"{ended_at} + retention_ms"
-            if sqlite
-            else f"(({ended_at} AT TIME ZONE 'UTC') + retention_ms * interval '1 millisecond') "
-            "AT TIME ZONE 'UTC'"
+            f"(({ended_at} AT TIME ZONE 'UTC') + retention_ms * interval '1 millisecond') AT TIME ZONE 'UTC'"
         )
-        return f"expires_at {time} GENERATED ALWAYS AS ({until}) STORED"
+        return f"expires_at {DOMAINS['moment'][0]} GENERATED ALWAYS AS (CAST({until} AS {time})) STORED"
 
     def of_type(column: str, kind: str) -> str:
         return f"({column} IS NULL OR typeof({column}) = '{kind}')"

@@ -449,19 +449,21 @@ class App(Parts, Declares):
         """
         return self._connected.results.as_completed(jobs, timeout)
 
-    def migrate(self) -> str | None:
+    def migrate(self, *, partition_finished: str | None = None) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
-        were none).
+        were none). On PostgreSQL `partition_finished` puts finished jobs into partitions: "daily", "weekly",
+        "monthly", or "off" to make no more.
 
         Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Several processes
         may call it at once, while jobs are enqueued and worked on. Raises `SchemaVersionError` for a database
         too new for this version, and `UnsupportedDatabaseError` for one too old to run it. Raises
-        `ConfigurationError` where tables of another program stand in the way."""
+        `ConfigurationError` where tables of another program stand in the way, and for partitions that this
+        database cannot have."""
         from sqlq.database import migrate as migrating
 
         with self._connected.address.open(create=True) as database:
             database.require_version()
-            return migrating.upgrade(database.engine, self.schema)
+            return migrating.upgrade(database.engine, self.schema, partition_finished)
 
     # -- work ------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,23 @@ EVERY_SECONDS = 0.5
     help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
 @click.option("--force", is_flag=True, help="With --down: even if jobs are lost.")
+@click.option(
+    "--partition-finished",
+    "rhythm",
+    type=click.Choice(["daily", "weekly", "monthly", "off"]),
+    help="Have finished jobs in partitions, dropped as a whole when they are old (PostgreSQL). off: no more.",
+)
 @wait_option
 @click.pass_obj
-def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force: bool, wait: str) -> None:
+def migrate(
+    context: Context,
+    as_sql: bool,
+    check: bool,
+    down: str | None,
+    force: bool,
+    rhythm: str | None,
+    wait: str,
+) -> None:
     """Create the tables, or bring them up to this version.
 
     Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The
@@ -49,10 +63,14 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
     if force and down is None:
         raise click.UsageError("--force is of use with --down only")
+    if rhythm and (check or down is not None):
+        raise click.UsageError("--partition-finished goes up: leave out --check and --down")
     from sqlq.config.durations import milliseconds
 
     wait_ms = milliseconds(wait, "--wait")
-    run = partial(_migrate, as_sql=as_sql, check=check, down=down, force=force, wait_ms=wait_ms)
+    run = partial(
+        _migrate, as_sql=as_sql, check=check, down=down, force=force, rhythm=rhythm, wait_ms=wait_ms
+    )
     if context.apps() is not None:
         for_each_app(context, run)
     if not run(context):
@@ -60,7 +78,14 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
 
 
 def _migrate(
-    context: Context, *, as_sql: bool, check: bool, down: str | None, force: bool, wait_ms: int
+    context: Context,
+    *,
+    as_sql: bool,
+    check: bool,
+    down: str | None,
+    force: bool,
+    rhythm: str | None,
+    wait_ms: int,
 ) -> bool:
     """Do as the options want, and return whether the tables are as this sqlq needs them."""
     from sqlq.database import migrate as migrating
@@ -69,7 +94,7 @@ def _migrate(
     app = context.app()
     engine, schema = app.database.engine, app.database.requested_schema
     if as_sql:
-        click.echo(migrating.render_sql(engine.dialect.name, schema), nl=False)
+        click.echo(migrating.render_sql(engine.dialect.name, schema, rhythm), nl=False)
         return True
     if wait_ms:
         _wait(app.database, wait_ms)
@@ -89,7 +114,7 @@ def _migrate(
         return True
     if context.names_nothing():
         click.echo(f"no App and no database were named: using {where}", err=True)
-    before = app.migrate()
+    before = app.migrate(partition_finished=rhythm)
     if before is None:
         click.echo(f"created sqlq's tables at revision {version.HEAD} in {where}")
     elif before == version.HEAD:
@@ -101,6 +126,8 @@ def _migrate(
         )
     else:
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")
+    if rhythm:
+        click.echo(f"partitions of finished jobs in {where} are {rhythm}")
     return True
 
 

@@ -136,6 +136,8 @@ class Dialect:
     schemas_are_databases = False
     has_kinds_of_roles = False
     """Whether `store.rights` has the rights that each kind of role needs."""
+    has_partitions = False
+    """Whether finished jobs may be in partitions by time."""
     vacuums = False
     """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"

@@ -35,8 +35,10 @@ from sqlalchemy import Connection, Dialect, Engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config import urls
-from sqlq.database.dialects import dialect_of
-from sqlq.database.postgresql import online
+from sqlq.database.dialect import Dialect as OwnDialect
+from sqlq.database.dialects import DIALECTS, dialect_of
+from sqlq.database.postgresql import online, partitioning
+from sqlq.database.postgresql.partitions import find
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import tables, version, views
 from sqlq.schema.qualify import in_catalog
@@ -99,9 +101,9 @@ class Check(NamedTuple):
     message: str
 
 
-def upgrade(engine: Engine, schema: str | None) -> str | None:
+def upgrade(engine: Engine, schema: str | None, rhythm: str | None = None) -> str | None:
     """Bring the tables of a database to the newest revision, and return the one they had before (None: there
-    were none).
+    were none). `rhythm` is that of the partitions of finished jobs, one of `partitioning.UNITS`.
 
     Creates the SQLite file and the schema where they are missing. If several processes call it,
     one migrates; the others wait and find nothing to do. It may run while jobs are enqueued and worked on: it
@@ -110,14 +112,37 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
 
     Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it. Raises
     `ConfigurationError` when a foreign table has one of sqlq's names, another migration does not end, or the
-    tables are never free. Then it does not make that step.
+    tables are never free. Then it does not make that step. Raises it also for an unknown rhythm, and for a
+    database that has no partitions.
     """
+    if rhythm is not None:
+        _require_partitions(dialect_of(engine), rhythm)
     before = found = _patiently(engine, partial(_step_up, engine, schema))
     while found is not None and found < version.HEAD:
         found = _patiently(engine, partial(_step_up, engine, schema))
     with engine.connect() as connection:
         version.require(connection, schema)
+        name = version.effective_schema(connection, schema)
+        goes_on = dialect_of(engine).has_partitions and find(connection, name).is_partitioned
+    if rhythm is not None or goes_on:
+        with transaction(engine, schema) as connection:
+            _leave_idle(connection)
+            script, patiently = location() / "partition.sql", partial(_patiently, engine)
+            partitioning.Partitioning(engine, name, script, patiently).partition(rhythm)
     return before
+
+
+def _require_partitions(dialect: OwnDialect, rhythm: str) -> None:
+    if rhythm not in partitioning.UNITS:
+        raise ConfigurationError(f"partition_finished is {rhythm!r}: it is {', '.join(partitioning.UNITS)}")
+    if not dialect.has_partitions:
+        raise ConfigurationError(f"{dialect.title} has no partitions of finished jobs: only PostgreSQL does")
+
+
+def _leave_idle(connection: Connection) -> None:
+    """Let others connect and work while a connection only keeps other migrators out."""
+    connection.detach()  # a pool of one connection has room for the other now
+    connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
 def _step_up(engine: Engine, schema: str | None) -> str | None:
@@ -189,8 +214,7 @@ def _build_index(engine: Engine, connection: Connection, schema: str | None, rev
     name = version.effective_schema(connection, schema)
     assert name is not None
     table, index = revision.module.concurrently
-    connection.detach()  # a pool of one connection has room for the other now
-    connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+    _leave_idle(connection)
 
     def create(beside: Connection) -> None:
         context = MigrationContext.configure(beside, opts=options(name) | {"live": True})
@@ -257,8 +281,9 @@ def check(engine: Engine, schema: str | None) -> Check:
         return Check(standing, revision, version.HEAD, version.complaint(connection, schema, revision))
 
 
-def render_sql(dialect_name: str, schema: str | None) -> str:
-    """Return the SQL of the whole upgrade of an empty database, as its shell runs it.
+def render_sql(dialect_name: str, schema: str | None, rhythm: str | None = None) -> str:
+    """Return the SQL of the whole upgrade of an empty database, as its shell runs it; with `rhythm` it has
+    partitions of finished jobs.
 
     Raises `UnsupportedDatabaseError` for anything but "postgresql", "sqlite" and "mariadb".
     """
@@ -270,7 +295,13 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
     script = io.StringIO()
     script.write(f"-- sqlq's tables at revision {version.HEAD}, for {shell} and an empty database\n\n{begin}")
     where = None if dialect_name == "sqlite" else schema
-    write(make_url(f"{dialect_name}://").get_dialect()(), script, where, "up", None, "head")
+    dialect = make_url(f"{dialect_name}://").get_dialect()()
+    write(dialect, script, where, "up", None, "head")
+    if rhythm is not None:
+        _require_partitions(DIALECTS[dialect_name], rhythm)
+        place = f"{dialect.identifier_preparer.quote_schema(where)}." if where else ""
+        parts = location() / "partition.sql"
+        script.write(partitioning.offline(parts, f"{place}finished_jobs", rhythm))
     script.write(commit)
     return script.getvalue()
 

@@ -121,7 +121,7 @@ def _create_column(element: CreateColumn, compiler: Any, **kw: Any) -> str:
     column = element.element
     plain = str(compiler.visit_create_column(element, **kw))
     name = "moment" if isinstance(column.type, types.Moment) else column.info.get("domain")
-    if name is None or column.table.metadata is not tables.metadata:
+    if name is None or column.computed is not None or column.table.metadata is not tables.metadata:
         return plain
     words = compiler.dialect.type_compiler_instance.process(column.type, type_expression=column)
     schema = compiler.preparer.schema_for_object(column.table)

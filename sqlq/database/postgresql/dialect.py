@@ -35,6 +35,7 @@ from sqlq.database.batch import Batch, Right, locked, rights
 from sqlq.database.dialect import Dialect, held, schema_of
 from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
 from sqlq.database.postgresql import health, sql
+from sqlq.database.postgresql.online import MIGRATIONS
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
     Ask,
@@ -80,7 +81,7 @@ class PostgreSQL(Dialect):
     name, title = "postgresql", "PostgreSQL"
     oldest = (15,)
     has_schemas = has_kinds_of_roles = True
-    vacuums = True
+    vacuums = has_partitions = True
     builds_indexes_apart = True
     open_transactions = "pg_stat_activity (by xact_start)"
     notifies = True
@@ -270,7 +271,7 @@ class PostgreSQL(Dialect):
     def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
         # of the transaction, so that a pooler can share the session and a killed process leaves none
         return bool(
-            conn.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({_MIGRATIONS})").scalar()
+            conn.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({MIGRATIONS})").scalar()
         )
 
     def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
@@ -359,7 +360,6 @@ _TCP_ENDS = {
 }
 """The connection detects a lost host within 20 s when idle, and within 10 s after a send. On systems without
 one of these options libpq ignores it."""
-_MIGRATIONS = int.from_bytes(b"sqlq")
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
 # guard: a-primary-without-its-standby-is-not-believed
 _REFUSE_STANDBY = """

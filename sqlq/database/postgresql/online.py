@@ -35,6 +35,9 @@ INDEX_PATIENCE_MS = 3_600_000
 """The time that the build of an index waits for a transaction that began earlier; only vacuums and other
 builds wait along."""
 
+MIGRATIONS = int.from_bytes(b"sqlq")
+"""The advisory lock of migrations."""
+
 LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED = "55P03", "40P01"
 DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
 
@@ -79,7 +82,7 @@ def build_index(
     through.
     """
     name = f"{_quoted(engine, schema)}.{_quoted(engine, index)}"
-    with _outside_transactions(engine) as connection:
+    with outside_transactions(engine) as connection:
         _await_builds(connection, f"{_quoted(engine, schema)}.{_quoted(engine, table)}")
         connection.execution_options(isolation_level="AUTOCOMMIT")
         if is_valid(connection, schema, index) is False:  # guard: broken-index-is-dropped
@@ -118,7 +121,7 @@ SELECT i.indisvalid AND i.indisready AND i.indislive
 
 
 @contextmanager
-def _outside_transactions(engine: Engine) -> Iterator[Connection]:
+def outside_transactions(engine: Engine) -> Iterator[Connection]:
     """A connection that does not return to its pool, since its settings belong to the session and not to a
     transaction."""
     # An engine whose connections rest in autocommit begins no transaction.

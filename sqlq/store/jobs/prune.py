@@ -82,13 +82,17 @@ def erase(conn: Connection, queues: Collection[str]) -> None:
         _clear_up_after(conn, Gone.of(dialect_of(conn).change(conn, erasing)))
 
 
-def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False) -> int:
+def prune(
+    conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False, steps: bool = False
+) -> int:
     """Delete finished and cancelled jobs, or those that `failed`, that ended longer ago than that, the oldest
-    first; return the number. Jobs with a retention of their own stay."""
+    first; with `steps` only those of flows. Return the number. Jobs with a retention of their own stay."""
     source, ended_at = _FAILED if failed else _FINISHED
     # guard: own-retention-is-kept
     old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
     chosen = select(source.c.id).where(*old).order_by(ended_at)
+    if steps:
+        chosen = chosen.where(source.c.flow_id.is_not(None))
     return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
 
 

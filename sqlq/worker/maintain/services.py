@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.config.durations import readable, since_boot
 from sqlq.database.database import Database
-from sqlq.database.postgresql import health
+from sqlq.database.dialect import schema_of
+from sqlq.database.postgresql import health, partitions
 from sqlq.errors import SchemaVersionError
 from sqlq.model.schedule import Declarations
 from sqlq.schema import version
@@ -194,11 +196,29 @@ class Prune:
             waits, self._waits = self._waits, 0.0
             return waits
         began = time.monotonic()
+        older_ms, found = self._older_than_ms, None
         with self._database.begin() as conn:
-            older_ms = self._older_than_ms
-            pruned = 0 if older_ms is None else prune.prune(conn, older_than_ms=older_ms, limit=PRUNE_BATCH)
+            if self._database.dialect.has_partitions:
+                found = partitions.find(conn, schema_of(conn), older_ms=older_ms)
+                older_ms = found.older_ms
+            drops = found is not None and found.may_change and bool(found.old)
+            pruned = self._prune(conn, older_ms, PRUNE_BATCH, steps=drops)
             pruned += prune.prune_expired(conn, limit=PRUNE_BATCH - pruned)
+        if found is not None and found.may_change:
+            partitions.keep_up(self._database.begin, found)
+            if drops and pruned < PRUNE_BATCH:
+                gone = [partitions.drop(self._database.begin, found, name) for name in found.old]
+                if True in gone:
+                    return 0.0
+                if False not in gone:  # guard: what-stays-is-pruned-by-rows
+                    with self._database.begin() as conn:
+                        pruned += self._prune(conn, older_ms, PRUNE_BATCH - pruned)
         return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
+
+    def _prune(self, conn: Connection, older_ms: int | None, limit: int, *, steps: bool = False) -> int:
+        if older_ms is None:
+            return 0
+        return prune.prune(conn, older_than_ms=older_ms, limit=limit, steps=steps)
 
 
 class Expire(PolledService):
