@@ -27,6 +27,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlq.config import urls
 from sqlq.database import migrate
 from sqlq.database.dialects import DIALECTS
+from sqlq.database.postgresql.partitions import PARTITION
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
 
@@ -78,7 +79,9 @@ def include_name(
         def include_name(name, type_, parent_names):
             return sqlq.alembic.include_name(name, type_, parent_names) and name != "legacy"
     """
-    if type_ != "table" or name not in migrate.OWN_NAMES | {version.TABLE}:
+    if type_ != "table" or name is None:
+        return True
+    if name not in migrate.OWN_NAMES | {version.TABLE} and not PARTITION.fullmatch(name):
         return True
     own, default = urls.schema_name(schema), cast("str | None", "public")
     # Outside of an env.py there is no context. Alembic raises a NameError then, and an AttributeError once an

@@ -14,6 +14,7 @@ from sqlq.config.urls import hosts
 from sqlq.database.database import LOOKS, Database
 from sqlq.database.dialects import refusal
 from sqlq.database.postgresql import health as healths
+from sqlq.database.postgresql.partitions import find
 from sqlq.store.health import health
 
 OLD_TRANSACTION_S = 300.0
@@ -42,7 +43,7 @@ class PostgreSQLChecks(ServerChecks):
         return *of_server, *more
 
     def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
-        return (self.dead_rows,)
+        return (self.dead_rows, self.partitions)
 
     def primary(self) -> Iterator[Answer]:
         standby = self._ask(healths.is_standby)
@@ -230,5 +231,25 @@ class PostgreSQLChecks(ServerChecks):
         said = f"the table jobs has about {rows.live:,} live and {rows.dead:,} dead rows{when}"
         if rows.dead > DEAD_ROWS and rows.dead > rows.live:
             yield check(said, "end old transactions (see above), then VACUUM jobs")
+        else:
+            yield ok(said)
+
+    def partitions(self) -> Iterator[Answer]:
+        found = self._ask(find, self._database.schema)
+        remedy = f"run sqlq migrate as {found.owner}"
+        for name in found.bounded:
+            yield to_do(
+                f"a migration was broken off: {name} refuses jobs that finish some days from now", remedy
+            )
+        if not found.is_partitioned or found.unit is None:
+            return
+        said = f"finished jobs are in partitions of a {found.unit} each"
+        lacking = len(found.missing) + (found.default is None)
+        if lacking > 1:  # the last one ahead may be just due
+            yield to_do(f"{said}, and {lacking} of the next ones are missing", remedy)
+        elif found.rows_in_default:
+            yield check(f"{said}, but the default one has about {found.rows_in_default:,} rows", remedy)
+        elif not found.may_change:
+            yield check(f"{said}, which this role cannot make", f"{remedy} at least each {found.unit}")
         else:
             yield ok(said)

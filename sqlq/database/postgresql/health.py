@@ -155,12 +155,18 @@ def size(conn: Connection) -> int:
 def tables(conn: Connection) -> list[TableSize]:
     rows = _asked(
         conn,
-        "SELECT relname, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
-        "greatest(last_vacuum, last_autovacuum), (SELECT json_object_agg(name, size) FROM "
+        "SELECT relname, live, dead, bytes, of_indexes, vacuumed_at, "
+        "(SELECT json_object_agg(name, size) FROM "
         "(SELECT indexrelname AS name, pg_relation_size(indexrelid) AS size "
-        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = t.relid ORDER BY 2 DESC, 1 LIMIT 3) largest) "
-        "FROM pg_catalog.pg_stat_all_tables t "
-        "WHERE schemaname = :schema AND relname = ANY(:names) ORDER BY 4 DESC",
+        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = ANY (parts) ORDER BY 2 DESC, 1 LIMIT 3) l) "
+        "FROM (SELECT relname, "
+        "ARRAY(SELECT CAST(relid AS oid) FROM pg_partition_tree(c.oid)) || c.oid AS parts "
+        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = :schema AND relname = ANY(:names)) AS ours "
+        "CROSS JOIN LATERAL (SELECT sum(n_live_tup)::bigint, sum(n_dead_tup)::bigint, "
+        "sum(pg_table_size(relid))::bigint, sum(pg_indexes_size(relid))::bigint, "
+        "max(greatest(last_vacuum, last_autovacuum)) FROM pg_catalog.pg_stat_all_tables t "
+        "WHERE t.relid = ANY (parts)) AS sums (live, dead, bytes, of_indexes, vacuumed_at) ORDER BY 4 DESC",
         schema=schema_of(conn),
         names=_TABLES,
     )

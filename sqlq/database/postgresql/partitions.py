@@ -8,6 +8,7 @@ others wait behind it, and is tried again later.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,6 +21,8 @@ from sqlq.database.postgresql import online
 from sqlq.schema.qualify import in_catalog
 
 log = logging.getLogger("sqlq")
+PARTITION = re.compile(r"finished_jobs_(before|default|\d{8})")
+"""The names of partitions."""
 AHEAD = {"day": 7, "week": 3, "month": 2}
 """How many partitions of each kind are made ahead."""
 LOCK_MS = 50
@@ -48,6 +51,8 @@ class Partitions(NamedTuple):
     older_ms: int | None
     """The age from which rows are deleted one by one: that of the oldest partition that may stay."""
     default: str | None
+    rows_in_default: int | None
+    """About how many."""
     bounded: list[str]
     """The tables that a broken off migration has left with a CHECK."""
     old: list[str]
@@ -77,7 +82,7 @@ WITH history AS (
        JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
       WHERE n.nspname = :schema AND c.relname = 'finished_jobs'),
 parts AS (
-     SELECT p.relkind, format('%I.%I', n.nspname, p.relname) AS name, bound,
+     SELECT p.oid, p.relkind, format('%I.%I', n.nspname, p.relname) AS name, bound,
             CAST(substring(bound, 'FROM \\(''([^'']+)''\\)') AS timestamp with time zone) AS low,
             CAST(substring(bound, 'TO \\(''([^'']+)''\\)') AS timestamp with time zone) AS high
        FROM history JOIN pg_catalog.pg_inherits i ON i.inhparent = history.oid
@@ -106,6 +111,7 @@ SELECT format('%I.finished_jobs', nspname), relkind = 'p', unit, quote_ident(rol
        CAST(EXTRACT(epoch FROM CASE WHEN unit IS NULL THEN age ELSE statement_timestamp()
             - date_trunc(unit, statement_timestamp() - age, 'UTC') END) * 1000 AS bigint),
        (SELECT name FROM parts WHERE bound = 'DEFAULT'),
+       (SELECT pg_stat_get_live_tuples(oid) FROM parts WHERE bound = 'DEFAULT'),
        ARRAY(SELECT format('%I.%I', nspname, c.relname)
                FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid
               WHERE k.conname = '{UNTIL}' AND k.connamespace = place),
