@@ -126,6 +126,7 @@ def load() -> list[Measure]:
         fleet,
         flood,
         growth,
+        history,
         hoarding,
         idle,
         latency,
@@ -142,6 +143,6 @@ def load() -> list[Measure]:
 
     rooms = (
         *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
-        *(recovery, rescue, flood, features, fleet, weight, waiting, dashboard),
+        *(recovery, rescue, flood, features, fleet, weight, waiting, dashboard, history),
     )
     return [measure for room in rooms for measure in room.MEASURES]
