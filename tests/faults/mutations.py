@@ -267,9 +267,9 @@ GUARDS = [
     Guard("a-limited-replay-is-looked-at", None, "pass", REPLAY + "test_a_replay_under_a_limit_waits_for_its_turn[sqlite]"),
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
     # partitions of finished jobs
-    Guard("what-has-to-stay-keeps-its-partition", "_has_to_stay(conn, name)", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql-postgresql]"),
-    Guard("what-stays-is-pruned-by-rows", "False not in gone", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql-postgresql]"),
-    Guard("no-check-is-left", None, "pass", "tests/migrations/test_partitions.py::test_what_the_new_table_would_lack_is_refused[postgresql-postgresql]"),
+    Guard("what-has-to-stay-keeps-its-partition", "_has_to_stay(conn, name)", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql]"),
+    Guard("what-stays-is-pruned-by-rows", "False not in gone", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql]"),
+    Guard("no-check-is-left", None, "pass", "tests/migrations/test_partitions.py::test_what_the_new_table_would_lack_is_refused[postgresql]"),
     # what travels with a job, and what it says of itself
     Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
     Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),

@@ -21,7 +21,7 @@ from sqlq.database.postgresql import online
 from sqlq.schema.qualify import in_catalog
 
 log = logging.getLogger("sqlq")
-PARTITION = re.compile(r"finished_jobs_(before|default|\d{8})")
+PARTITION = re.compile(r"finished_jobs_(before|default|\d{8}(_\d{4})?)")
 """The names of partitions."""
 AHEAD = {"day": 7, "week": 3, "month": 2}
 """How many partitions of each kind are made ahead."""
@@ -66,6 +66,10 @@ class Partitions(NamedTuple):
 def _moment(utc: str) -> str:
     """A time as text that means the same in every session."""
     return f"to_char({utc}, 'YYYY-MM-DD HH24:MI:SS.US') || '+00'"
+
+
+def _name(utc: str) -> str:
+    return f"'finished_jobs_' || replace(to_char({utc}, 'YYYYMMDD_HH24MI'), '_0000', '')"
 
 
 _FIND = text(
@@ -117,13 +121,12 @@ SELECT format('%I.finished_jobs', nspname), relkind = 'p', unit, quote_ident(rol
               WHERE k.conname = '{UNTIL}' AND k.connamespace = place),
        ARRAY(SELECT name FROM parts WHERE relkind = 'r' AND high <= (statement_timestamp() - age)
               ORDER BY high),
-       ARRAY(SELECT ARRAY[format('%I.%I', nspname, 'finished_jobs_' || to_char(low, 'YYYYMMDD')),
+       ARRAY(SELECT ARRAY[format('%I.%I', nspname, {_name("low")}),
                           format('FROM (%L) TO (%L)', {_moment("low")}, {_moment("high")})]
                FROM gaps WHERE relkind = 'p' ORDER BY low),
-       (SELECT ARRAY[coalesce({_moment("lower(gap) AT TIME ZONE 'UTC'")}, '-infinity'),
+       (SELECT ARRAY[coalesce({_moment("lower(gap) AT TIME ZONE 'UTC'")}, '1970-01-01'),
                      {_moment("least(upper(gap) AT TIME ZONE 'UTC', soon)")},
-                     'finished_jobs_'
-                     || coalesce(to_char(lower(gap) AT TIME ZONE 'UTC', 'YYYYMMDD'), 'before')]
+                     coalesce({_name("lower(gap) AT TIME ZONE 'UTC'")}, 'finished_jobs_before')]
           FROM step CROSS JOIN taken
          CROSS JOIN LATERAL unnest(tstzmultirange(tstzrange(NULL, NULL)) - times) AS gap
          WHERE gap OPERATOR(pg_catalog.@>) statement_timestamp())
