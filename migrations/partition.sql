@@ -1,4 +1,4 @@
--- Finished jobs in partitions, on PostgreSQL: what `sqlq migrate --partition-finished` runs, one part at a time.
+-- Finished jobs in partitions, on PostgreSQL: the parts of `sqlq migrate --partition-finished`.
 
 -- part: refuse
 DO $sqlq$

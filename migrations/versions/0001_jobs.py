@@ -128,8 +128,8 @@ def _tables(dialect: str, prefix: str) -> list[str]:
         if sqlite:
             return f"expires_at {time} GENERATED ALWAYS AS ({ended_at} + retention_ms) STORED"
         # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column. A
-        # generated column of a domain that an index asks for would keep a partitioned table from taking rows:
-        # the server (16.14, 18.4) meets the type below the domain there. So the expression has the rule.
+        # generated column of a domain in a partial index keeps a partitioned table from taking rows
+        # (PostgreSQL 16.14, 18.4). So the expression has the rule.
         until = (
             f"(({ended_at} AT TIME ZONE 'UTC') + retention_ms * interval '1 millisecond') AT TIME ZONE 'UTC'"
         )

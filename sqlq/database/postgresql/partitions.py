@@ -29,7 +29,7 @@ LOCK_MS = 50
 HELD_MS = 100
 """How long a statement may take for which others wait."""
 COMMENT = "sqlq makes partitions: "
-"""What the comment of a partitioned table says before the unit."""
+"""The comment of a partitioned table before the unit."""
 UNTIL = "finished_jobs_until"
 """The CHECK that bounds the rows of a table before it is a partition."""
 CHECK_VIOLATION, QUERY_CANCELED = "23514", "57014"
@@ -44,7 +44,7 @@ class Partitions(NamedTuple):
     table: str
     is_partitioned: bool
     unit: str | None
-    """What a partition covers: day, week or month. With None no more are made."""
+    """The time of a partition: day, week or month. With None no more are made."""
     owner: str
     may_change: bool
     """Whether this role may make and drop partitions."""
@@ -168,8 +168,8 @@ def without_vacuum(name: str) -> str:
 
 
 def keep_up(begin: Begin, found: Partitions, *, alone: bool = True) -> None:
-    """Make the partitions that are missing, and drop the CHECK that a broken off migration has left; with
-    `alone` only while no migration is under way.
+    """Make the partitions that are missing, and drop the CHECK that a broken off migration has left. With
+    `alone` it does so only while no migration is under way.
 
     A partition is left out while rows of its time are in the default one.
     """
