@@ -123,7 +123,7 @@ def upgrade(engine: Engine, schema: str | None, rhythm: str | None = None) -> st
     with engine.connect() as connection:
         version.require(connection, schema)
         name = version.effective_schema(connection, schema)
-        goes_on = dialect_of(engine).has_partitions and find(connection, name).is_partitioned
+        goes_on = dialect_of(engine).has_partitions and find(connection, name).needs_care
     if rhythm is not None or goes_on:
         with transaction(engine, schema) as connection:
             _leave_idle(connection)

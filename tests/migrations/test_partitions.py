@@ -218,11 +218,10 @@ def test_what_the_new_table_would_lack_is_refused(app: sqlq.App, engine: Engine)
 
 
 @on_postgresql
-def test_maintenance_drops_the_check_of_a_migration_that_was_killed(app: sqlq.App, engine: Engine) -> None:
-    execute(
-        engine,
-        "ALTER TABLE finished_jobs ADD CONSTRAINT finished_jobs_until CHECK (finished_at < '2100-01-01')",
-    )
+def test_the_check_of_a_migration_that_was_killed_is_dropped(app: sqlq.App, engine: Engine) -> None:
+    """By maintenance, and by the next migration."""
+    left = "ALTER TABLE finished_jobs ADD CONSTRAINT finished_jobs_until CHECK (finished_at < '2100-01-01')"
+    execute(engine, left)
     (found,) = diagnosis(app)
     assert found.verdict == "to do"
     assert "public.finished_jobs refuses jobs" in found.said
@@ -231,6 +230,32 @@ def test_maintenance_drops_the_check_of_a_migration_that_was_killed(app: sqlq.Ap
         assert diagnosis(app) == [found]
     prune(app)
     assert diagnosis(app) == []
+    execute(engine, left)
+    app.migrate()
+    assert diagnosis(app) == []
+
+
+@on_postgresql
+def test_another_owners_view_is_refused_in_a_sentence(
+    app: sqlq.App, engine: Engine, database_url: str
+) -> None:
+    execute(engine, "CREATE ROLE sqlq_owner LOGIN")
+    execute(engine, "GRANT ALL ON SCHEMA public TO sqlq_owner")
+    try:
+        for table in (*migrate.OWN_NAMES, "sqlq_version"):
+            execute(engine, f"ALTER TABLE {table} OWNER TO sqlq_owner")
+        execute(engine, "CREATE VIEW others AS SELECT id FROM finished_jobs")
+        url = make_url(database_url).set(username="sqlq_owner").render_as_string(hide_password=False)
+        with closing(sqlq.App(url)) as owner:
+            with pytest.raises(
+                ConfigurationError, match="cannot be partitioned: must be owner of view others"
+            ):
+                owner.migrate(partition_finished="daily")
+            execute(engine, "DROP VIEW others")
+            owner.migrate(partition_finished="daily")
+        assert [each.verdict for each in diagnosis(app)] == ["ok"]
+    finally:
+        execute(engine, "DROP OWNED BY sqlq_owner CASCADE; DROP ROLE sqlq_owner")
 
 
 # ── Behind and ahead ────────────────────────────────────────────────────────────────────────────────────────

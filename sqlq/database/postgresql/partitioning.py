@@ -20,6 +20,7 @@ from sqlq.database.postgresql import online
 from sqlq.database.postgresql.partitions import (
     CHECK_VIOLATION,
     COMMENT,
+    MAY_NOT,
     UNTIL,
     Partitions,
     find,
@@ -136,7 +137,7 @@ class Partitioning:
         try:
             yield
         except DBAPIError as error:
-            if online.sqlstate(error) not in (online.DEPENDENT_OBJECTS_STILL_EXIST, CHECK_VIOLATION):
+            if online.sqlstate(error) not in (online.DEPENDENT_OBJECTS_STILL_EXIST, CHECK_VIOLATION, MAY_NOT):
                 raise
             driver: Any = error.orig
             where, why = urls.masked(self._engine.url), driver.diag.message_primary

@@ -32,7 +32,7 @@ COMMENT = "sqlq makes partitions: "
 """The comment of a partitioned table before the unit."""
 UNTIL = "finished_jobs_until"
 """The CHECK that bounds the rows of a table before it is a partition."""
-CHECK_VIOLATION, QUERY_CANCELED = "23514", "57014"
+CHECK_VIOLATION, QUERY_CANCELED, MAY_NOT = "23514", "57014", "42501"
 LATER = (online.LOCK_NOT_AVAILABLE, online.DEADLOCK_DETECTED, QUERY_CANCELED)
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[Connection]]
@@ -61,6 +61,11 @@ class Partitions(NamedTuple):
     """The name and the bounds of each that is to be made."""
     gap: list[str] | None
     """The time around now that has no partition, up to some days ahead: its bounds, and a name for it."""
+
+    @property
+    def needs_care(self) -> bool:
+        """Whether a migration has something to do without being told to."""
+        return self.is_partitioned or bool(self.bounded)
 
 
 def _moment(utc: str) -> str:
