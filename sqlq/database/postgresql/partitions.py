@@ -64,7 +64,7 @@ class Partitions(NamedTuple):
 
     @property
     def needs_care(self) -> bool:
-        """Whether a migration has something to do without being told to."""
+        """Whether each migration has something to do here."""
         return self.is_partitioned or bool(self.bounded)
 
 
