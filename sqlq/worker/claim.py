@@ -145,11 +145,6 @@ class Turns:
         whole = [self._next(names, total) for _ in range(total)] if rounds else []
         return whole * rounds + [self._next(names, total) for _ in range(rest)]
 
-    def share(self, some: Sequence[str], names: Sequence[str], number: int) -> int:
-        """Return how many of a number of turns of these queues some of them have, rounded up."""
-        weight, total = (sum(self._weights[name] for name in each) for each in (some, names))
-        return -(-number * weight // total) if weight else 0
-
     def _next(self, names: Sequence[str], total: int) -> str:
         for name in names:
             self._credit[name] += self._weights[name]
@@ -262,26 +257,26 @@ class Claimer:
 
     def _claim_in_turns(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         """Claim as many jobs of each queue as it has turns, and return them in the order of these. The turns
-        of a queue with too few jobs go to the others. Such queues share a statement in the next claim."""
+        of a queue with too few jobs go to the others. The next claim looks whether it has some again."""
         if self._turns is None:
             return self._claim(self._in_turn(names), limit)
-        short = [name for name in names if name in self._had_too_few]
-        others = [name for name in names if name not in self._had_too_few]
-        claimed = self._claim(short, self._turns.share(short, names, limit))
-        self._had_too_few.difference_update(job.queue for job in claimed)
+        if short := [name for name in names if name in self._had_too_few]:
+            due = look.due_in(self._database, short)
+            self._had_too_few -= {name for name, ms in due.items() if ms <= 0}
+        left = [name for name in names if name not in self._had_too_few]
         found: dict[str, list[ClaimedJob]] = defaultdict(list)
         turns: list[str] = []
-        while others and (room := limit - len(claimed) - sum(map(len, found.values()))):
-            taken = self._turns.take(others, room)
+        while left and (room := limit - sum(map(len, found.values()))):
+            taken = self._turns.take(left, room)
             turns += taken
             for name, share in Counter(taken).items():
                 some = self._claim([name], share)
                 found[name] += some
                 if len(some) < share:
-                    others.remove(name)
+                    left.remove(name)
                     self._had_too_few.add(name)
         each = {name: iter(some) for name, some in found.items()}
-        return claimed + [job for name in turns if (job := next(each[name], None)) is not None]
+        return [job for name in turns if (job := next(each[name], None)) is not None]
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if self._newest_first.isdisjoint(names):
