@@ -1,8 +1,7 @@
 """A process that has imported what sqlq needs, and forks for each command that a test runs.
 
 Half a second of each command is Python importing; there are a thousand of them. A command so started is a
-process of its own with the environment, directory, arguments and standard streams that it was given; so are
-the worker processes and isolates of a `sqlq work`, for which it has a second one of these in its own session.
+process of its own with the environment, directory, arguments and standard streams that it was given.
 What is about processes themselves (signals, the first process of a container, the interpreter's own options)
 is started as people start it.
 """
@@ -264,8 +263,6 @@ def _be_the_command(request: list[Any], fds: list[int]) -> NoReturn:
         else:
             from sqlq.cli import main
 
-            if "work" in args and "--supervision" not in args and "--isolated-by" not in args:
-                _fork_for_itself()
             main()
     except SystemExit as ended:
         if isinstance(ended.code, str):
@@ -307,34 +304,6 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     for fd, number in zip(above, numbers, strict=True):
         os.dup2(fd, number)
         os.close(fd)
-
-
-def _fork_for_itself() -> None:
-    """Have a preloaded process start the worker processes and isolates of this `sqlq work`: one in the same
-    session, that meets what is done to the group, and is gone as soon as this process is."""
-    from sqlq.worker.ipc import pipe, process
-
-    door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    ends, alive = os.pipe()
-    spawn_anew = pipe.spawn
-
-    def spawn(command: Sequence[str], fds: Sequence[int]) -> Any:
-        with Path(os.devnull).open("rb") as nothing:
-            try:
-                return Forked(door, command[3:], Path.cwd(), os.environ, (nothing, 1, 2), passed=fds)
-            except OSError:
-                return spawn_anew(command, fds)
-
-    for module in (pipe, process):
-        module.__dict__["spawn"] = spawn
-    if os.fork() == 0:
-        # what is forked begins with these blocked, as what is spawned does
-        signal.pthread_sigmask(signal.SIG_BLOCK, pipe.GROUP_SIGNALS)
-        os.close(alive)
-        serve(inside, ends, kept=[door.fileno()])
-        os._exit(0)
-    inside.close()
-    os.close(ends)
 
 
 if __name__ == "__main__":

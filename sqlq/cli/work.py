@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
     from sqlq.app.app import App
+    from sqlq.worker.ipc.forkserver import Forked
     from sqlq.worker.ipc.parent import Parent
     from sqlq.worker.options import WorkerOptions
     from sqlq.worker.run.isolated import IsolatedProcesses
@@ -232,6 +234,7 @@ def work(
             stuck_ms=_patience("--stuck-after", stuck_after),
         )
         context.require_app("work runs the tasks of an App")
+        _start_fork_server(context)
         set_up_logs()
         _refuse_unwritable(health_file)
         shown = (metrics_port, metrics_host)
@@ -344,6 +347,19 @@ def _supervise(
         seconds = None if since is None else time.monotonic() - since
         log.info("stopped: %s", stopped(fleet.tally, seconds), extra={"event": "stopped"})
     _exit(code)
+
+
+def _start_fork_server(context: Context) -> None:
+    """Have worker processes forked, but those of another program, as of manage.py."""
+    from sqlq.cli import main
+    from sqlq.worker.ipc import forkserver
+
+    if tuple(context.program) == forkserver.PROGRAM:
+        forkserver.start(main, [name for name in _DRIVERS if find_spec(name.partition(".")[0])])
+
+
+_DRIVERS = ("psycopg",)
+"""Drivers that the fork server imports, where they are installed."""
 
 
 def _refuse_unwritable(health_file: Path | None) -> None:
@@ -542,7 +558,7 @@ def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None)
     at = command.index("--supervision")
     command = [*context.program, *command[:at], *command[at + 2 :]]
 
-    def start(fd: int) -> Popen[bytes]:
+    def start(fd: int) -> Popen[bytes] | Forked:
         return spawn([*command, "--isolated-by", str(fd)], (fd,))
 
     return IsolatedProcesses(start, warm, spare=spare, max_jobs=max_jobs)

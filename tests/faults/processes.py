@@ -34,7 +34,6 @@ class WorkerProcess:
         self.log = folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
         command = ["-a", module, "-d", url, "work", *options, *MORE]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))}
-        self._is_anew = anew
         self.process: subprocess.Popen[bytes] | Forked
         with self.log.open("wb") as log:
             if anew:
@@ -67,9 +66,9 @@ class WorkerProcess:
         self.process.wait(10)
 
     def children(self) -> list[int]:
-        """The worker processes, where it has no isolates."""
+        """The worker processes, which their fork server has forked."""
         found = _children(self.process.pid)
-        return found if self._is_anew else [pid for forking in found for pid in _children(forking)]
+        return [pid for server in found for pid in _children(server)]
 
     def stop(self, timeout: float = 30) -> int:
         """End it as an operator would, and return its exit code."""
@@ -80,9 +79,9 @@ class WorkerProcess:
 
 def _children(pid: int) -> list[int]:
     listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+        ["ps", "-o", "pid=,comm=", "--ppid", str(pid)], capture_output=True, text=True, check=False
     )
-    return [int(pid) for pid in listed.stdout.split()]
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "isolate" not in line]
 
 
 @contextmanager

@@ -262,8 +262,9 @@ def test_with_a_spare_the_jobs_of_a_process_that_died_wait_for_no_start_of_pytho
 
 
 def family(worker: WorkerProcess) -> set[int]:
-    """The processes of a worker but for the supervisor."""
-    return {child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)}
+    """The processes of a worker but for the supervisor and the fork server."""
+    servers = psutil.Process(worker.process.pid).children()
+    return {child.pid for server in servers for child in server.children(recursive=True)}
 
 
 def stand_by(play: Play, worker: WorkerProcess, times: int) -> bool:
@@ -272,6 +273,25 @@ def stand_by(play: Play, worker: WorkerProcess, times: int) -> bool:
     imported = {int(pid) for pid in (play.folder / "imported.txt").read_text().split()}
     said = worker.log.read_text().count("stands by")
     return said >= times and len(family(worker)) >= 3 and family(worker) <= imported
+
+
+def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Play) -> None:
+    waiting = play.enqueue("wait")
+    with play.working("--log-level", "debug") as worker:
+        wait_until(partial(play.starts, waiting), what="the job running")
+        (server,) = psutil.Process(worker.process.pid).children()
+        assert server.name() == "sqlq forks"
+        ((pid, _),) = play.starts(waiting)
+        server.kill()
+        with pytest.raises(psutil.TimeoutExpired):
+            psutil.Process(pid).wait(0.5)
+        assert play.app.jobs.get(waiting).attempts == 1, "its worker runs on"
+        os.kill(pid, signal.SIGKILL)
+        wait_until(partial(play.started, waiting, 2), timeout=60, what="its next start")
+        assert worker.said("a process starts anew: ")
+        play.touch("go")
+        play.wait_done()
+        assert worker.stop() == 0
 
 
 def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:

@@ -100,7 +100,7 @@ def test_a_new_process_does_not_meet_the_terminals_signals_half_started() -> Non
     process = spawn([sys.executable, "-c", program], ())
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            process.send_signal(number)
+            os.kill(process.pid, number)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
     finally:

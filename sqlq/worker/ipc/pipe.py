@@ -21,6 +21,8 @@ from typing import Any
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob, Progress
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.worker.ipc import forkserver
+from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, PROGRAM, Forked
 
 Message = dict[str, Any]
 log = logging.getLogger("sqlq.worker")
@@ -131,24 +133,18 @@ class Pipe:
         self._socket.close()
 
 
-GROUP_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGTSTP,
-)
-"""Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
-
-
-def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process of the same worker. It inherits these descriptors and stops by a message in its pipe.
+def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes] | Forked:
+    """Start a process of the same worker, by the fork server if there is one. It inherits these descriptors
+    and stops by a message in its pipe.
 
     A terminal, or systemd, sends its signals to all processes of a group. The new one starts with them
     blocked, until `ignore_signals` has dealt with them, so that none meets it half started.
     """
+    if forkserver.current is not None and tuple(command[: len(PROGRAM)]) == PROGRAM:
+        try:
+            return forkserver.current.fork(command, fds)
+        except OSError as error:  # guard: without-a-fork-server-all-goes-on
+            log.debug("a process starts anew: %s", error)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # guard: signals-blocked-at-spawn
     try:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)

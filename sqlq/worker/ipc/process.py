@@ -13,6 +13,8 @@ from typing import TypeAlias
 from weakref import WeakSet
 
 from sqlq.database.batch import Right
+from sqlq.worker.ipc import forkserver
+from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
 
@@ -23,7 +25,7 @@ LAST_SECONDS = 10.0
 """How long beyond the grace time children have to end by themselves."""
 
 
-Spawn: TypeAlias = "Callable[[int], subprocess.Popen[bytes]]"
+Spawn: TypeAlias = "Callable[[int], subprocess.Popen[bytes] | Forked]"
 """Starts a process, which inherits the descriptor of its end of a pipe."""
 
 
@@ -35,7 +37,7 @@ def bury_orphans() -> None:
     """As process 1 of a container, bury the orphans that handlers have left. It leaves the status of a
     `Process` to its owner."""
     with _SPAWNING:  # else it might see a process that has no owner yet
-        own = {known.process.pid for known in _OWN}
+        own = {known.process.pid for known in _OWN} | {forkserver.server_pid}
         try:
             while (
                 found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

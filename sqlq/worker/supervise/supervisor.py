@@ -5,8 +5,8 @@
         └── Heartbeat: heartbeats for its children; releases at once the jobs of one that died
 
 It imports neither the App nor a handler, and so cannot be starved or killed by one. A child sends it the
-facts of the database. Children are started anew (`python -m sqlq …`), never forked, so that no connection is
-shared."""
+facts of the database. The fork server (see there) forks children, or
+`python -m sqlq …` starts them anew. This process never forks one, so that no connection is shared."""
 
 from __future__ import annotations
 

@@ -1,0 +1,251 @@
+"""A process that has imported sqlq, and forks for each worker process of one `sqlq work`.
+
+    sqlq work ──asks──► fork server ──forks──► child (a worker), which imports the App
+                              ▲                  │
+                              └──────asks────────┘ for its subprocesses
+
+Forked processes share the memory of what is imported, and begin without importing it again. The server forks
+from `sqlq work` before that has a thread, a connection or any code of the App. So nothing is shared that
+must not be. It ends with `sqlq work`. Without it, as where it was killed, processes start anew."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import fcntl
+import gc
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+log = logging.getLogger("sqlq.worker")
+
+PROGRAM = (sys.executable, "-m", "sqlq")
+"""How the commands begin that the server can fork."""
+GROUP_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+)
+"""Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
+IMPORTED = ("sqlq.app.app", "sqlq.cli.work", "sqlq.worker.worker", "sqlq.worker.run.isolated")
+MOST_FDS = 8
+LONGEST_REQUEST = 200_000
+FIRST_FREE = 500
+"""Descriptors are moved above this number, before they get their own numbers."""
+FIRST_SECONDS, LAST_SECONDS = 30.0, 1.0
+"""How long the server may take to fork, and to send the exit code of a process."""
+
+
+class Forked:
+    """A process that the fork server has forked, with what sqlq uses of `subprocess.Popen`."""
+
+    def __init__(self, door: socket.socket, command: Sequence[str], fds: Sequence[int]) -> None:
+        """Raises `OSError` where the server is gone."""
+        self.args = list(command)
+        self.returncode: int | None = None
+        self._words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            rights = array.array("i", [theirs.fileno(), *fds])
+            request = json.dumps([self.args, list(fds)]).encode()
+            door.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        self.pid = int(self._word(FIRST_SECONDS) or 0)
+        if not self.pid:
+            self._words.close()
+            raise ConnectionError("the fork server is gone")
+        try:
+            # it shows the end even where the server is gone; guard: the-forked-outlive-their-server
+            self._pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:  # it has ended already
+            self._pidfd = -1
+
+    def _word(self, seconds: float) -> bytes:
+        """Return the next word of the server; nothing where it is gone."""
+        self._words.settimeout(seconds)
+        with suppress(OSError):
+            return self._words.recv(16)
+        return b""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, as `Popen.wait` does. Without the server it is that of a killed process."""
+        if self.returncode is None:
+            if self._pidfd >= 0:
+                if not select.select([self._pidfd], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                os.close(self._pidfd)
+                self._pidfd = -1
+            self.returncode = int(self._word(LAST_SECONDS) or -signal.SIGKILL)
+            self._words.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+
+class ForkServer:
+    """Forks for this process and for those that it has forked."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self._door = door
+
+    def fork(self, command: Sequence[str], fds: Sequence[int]) -> Forked:
+        """Start `python -m sqlq …` with these descriptors under their numbers. Raises `OSError` where the
+        server is gone."""
+        return Forked(self._door, command, fds)
+
+
+current: ForkServer | None = None
+"""The server of this `sqlq work`, in each of its processes."""
+server_pid: int | None = None
+
+
+def start(run: Callable[[], None], imported: Sequence[str] = ()) -> None:
+    """Start the server, which imports these modules beside sqlq's own; `run` is the command line. It starts
+    none where forking may not be safe: with other threads, or on another system than Linux."""
+    global current, server_pid  # noqa: PLW0603 - a process has one server, and hands it on as it forks
+    if not hasattr(os, "pidfd_open") or threading.active_count() > 1:
+        return
+    try:
+        os.close(os.pidfd_open(os.getpid()))  # an old kernel, or a sandbox, may refuse it
+        door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        ends, alive = os.pipe()
+    except OSError as error:
+        log.debug("worker processes start anew, since there is no fork server: %s", error)
+        return
+    current = ForkServer(door)
+    for name in (*IMPORTED, *imported):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection would write to the pages that are shared
+    server_pid = os.fork()
+    if server_pid:
+        inside.close()
+        os.close(ends)
+        return
+    try:
+        os.close(alive)
+        _serve(inside, ends, door.fileno(), run)
+    finally:
+        os._exit(0)
+
+
+def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None]) -> None:
+    """Fork for each request, and send its owner the id and the exit code of the process. Return when nobody
+    holds the other end of `ends` any more."""
+    _show("sqlq forks")
+    # what is forked begins with these blocked, as what is spawned does
+    signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    children: dict[int, socket.socket] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    while True:
+        ready = select.select([inside.fileno(), ends, woken], [], [])[0]
+        if ends in ready:
+            return
+        if woken in ready:
+            os.read(woken, 1024)
+            while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                with children.pop(ended[0]) as owner:
+                    _say(owner, os.waitstatus_to_exitcode(ended[1]))
+        if inside.fileno() in ready:
+            request, fds, *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
+            owner = socket.socket(fileno=fds[0])
+            try:
+                pid = os.fork()
+            except OSError:  # the machine has no process to spare: its owner sees that the socket is closed
+                owner.close()
+                pid = -1
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (inside, owner, *children.values()):
+                    each.detach()  # else it warns of itself, though its descriptor is closed
+                _close_but({door, *fds[1:]})
+                command, numbers = json.loads(request)
+                _place(fds[1:], numbers)
+                _become(command, run)
+            for fd in fds[1:]:
+                os.close(fd)
+            if pid > 0:
+                children[pid] = owner
+                _say(owner, pid)
+
+
+def _say(owner: socket.socket, number: int) -> None:
+    with suppress(OSError):  # the owner is gone
+        owner.send(b"%d" % number)
+
+
+def _show(name: str) -> None:
+    """Have this name in `ps` and `top`, which would else show that of the first process."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def _close_but(kept: set[int]) -> None:
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if (fd := int(entry.name)) > 2 and fd not in kept:
+            with suppress(OSError):  # that of the directory itself
+                os.close(fd)
+
+
+def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
+    """Move descriptors to these numbers, and leave nothing on the standard input."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for fd in (nothing, *fds)]
+    for fd in (nothing, *fds):
+        os.close(fd)
+    for fd, number in zip(above, (0, *numbers), strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def _become(command: Sequence[str], run: Callable[[], None]) -> NoReturn:
+    """Be the process of a command, which ends as one of the interpreter's own would."""
+    code: Any = 1
+    try:
+        _show("sqlq isolate" if "--isolated-by" in command else "sqlq worker")
+        sys.argv = [sys.argv[0], *command[len(PROGRAM) :]]
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path.cwd())  # as with `python -m`
+        run()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as Python does at its end
+        atexit._run_exitfuncs()  # noqa: SLF001
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)
