@@ -247,6 +247,18 @@ def test_workers_that_end_with_an_error_start_again_while_others_work(fakes: Fak
         assert code() == 0
 
 
+def test_a_stop_starts_no_workers_again(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "RESTART_SECONDS", 600.0)
+    fleet = Fleet(fakes)
+    with running(fleet) as code:
+        wait_until(lambda: both(fakes), what="both")
+        fakes.made["us"][0].ends(1)
+        wait_until(lambda: "us" not in (fleet.apps() or {}), what="the end of one")
+        fleet.stop()
+        assert code() == 1
+    assert len(fakes.made["us"]) == 1
+
+
 def test_a_fleet_of_which_none_can_start_ends_with_their_code(fakes: Fakes) -> None:
     with running(Fleet(fakes)) as code:
         wait_until(lambda: both(fakes), what="both")

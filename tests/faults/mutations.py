@@ -416,6 +416,10 @@ GUARDS = [
     Guard("box-overflow", None, "pass", LINK + "test_a_box_that_overflowed_says_that_it_cannot_tell"),
     Guard("droppable-offers", None, "if True:", LINK + "test_offers_do_not_wait_for_a_process_that_does_not_read"),
     Guard("words-cut-off", None, "if not line:  # it died in the middle of a word", LINK + "test_a_word_cut_off_is_no_message"),
+    Guard("the-forked-outlive-their-server", "os.pidfd_open(self.pid)", "-1", "tests/worker/test_forkserver.py::test_a_forked_process_ends_as_any_other"),
+    Guard("without-a-fork-server-all-goes-on", "OSError", "ZeroDivisionError", "tests/faults/test_supervisor.py::test_a_worker_goes_on_when_its_fork_server_was_killed[sqlite]"),
+    Guard("what-is-stopped-does-not-start-again", "self._stopped.is_set()", "False", "tests/faces/test_cli_several_apps.py::test_a_stop_starts_no_workers_again"),
+    Guard("a-fleet-that-cannot-start-ends", None, "pass", "tests/faces/test_cli_several_apps.py::test_a_fleet_of_which_none_can_start_ends_with_their_code"),
     Guard("signals-blocked-at-spawn", None, "before = signal.pthread_sigmask(signal.SIG_BLOCK, [])", LINK + "test_a_new_process_does_not_meet_the_terminals_signals_half_started"),
     # processes for one job at a time
     Guard("lost-jobs-run-isolated", " or job.losses > 0", "", SUPERVISING + "test_what_has_lost_a_worker_or_says_so_itself_runs_alone[sqlite]"),

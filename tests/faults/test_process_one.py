@@ -148,10 +148,12 @@ def test_the_death_of_its_only_child_is_survived(play: Play) -> None:
         for attempt in (1, 2):
             wait_until(partial(play.started, job, attempt), timeout=60, what="the job running")
             if attempt == 1:
-                child = worker.workers()[0]
+                (server,), child = worker.first.children(), worker.workers()[0]
+                server.kill()  # now the other one is the only child
                 os.kill(child, signal.SIGKILL)
         play.touch("go")
         play.wait_done()
+        wait_until(lambda: not worker.dead(), what="both buried")
         assert worker.stop() == 0
     done = play.app.jobs.get(job)
     assert (done.state, done.attempts, [error["reason"] for error in done.errors]) == (

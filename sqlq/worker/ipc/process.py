@@ -13,7 +13,6 @@ from typing import TypeAlias
 from weakref import WeakSet
 
 from sqlq.database.batch import Right
-from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
@@ -34,10 +33,10 @@ _OWN: WeakSet[Process] = WeakSet()
 
 
 def bury_orphans() -> None:
-    """As process 1 of a container, bury the orphans that handlers have left. It leaves the status of a
-    `Process` to its owner."""
+    """As process 1 of a container, bury the orphans that handlers, or a dead fork server, have left. It
+    leaves the status of a child of its own to its owner."""
     with _SPAWNING:  # else it might see a process that has no owner yet
-        own = {known.process.pid for known in _OWN} | {forkserver.server_pid}
+        own = {known.process.pid for known in _OWN if not isinstance(known.process, Forked)}
         try:
             while (
                 found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -134,10 +134,9 @@ class Fleet:
     # -- the threads, one for each App -----------------------------------------------------------------------
 
     def _keep(self, name: str) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                # guard: an-app-made-late-is-stopped-too
-                if self._stopped.is_set():
+        while True:
+            with self._lock:  # so that `stop` reaches each one that is made
+                if self._stopped.is_set():  # guard: what-is-stopped-does-not-start-again
                     return
                 supervisor = self._supervisors[name] = self._make(name)
                 if self._is_paused:
