@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
+from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, SchemaWatch, Ticks
 from tests.kit import working
 from tests.waiting import wait_until
 
@@ -92,9 +93,19 @@ def test_a_worker_of_an_older_deploy_changes_nothing_back(app: sqlq.App, databas
         each.close()
 
 
-def test_a_worker_that_empties_the_queue_neither_ticks_nor_declares(app: sqlq.App) -> None:
+def test_a_worker_that_empties_the_queue_neither_ticks_nor_declares(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, served = SchemaWatch.run, threading.Event()
+
+    def noted(service: SchemaWatch) -> float:  # the service behind the one that declares
+        served.set()
+        return run(service)
+
+    monkeypatch.setattr(SchemaWatch, "run", noted)
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
-    assert drain(app).completed == 0
+    app.enqueue(app.task(name="t")(lambda: served.wait(60)).new())
+    assert drain(app).completed == 1
     assert app.schedules.list() == []
 
 

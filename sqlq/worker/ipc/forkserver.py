@@ -68,11 +68,20 @@ class Forked:
         if not self.pid:
             self._words.close()
             raise ConnectionError("the fork server is gone")
+        self._pidfd = -1
+        self._ending = threading.Lock()
         try:
             # it shows the end even where the server is gone; guard: the-forked-outlive-their-server
             self._pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:  # it has ended already
-            self._pidfd = -1
+            pass
+        except OSError:  # as without a free descriptor: another process will have these pipes
+            os.kill(self.pid, signal.SIGKILL)
+            raise
+
+    def __del__(self) -> None:
+        if getattr(self, "_pidfd", -1) >= 0:
+            os.close(self._pidfd)
 
     def _word(self, seconds: float) -> bytes:
         """Return the next word of the server; nothing where it is gone."""
@@ -83,15 +92,16 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, as `Popen.wait` does. Without the server it is that of a killed process."""
-        if self.returncode is None:
-            if self._pidfd >= 0:
-                if not select.select([self._pidfd], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-                os.close(self._pidfd)
-                self._pidfd = -1
-            self.returncode = int(self._word(LAST_SECONDS) or -signal.SIGKILL)
-            self._words.close()
-        return self.returncode
+        if self._pidfd >= 0:
+            ended = select.poll()
+            ended.register(self._pidfd, select.POLLIN)
+            if not ended.poll(None if timeout is None else max(0.0, timeout) * 1000):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        with self._ending:  # several threads may wait
+            if self.returncode is None:
+                self.returncode = int(self._word(LAST_SECONDS) or -signal.SIGKILL)
+                self._words.close()
+            return self.returncode
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
@@ -179,9 +189,9 @@ def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None])
             request, fds, *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
             owner = socket.socket(fileno=fds[0])
             try:
-                pid = os.fork()
-            except OSError:  # the machine has no process to spare: its owner sees that the socket is closed
-                owner.close()
+                # an owner that waited for too long has started another process
+                pid = -1 if _is_gone(owner) else os.fork()
+            except OSError:  # the machine has no process to spare
                 pid = -1
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -197,6 +207,15 @@ def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None])
             if pid > 0:
                 children[pid] = owner
                 _say(owner, pid)
+            else:
+                owner.close()  # so it starts a process of its own, or learns that there is none
+
+
+def _is_gone(owner: socket.socket) -> bool:
+    try:
+        return owner.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
 
 
 def _say(owner: socket.socket, number: int) -> None:
