@@ -110,8 +110,8 @@ def test_a_host_looks_as_often_as_it_is_told(app: sqlq.App, monkeypatch: pytest.
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_file_is_looked_at_as_often_as_it_is_told(app: sqlq.App) -> None:
     app.task(name="t")(lambda: None)
-    with working(app, poll="700ms") as worker:
-        wait_until(lambda: worker._wake._pause == 0.7, what="the longest pause")
+    with working(app, poll="100ms") as worker:
+        wait_until(lambda: worker._wake._pause == 0.1, what="the longest pause")
 
 
 def test_a_poller_is_trusted_for_three_of_its_looks() -> None:
