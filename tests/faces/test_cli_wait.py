@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import URL, make_url
 
 import sqlq
 from tests.faces.command import Command
@@ -21,9 +23,11 @@ WAITS = {"work": "the database does not answer (while starting: ", "migrate": "t
 
 
 @pytest.fixture
-def down(restartable_server: Any) -> Iterator[Callable[[], None]]:
+def down(restartable_server: Any, database_url: str) -> Iterator[Callable[[], None]]:
     """Stop the server; return what starts it."""
     restartable_server.stop()
+    # a connection that it still accepts ends with another error than the later ones
+    wait_until(lambda: is_refused(make_url(database_url)), what="refused connections")
     stopped = [restartable_server]
 
     def start() -> None:
@@ -32,6 +36,18 @@ def down(restartable_server: Any) -> Iterator[Callable[[], None]]:
     yield start
     for server in stopped:
         server.start()
+
+
+def is_refused(url: URL) -> bool:
+    assert url.host is not None
+    assert url.port is not None
+    try:
+        socket.create_connection((url.host, url.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @contextmanager
