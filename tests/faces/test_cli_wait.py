@@ -102,6 +102,7 @@ def test_ctrl_c_ends_the_wait_quietly(
     assert "Traceback" not in said(sqlq_)
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_is_alive(sqlq_: Command, down: Callable[[], None], app: sqlq.App) -> None:
     with begun(sqlq_, "work", "--wait", "60s", "--health-file", "alive", "--start-timeout", "5s") as process:
         wait_until(lambda: WAITS["work"] in said(sqlq_), timeout=30, what="the sentence")

@@ -148,10 +148,11 @@ def start(run: Callable[[], None], imported: Sequence[str] = ()) -> None:
         log.debug("worker processes start anew, since there is no fork server: %s", error)
         return
     current = ForkServer(door)
+    gc.disable()  # an import makes thousands of objects, and few of them are garbage
     for name in (*IMPORTED, *imported):
         importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # a collection would write to the pages that are shared
+    gc.enable()
     server_pid = os.fork()
     if server_pid:
         inside.close()
