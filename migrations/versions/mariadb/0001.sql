@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
     live_key VARCHAR(255) AS (CASE WHEN unique_until <> 'start' OR lease_token = 0 THEN unique_key END) STORED INVISIBLE,
     PRIMARY KEY (id),
-    UNIQUE KEY jobs_live_key (live_key DESC, queue),
+    UNIQUE KEY jobs_live_key (live_key, queue),
     KEY jobs_claim (reserved_at, queue, priority, available_at, id),
     KEY jobs_unique_key (unique_key, queue),
     KEY jobs_start_by (start_by),
