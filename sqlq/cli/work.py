@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.leave import leave, leave_in_time
 from sqlq.cli.metrics import show, totals_for, work_options
 from sqlq.cli.options import wait_option
 from sqlq.cli.output import counted, naming_options
@@ -51,9 +51,6 @@ PAUSING = (signal.SIGUSR2, signal.SIGTSTP)
 run twice."""
 RESUMING = (signal.SIGCONT,)
 IGNORED = (signal.SIGUSR1,)
-FLUSH_SECONDS = 1.0
-THREADS_SECONDS = 5.0
-"""How long a worker process waits at its end for threads that handlers have started."""
 REPEAT_SECONDS = 1.0
 """A signal that follows another so soon is the same request: `timeout`, for one, signals its child and the
 group."""
@@ -346,7 +343,7 @@ def _supervise(
         since = fleet.ready_since
         seconds = None if since is None else time.monotonic() - since
         log.info("stopped: %s", stopped(fleet.tally, seconds), extra={"event": "stopped"})
-    _exit(code)
+    leave(code)
 
 
 def _start_fork_server(context: Context) -> None:
@@ -418,7 +415,7 @@ def _stop_on_signals(fleet: Fleet) -> None:
                     extra={"event": "stopped"},
                 )
                 fleet.kill()
-                _exit(128 + received[0])
+                leave(128 + received[0])
             if stopping_since < moment:
                 continue
             stopping_since = moment
@@ -483,11 +480,11 @@ def _child(
         code = 0
     finally:
         supervised.ended(vars(worker.tally))
-        _leave_in_time(code)  # guard: threads-keep-no-process
+        leave_in_time(code)  # guard: threads-keep-no-process
     if worker.left_running:
         # what cannot be stopped goes on in threads; jobs are released, and the usual exit would let
         # handlers run on
-        _exit(0)
+        leave(0)
     app.close()
     sys.exit(0)
 
@@ -582,39 +579,3 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
         plan=app._code.additions.to_flow,
     )
     serve(link, target, app._code.lifespan)
-
-
-def _exit(code: int) -> NoReturn:
-    """Leave without waiting for anything but what was written, and for that not long."""
-    from sqlq.cli import logs
-
-    logs.finish()
-    # a handler may have filled a pipe that nobody reads
-    flushing = threading.Thread(target=_flush, daemon=True)
-    try:
-        flushing.start()
-        flushing.join(FLUSH_SECONDS)
-    finally:  # where there is no thread to be had
-        os._exit(code)
-
-
-def _leave_in_time(code: int) -> None:
-    """Have this process end soon, whatever threads go on. At its exit Python waits for some threads without
-    end, such as that of an `asyncio.to_thread` whose coroutine met its timeout."""
-    waited = threading.Event()
-    atexit.register(waited.set)  # what is registered last is called first, when all threads have ended
-
-    def leave() -> None:
-        if not waited.wait(THREADS_SECONDS):
-            log.warning("a thread that a handler has started does not end: it is left behind")
-            atexit._run_exitfuncs()  # noqa: SLF001 - tracers and the like send then what they have gathered
-            _exit(code)
-
-    with suppress(RuntimeError):  # where there is no thread to be had
-        threading.Thread(target=leave, name="sqlq-leave", daemon=True).start()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()

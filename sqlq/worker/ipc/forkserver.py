@@ -63,7 +63,11 @@ class Forked:
         with theirs:
             rights = array.array("i", [theirs.fileno(), *fds])
             request = json.dumps([self.args, list(fds)]).encode()
-            door.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            try:
+                door.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            except OSError:
+                self._words.close()
+                raise
         self.pid = int(self._word(FIRST_SECONDS) or 0)
         if not self.pid:
             self._words.close()
@@ -259,6 +263,8 @@ def _become(command: Sequence[str], run: Callable[[], None]) -> NoReturn:
         run()
         code = 0
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
