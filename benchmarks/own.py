@@ -181,9 +181,12 @@ class Sqlq(Waiting, Subject):
         from sqlq.model.outcome import Completed, Settlement
         from sqlq.store.jobs import settle
         from sqlq.worker.claim import Claimer
+        from sqlq.worker.options import WorkerOptions
 
         app = sqlq.App(url)
-        claimer = Claimer(app.database.for_loops, str(uuid.uuid4()), ["default"], limit, 30_000)
+        claimer = Claimer(
+            app.database.for_loops, str(uuid.uuid4()), WorkerOptions(("default",), limit, 30_000)
+        )
         found = []
         for _ in range(times):
             begin = time.perf_counter()

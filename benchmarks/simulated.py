@@ -31,6 +31,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.workers import look, workers
 from sqlq.worker.claim import Claimer
 from sqlq.worker.ipc.parent import Facts, NoParent
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
 
@@ -48,7 +49,7 @@ class Host:
         self.id = str(uuid.uuid4())
         self.looked = threading.Event()
         self._database = database
-        self._claimer = Claimer(database, self.id, None, SLOTS, LEASE_MS)
+        self._claimer = Claimer(database, self.id, WorkerOptions(None, SLOTS, LEASE_MS))
         with database.begin() as conn:
             workers.register(
                 conn,

@@ -27,6 +27,7 @@ from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
+from sqlq.worker.options import WorkerOptions
 
 AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
@@ -154,40 +155,34 @@ class Turns:
 
 
 class Claimer:
-    """Claims for one worker; `queues` None means every queue there is, in rotation. Queues with weights have
-    turns as well."""
+    """Claims for one worker. Without queues in its options it serves every queue there is, in rotation.
+    Queues with weights have turns as well."""
 
     def __init__(
         self,
         database: Database,
         owner: str,
-        queues: Sequence[str] | Mapping[str, int] | None,
-        concurrency: int,
-        lease_ms: int,
+        options: WorkerOptions,
         *,
         tasks: Mapping[str, Task[..., Any]] | None = None,
-        drain: bool = False,
         newest_first: frozenset[str] = frozenset(),
-        batch: int | None = None,
-        ahead_ms: int | None = None,
     ) -> None:
-        """`batch` and `ahead_ms` None stand for the defaults."""
-        self._largest = LARGEST_BATCH if batch is None else batch
-        self._ahead_seconds = AHEAD_SECONDS if ahead_ms is None else ahead_ms / 1000
+        self._largest = LARGEST_BATCH if options.claim_batch is None else options.claim_batch
+        self._ahead_seconds = AHEAD_SECONDS if options.ahead_ms is None else options.ahead_ms / 1000
         self._newest_first = newest_first
-        self._turns = Turns(queues) if isinstance(queues, Mapping) else None
+        self._turns = None if options.weights is None else Turns(options.weights)
         self._had_too_few: set[str] = set()
         """Queues that had fewer jobs than turns in the last claim from them."""
         self._had_turn: set[str] = set()
         """Queues that came first in a claim since the last one that had to begin anew."""
         self._database = database.for_claims
         self._owner = owner
-        self._fixed = None if queues is None else list(dict.fromkeys(queues))
-        self._order: ClaimOrder = "evenly" if queues is None else "oldest"
-        self._concurrency = concurrency
-        self._lease_ms = lease_ms
-        self._drain = drain
-        self._pace = Pace(concurrency)
+        self._fixed = None if options.queues is None else list(dict.fromkeys(options.queues))
+        self._order: ClaimOrder = "evenly" if options.queues is None else "oldest"
+        self._concurrency = options.concurrency
+        self._lease_ms = options.lease_ms
+        self._drain = options.drain
+        self._pace = Pace(options.concurrency)
         self._frontier = Frontier()
         self._seen: dict[str, float] = {}
         """The queues there are, and those there were: when each last held a job."""

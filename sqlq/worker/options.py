@@ -50,11 +50,11 @@ class WorkerOptions:
     queues: tuple[str, ...] | None
     concurrency: int
     lease_ms: int
-    grace_ms: int
-    drain: bool
-    max_jobs: int | None
-    max_lifetime_ms: int | None
-    retention_ms: int | None
+    grace_ms: int = 30_000
+    drain: bool = False
+    max_jobs: int | None = None
+    max_lifetime_ms: int | None = None
+    retention_ms: int | None = None
     name: str | None = None
     max_rss: int | None = None
     """In bytes."""

@@ -142,18 +142,7 @@ class Worker(Background):
             has_isolates=isolates is not None,
             all_isolated=options.isolate,
         )
-        self._claimer = Claimer(
-            database,
-            self.id,
-            options.weights or options.queues,
-            options.concurrency,
-            options.lease_ms,
-            tasks=app.tasks,
-            drain=options.drain,
-            newest_first=app.newest_first,
-            batch=options.claim_batch,
-            ahead_ms=options.ahead_ms,
-        )
+        self._claimer = Claimer(*(database, self.id, options), tasks=app.tasks, newest_first=app.newest_first)
         follow = Follow(
             *(database, app.schedules, app.tasks),
             self._supervision.began_at or time.monotonic(),

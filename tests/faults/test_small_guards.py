@@ -23,6 +23,7 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
 from sqlq.worker.claim import Claimer
+from sqlq.worker.options import WorkerOptions
 from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
@@ -105,7 +106,7 @@ def test_a_claim_outlives_a_change_of_a_column_it_returns(
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
     with closing(Database.beside(create_engine(database_url, pool_size=1, max_overflow=0))) as one_connection:
-        claimer = Claimer(one_connection, "me", ["default"], concurrency=1, lease_ms=60_000)
+        claimer = Claimer(one_connection, "me", WorkerOptions(("default",), 1, 60_000))
         assert len(claimer.claim(1)) == 1
         with engine.begin() as conn:
             conn.execute(text("DROP VIEW job_states"))  # stands on the column
@@ -189,7 +190,7 @@ def test_a_claim_that_is_broken_off_keeps_no_lock(
     app.enqueue(app.task(name="t")(lambda: None).new())
     engine = create_engine(database_url, pool_reset_on_return=None)
     with closing(Database.beside(engine)) as database:
-        claimer = Claimer(database, "me", ["default"], concurrency=1, lease_ms=60_000)
+        claimer = Claimer(database, "me", WorkerOptions(("default",), 1, 60_000))
         with monkeypatch.context() as patched:
             patched.setattr(claiming, "claimed", lambda *_, **__: 1 // 0)
             with pytest.raises(ZeroDivisionError):

@@ -19,6 +19,7 @@ from sqlq.database.dialect import Dialect
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import settle
 from sqlq.worker.claim import Claimer
+from sqlq.worker.options import WorkerOptions
 
 HOT = ("jobs", "finished_jobs", "failed_jobs")
 
@@ -116,7 +117,7 @@ def test_a_lone_job_is_claimed_by_one_statement_and_settled_by_one(
     MariaDB locks the jobs, looks for another priority and reserves them; it locks, copies and deletes."""
     database, task = app.database, app.task(name="t")(lambda: None)
     app.enqueue(task.new())
-    claimer = Claimer(database.for_loops, "me", ["default"], 10, 30_000)
+    claimer = Claimer(database.for_loops, "me", WorkerOptions(("default",), 10, 30_000))
     claimer.claim(10)  # connects, and knows the queue from now on
     app.enqueue(task.new())
     with statements(monkeypatch) as sent:
@@ -135,7 +136,7 @@ def test_an_idle_look_is_one_statement_that_writes_nothing(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle worker looks once a second, and does nothing else but send heartbeats."""
-    claimer = Claimer(app.database.for_loops, "me", None, 10, 30_000)
+    claimer = Claimer(app.database.for_loops, "me", WorkerOptions(None, 10, 30_000))
     claimer.claim(10)
     with statements(monkeypatch) as sent:
         assert claimer.claim(10, quiet=True) == []

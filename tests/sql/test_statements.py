@@ -33,6 +33,7 @@ from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
+from sqlq.worker.options import WorkerOptions
 from tests.conftest import DATABASES, fresh_database, sqlite_url
 from tests.kit import for_each
 from tests.servers import PostgreSQL
@@ -376,7 +377,7 @@ def test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full(
 ) -> None:
     """It is prepared and planned once. Nothing analyses the table, and its plan has to hold."""
     claims = app.database.for_claims
-    claimer = Claimer(app.database, "somebody", ["default"], 10, 30_000)
+    claimer = Claimer(app.database, "somebody", WorkerOptions(("default",), 10, 30_000))
     for _ in range(2):
         assert claimer.claim(10) == []
     with engine.begin() as conn:

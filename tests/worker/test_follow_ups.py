@@ -485,11 +485,12 @@ def test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed(shop: Shop, eng
 
 def test_a_worker_that_goes_on_behind_a_place_writes_it_too(shop: Shop, engine: Engine) -> None:
     from sqlq.worker.claim import Claimer
+    from sqlq.worker.options import WorkerOptions
 
     shop.task(lambda: 1)
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (task) VALUES ('pay'), ('pay')"))
-    claimer = Claimer(shop.app.database, "me", ["default"], 1, 30_000, tasks=shop.app.tasks)
+    claimer = Claimer(shop.app.database, "me", WorkerOptions(("default",), 1, 30_000), tasks=shop.app.tasks)
     if not shop.app.database.dialect.claims_beyond:
         assert len(claimer.claim(2)) == 2
     else:

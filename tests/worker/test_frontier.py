@@ -15,6 +15,7 @@ import sqlq
 from sqlq.model.job import ClaimedJob
 from sqlq.worker import claim
 from sqlq.worker.claim import Claimer, Frontier
+from sqlq.worker.options import WorkerOptions
 from tests.kit import working
 from tests.waiting import wait_until
 
@@ -72,7 +73,7 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
     # all due at the same moment: ids tell them apart
     one_transaction = app.enqueue_many([task.new() for _ in range(8)])
     urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
-    claimer = Claimer(app.database.for_loops, "somebody", ["default"], 10, 30_000)
+    claimer = Claimer(app.database.for_loops, "somebody", WorkerOptions(("default",), 10, 30_000))
     assert [job.id for job in claimer.claim(4)] == [*(job.id for job in urgent), one_transaction[0].id]
     monkeypatch.setattr(Frontier, "begins_anew", lambda frontier: False)
     early = app.enqueue(task.new().set(available_at=datetime.now(UTC) - timedelta(hours=1)))

@@ -80,7 +80,7 @@ def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch:
 
 def test_a_claim_brings_no_more_than_its_batch(app: sqlq.App) -> None:
     app.enqueue_many([app.named("t").new(n) for n in range(10)])
-    claimer = Claimer(app.database, "me", ["default"], 10, 30_000, batch=3)
+    claimer = Claimer(app.database, "me", WorkerOptions(("default",), 10, 30_000, claim_batch=3))
     taken = [len(claimer.claim(claimer.demand(0, 0, 0, 0.0))) for _ in range(4)]
     assert taken == [3, 3, 3, 1]
 
@@ -90,7 +90,7 @@ def test_a_worker_wants_as_many_as_start_within_its_time(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, ahead_ms: int | None, wanted: int
 ) -> None:
     monkeypatch.setattr(claim.Pace, "measure", lambda self, ended, busy_seconds: 1_000.0)
-    claimer = Claimer(app.database, "me", ["default"], 5, 30_000, ahead_ms=ahead_ms)
+    claimer = Claimer(app.database, "me", WorkerOptions(("default",), 5, 30_000, ahead_ms=ahead_ms))
     assert claimer.demand(0, 0, 0, 0.0) == wanted
     assert claimer.demand(5, 0, 0, 0.0) == wanted - 5, "with all slots taken"
 

@@ -10,6 +10,7 @@ import sqlq
 from sqlq.database.postgresql.sql import claim
 from sqlq.errors import ConfigurationError
 from sqlq.worker.claim import Claimer
+from sqlq.worker.options import WorkerOptions
 
 NEWEST = frozenset({"stack"})
 
@@ -20,7 +21,8 @@ def task(app: sqlq.App) -> Any:
 
 
 def claimer(app: sqlq.App, queues: list[str] | None = None) -> Claimer:
-    return Claimer(app.database.for_loops, "me", queues, 10, 30_000, newest_first=NEWEST)
+    options = WorkerOptions(None if queues is None else tuple(queues), 10, 30_000)
+    return Claimer(app.database.for_loops, "me", options, newest_first=NEWEST)
 
 
 def test_the_newest_of_a_priority_comes_first_and_a_higher_priority_before_it(

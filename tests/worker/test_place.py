@@ -22,6 +22,7 @@ from sqlq.worker import worker
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim import Claimer, Pace
 from sqlq.worker.maintain import services
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
@@ -192,7 +193,7 @@ def test_claims_that_take_long_bring_less_until_they_are_quick(
 ) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(20)])
-    claimer = Claimer(app.database, "me", ["default"], 10, 30_000)
+    claimer = Claimer(app.database, "me", WorkerOptions(("default",), 10, 30_000))
     run = type(app.database.dialect).run
     slow = [5.0]
 

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.store.jobs import settle
 from sqlq.worker.claim import Claimer
+from sqlq.worker.options import WorkerOptions
 from tests.faults import guard
 from tests.kit import drain
 
@@ -128,7 +129,7 @@ def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.Ap
     app.task(name="twice", max_attempts=2)(lambda: None)
     ids = [insert(engine, task=name) for name in ("once", "twice", "nobody.knows")]
     database = app.database.for_loops
-    claimer = Claimer(database, "dead", ["default"], 3, 30_000, tasks=app.tasks)
+    claimer = Claimer(database, "dead", WorkerOptions(("default",), 3, 30_000), tasks=app.tasks)
     assert [job.max_attempts for job in claimer.claim(3)] == [1, 2, 5]
     guard.advance(engine, 60_000)
     with app.database.begin() as conn:
@@ -158,7 +159,7 @@ def test_a_worker_that_does_not_know_the_task_leaves_it_to_one_that_does(
 
 
 def test_a_task_added_while_a_worker_runs_is_asked_too(app: sqlq.App, engine: Engine) -> None:
-    claimer = Claimer(app.database.for_loops, "me", ["default"], 3, 30_000, tasks=app.tasks)
+    claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 3, 30_000), tasks=app.tasks)
     for name, attempts in (("first", 3), ("second", 7)):
         app.task(name=name, max_attempts=attempts)(lambda: None)
         insert(engine, task=name)
@@ -170,7 +171,7 @@ def test_odd_names_find_their_tasks(app: sqlq.App, engine: Engine) -> None:
     for n, name in enumerate(names, start=10):
         app.task(name=name, max_attempts=n)(lambda: None)
         insert(engine, task=name)
-    claimer = Claimer(app.database.for_loops, "me", ["default"], 99, 30_000, tasks=app.tasks)
+    claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 99, 30_000), tasks=app.tasks)
     found = {job.task: job.max_attempts for job in claimer.claim(99)}
     assert found == dict(zip(names, range(10, 17), strict=True))
 
@@ -179,7 +180,7 @@ def test_a_claimer_sees_that_a_task_took_the_place_of_another(app: sqlq.App) -> 
     for name, attempts in (("a", 3), ("b", 5)):
         app.task(name=name, max_attempts=attempts)(lambda: None)
     tasks: dict[str, Any] = {"a": app.tasks["a"]}
-    claimer = Claimer(app.database.for_loops, "me", ["default"], 3, 30_000, tasks=tasks)
+    claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 3, 30_000), tasks=tasks)
     assert json.loads(claimer._claimant()[2]) == {"a": 3}
     tasks["b"] = app.tasks["b"]
     del tasks["a"]

@@ -13,7 +13,7 @@ from sqlq.cli import work
 from sqlq.errors import ConfigurationError
 from sqlq.worker import options
 from sqlq.worker.claim import Claimer, Frontier, Turns
-from sqlq.worker.options import checked_weights
+from sqlq.worker.options import WorkerOptions, checked_weights
 from tests.kit import for_each
 
 
@@ -46,7 +46,9 @@ def test_who_was_empty_for_long_has_saved_nothing_up() -> None:
 def weighted(app: sqlq.App) -> Callable[..., Any]:
     """Return what enqueues jobs into queues, and claims by their weights."""
     task = app.task(name="t")(lambda: None)
-    claimer = Claimer(app.database, "me", {"a": 5, "b": 1, "c": 1}, 10, 60_000)
+    claimer = Claimer(
+        app.database, "me", WorkerOptions(("a", "b", "c"), 10, 60_000, weights={"a": 5, "b": 1, "c": 1})
+    )
 
     def claim(limit: int, **new: int) -> str:
         for queue, number in new.items():
@@ -138,7 +140,7 @@ def three_queues(app: sqlq.App) -> Callable[[int], list[str]]:
     task = app.task(name="t")(lambda: None)
     for many in ("abc", "abc", "ac", "ac", "a", "a", "a"):
         app.enqueue_many([task.new().set(queue=name) for name in many])
-    claimer = Claimer(app.database, "me", None, 10, 60_000)
+    claimer = Claimer(app.database, "me", WorkerOptions(None, 10, 60_000))
     return lambda limit: [job.queue for job in claimer.claim(limit)]
 
 
