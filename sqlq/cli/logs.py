@@ -19,6 +19,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.retry import scrubbed
 from sqlq.worker.attempt.context import attempt_of, current_job
 from sqlq.worker.report.reporter import LinesOfJobs, milliseconds, subject
+from sqlq.worker.threads import serving
 
 log = logging.getLogger("sqlq.worker")
 
@@ -69,9 +70,10 @@ class Lines(Form):
     """`2026-01-31 12:30:05.123+00:00 INFO    job 7 …`; the traceback of an exception follows on lines of its
     own. Lines of other loggers begin with the logger's name in brackets, and the job."""
 
-    def __init__(self, before: str = "") -> None:
-        super().__init__(f"{before.replace('%', '%%')}%(asctime)s %(levelname)-7s %(message)s")
+    def __init__(self, before: str = "", app: str | None = None) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
         self._before = before
+        self._app = app
         self._moment = _Moments(lambda moment: written(moment, "milliseconds"))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
@@ -84,7 +86,11 @@ class Lines(Form):
             of_job = "" if job is None else "job {job_id} {task}: ".format_map(job)
             said = f"[{escaped(record.name)}] {escaped(of_job)}{said}"
         record.message = said
-        return super().formatMessage(record)
+        return f"{self._begin()}{super().formatMessage(record)}"
+
+    def _begin(self) -> str:
+        app = self._app or serving.get()
+        return self._before if app is None else f"{self._before}{escaped(app)} | "
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
         return escaped_lines(super().formatException(ei))  # guard: tracebacks-steer-no-terminal
@@ -94,7 +100,7 @@ class Lines(Form):
 
     def finished(self, job: ClaimedJob, seconds: float) -> str:
         return (
-            f"{self._before}{self._moment(time.time())} INFO    job {job.id} "
+            f"{self._begin()}{self._moment(time.time())} INFO    job {job.id} "
             f"{_subject_on_one_line(job.task, job.queue)}{job.attempts} of {job.max_attempts}) "
             f"finished in {readable(seconds * 1000)}"
         )
@@ -117,7 +123,7 @@ class JsonLines(Form):
 
     def __init__(self, app: str | None = None) -> None:
         super().__init__()
-        self._before = "{" if app is None else f'{{"app": {in_json(app)}, '
+        self._app = app
         self._moment = _Moments(lambda moment: moment.isoformat(timespec="milliseconds"))
 
     def format(self, record: logging.LogRecord) -> str:
@@ -131,12 +137,16 @@ class JsonLines(Form):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return self._before + in_json(line)[1:]
+        return self._begin() + in_json(line)[1:]
+
+    def _begin(self) -> str:
+        app = self._app or serving.get()
+        return "{" if app is None else f'{{"app": {in_json(app)}, '
 
     def finished(self, job: ClaimedJob, seconds: float) -> str:
         about, task, queue = _in_json(job.task, job.queue)
         return (
-            f'{self._before}"time": "{self._moment(time.time())}", "level": "info", '
+            f'{self._begin()}"time": "{self._moment(time.time())}", "level": "info", '
             '"logger": "sqlq.worker", "message": '
             f'"job {job.id} {about}{job.attempts} of {job.max_attempts}) finished in '
             f'{readable(seconds * 1000)}", "event": "finished", "job_id": {job.id}, "task": {task}, '
@@ -241,8 +251,7 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False, ap
     for known in logging.root.manager.loggerDict.values():
         if isinstance(known, logging.Logger) and known.propagate:
             known.handlers = [handler for handler in known.handlers if not _writes_the_same(handler)]
-    before = (ERASE if drawn else "") + ("" if app is None else f"{escaped(app)} | ")
-    lines = JsonLines(app) if form == "json" else Lines(before)
+    lines = JsonLines(app) if form == "json" else Lines(ERASE if drawn else "", app)
     root.addHandler(Stderr(lines, counted=drawn))
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)

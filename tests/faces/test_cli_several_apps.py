@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -112,6 +114,29 @@ def test_metrics_name_the_app(shards: Command) -> None:
     assert 'sqlq_jobs{app="eu",queue="default",state="available"} 1.0' in shown
     assert 'sqlq_database_up{app="us"} 0.0' in shown
     assert shown.count("# TYPE sqlq_database_up gauge") == 1
+
+
+def test_a_supervisor_names_the_app_when_its_worker_dies(shards: Command) -> None:
+    run = shards
+    run.ok("migrate", "-a", "shards:apps")
+    with working(run):
+        log = run.directory / "worker.log"
+        wait_until(lambda: len(re.findall("working on ", log.read_text())) == 3)
+        (pid,) = re.findall(r" pid (\d+)", run.ok("workers", "-a", "shards:apps.us"))
+        os.kill(int(pid), signal.SIGKILL)
+        death = re.compile(rf"^us \| .* worker process {pid} was killed by signal 9", re.MULTILINE)
+        wait_until(lambda: death.search(log.read_text()))
+
+
+def test_others_are_listed_when_the_server_of_one_app_is_down(shards: Command) -> None:
+    run = shards
+    down = 'apps = {"down": sqlq.App("postgresql+psycopg://127.0.0.1:1/down"), "eu": apps["eu"]}'
+    (run.directory / "some.py").write_text(f"import sqlq\nfrom shards import apps\n{down}\n")
+    run.ok("migrate", "-a", "shards:apps.eu")
+    status = run("status", "-a", "some:apps")
+    assert status.code == 1
+    assert re.search("App down\n.*refused", status.out), status.out
+    assert "App eu\nno jobs wait" in status.out
 
 
 def test_a_worker_shares_its_health_file_and_its_metrics(shards: Command) -> None:

@@ -16,6 +16,7 @@ from sqlq.database.batch import Right
 from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.threads import thread
 
 log = logging.getLogger("sqlq.worker")
 
@@ -112,7 +113,7 @@ class Child(Process):
         """Whether it may hold a task for paused."""
         self._heard = heard
         try:
-            threading.Thread(target=self._hear, name="sqlq-receive", daemon=True).start()
+            thread(self._hear, "sqlq-receive").start()
         except BaseException:  # guard: nobody-works-unheard
             self.process.kill()
             self.process.wait()

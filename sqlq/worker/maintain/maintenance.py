@@ -32,6 +32,7 @@ from sqlq.worker.maintain.services import (
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.report.reporter import Reporter
+from sqlq.worker.threads import thread
 from sqlq.worker.wait.poller import LastLook
 
 log = logging.getLogger("sqlq.worker")
@@ -65,7 +66,7 @@ class ServiceLoop:
         self._changed = threading.Event()
         self._ended = threading.Event()
         self._turn = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sqlq-maintenance", daemon=True)
+        self._thread = thread(self._run, "sqlq-maintenance")
 
     def start(self) -> None:
         self._thread.start()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from sqlq.worker.ipc.process import TICK_SECONDS, bury_orphans
 from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.supervisor import Supervisor
+from sqlq.worker.threads import serving
 
 log = logging.getLogger("sqlq.worker")
 RESTART_SECONDS = 10.0
@@ -134,6 +135,7 @@ class Fleet:
     # -- the threads, one for each App -----------------------------------------------------------------------
 
     def _keep(self, name: str) -> None:
+        serving.set(name)
         while True:
             with self._lock:  # so that `stop` reaches each one that is made
                 if self._stopped.is_set():  # guard: what-is-stopped-does-not-start-again
@@ -144,7 +146,7 @@ class Fleet:
             try:
                 code = supervisor.run()
             except Exception:
-                log.exception("the supervisor of the App %s failed", name)
+                log.exception("the supervisor failed")
                 code = 1
             if not self._goes_on(name, supervisor, code):
                 return
@@ -163,9 +165,7 @@ class Fleet:
                 return False
             self._past += supervisor.tally
             del self._supervisors[name]
-        log.error(
-            "App %s: its workers ended with code %d; trying again in %.0f s", name, code, RESTART_SECONDS
-        )
+        log.error("the workers ended with code %d; trying again in %.0f s", code, RESTART_SECONDS)
         return True
 
     def _tick(self) -> None:

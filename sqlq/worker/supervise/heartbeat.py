@@ -34,6 +34,7 @@ from sqlq.worker.outage import begins
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
+from sqlq.worker.threads import thread
 
 log = logging.getLogger("sqlq.worker")
 
@@ -103,7 +104,7 @@ class Heartbeat:
         self._closing = False
         self.tally: Counter[str] = Counter()
         """How the attempts of dead workers ended."""
-        self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
+        self._thread = thread(self._run, "sqlq-heartbeat")
 
     def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks

@@ -39,6 +39,7 @@ from sqlq.store.workers import notify
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
+from sqlq.worker.threads import thread
 
 log = logging.getLogger("sqlq.worker")
 
@@ -161,7 +162,7 @@ class Poller:
         self._look_at = self._go_at = self._check_at = NEVER
         self._stopping = threading.Event()
         self._hearing = Hearing(WAITS)
-        self._thread = threading.Thread(target=self._run, name="sqlq-poller", daemon=True)
+        self._thread = thread(self._run, "sqlq-poller")
 
     def start(self) -> None:
         self._bell, self._ring = socket.socketpair()
