@@ -1,10 +1,10 @@
-"""Check the prose of the code: `python -m tests.words`, a part of `poe check`.
+"""Check the prose of the code and of the documentation: `python -m tests.words`, a part of `poe check`.
 
-The checker reads docstrings and comments. It counts sentences that begin with What, Who, That or Of,
-sentences of more than 25 words, and words for which the field has a better one. Each room has ceilings in
-words.json. They may only fall.
+The checker reads docstrings and comments, and the paragraphs and list items of Markdown. It counts sentences
+that begin with What, Who, That or Of, and sentences of more than 25 words. In code it also counts words for
+which the field has a better one. Each room has ceilings in words.json. They may only fall.
 
-    python -m tests.words PATH …     prints each finding in these files
+    python -m tests.words PATH …     prints each finding in these files and directories
     python -m tests.words --lower    lowers the ceilings to the counts of today
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = Path(__file__).with_suffix(".json")
-PLACES = ("sqlq", "migrations")
+FILES = ("sqlq/**/*.py", "migrations/**/*.py", "docs/**/*.md", "benchmarks/*.md", "*.md")
 KINDS = ("begin", "long", "word")
 MOST_WORDS = 25
 
@@ -61,9 +61,14 @@ WORDS = {
 
 _BEGINS = re.compile(r"(?:What|Who|That|Of|So many|So long)\b")
 _OURS = re.compile(rf"\b(?:{'|'.join(f'(?:{word})s?' for word in WORDS)})(?:ed|ing)?\b", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[A-Z`\"'(])")
+_SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[A-Z`\"'(]|sqlq\b)")
 _CODE = re.compile(r"``.+?``|`[^`]+`|\"[^\"]*\"")
 _NOT_PROSE = re.compile(r"(?:noqa|type:|guard:|pragma|--|fmt:|isort)")
+_BLOCK = re.compile(r"^ *```.*?^ *```$|<!--.*?-->", re.MULTILINE | re.DOTALL)
+_NO_PARAGRAPH = re.compile(r" *(?:#|\|)|.*\) ·")
+_INDENTED = " " * 4
+_ITEM = re.compile(r" *(?:[-*]|\d+\.) ")
+_LINK = re.compile(r"!?\[([^]]*)\]\([^)]*\)")
 
 
 class Finding(NamedTuple):
@@ -75,13 +80,15 @@ class Finding(NamedTuple):
 
 def findings(path: Path) -> Iterator[Finding]:
     """Yield each sentence or word of a file's prose that has to be mended."""
-    for line, paragraph in paragraphs(path.read_text()):
+    is_code = path.suffix == ".py"
+    read = paragraphs if is_code else markdown_paragraphs
+    for line, paragraph in read(path.read_text()):
         for sentence in _SENTENCE.split(paragraph):
             if _BEGINS.match(sentence):
                 yield Finding("begin", path, line, sentence)
             if len(sentence.split()) > MOST_WORDS:
                 yield Finding("long", path, line, sentence)
-            for match in _OURS.finditer(_CODE.sub("", sentence)):
+            for match in _OURS.finditer(_CODE.sub("", sentence)) if is_code else ():
                 yield Finding("word", path, line, f"{match[0]}: {sentence}")
 
 
@@ -94,6 +101,24 @@ def paragraphs(source: str) -> Iterator[tuple[int, str]]:
                 case ast.Expr(value=ast.Constant(value=str() as text), lineno=line):
                     yield from ((line, paragraph) for paragraph in _prose(text))
     yield from _comments(source)
+
+
+def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each paragraph and list item of a Markdown text with its line, without links and emphasis.
+
+    Code, tables, headings, comments and rows of links are left out.
+    """
+    begin, parts = 0, list[str]()
+    text = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        item = _ITEM.match(line)
+        is_prose = bool(line.strip()) and not _NO_PARAGRAPH.match(line)
+        if parts and (item or not is_prose):
+            yield begin, _LINK.sub(r"\1", " ".join(parts)).replace("**", "")
+            parts = []
+        if is_prose and (parts or item or not line.startswith(_INDENTED)):
+            begin = begin if parts else number
+            parts.append(line[item.end() if item else 0 :].strip())
 
 
 def _prose(docstring: str) -> Iterator[str]:
@@ -123,16 +148,16 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def room_of(path: Path) -> str:
-    """Return the room of a file: `sqlq/worker`, `sqlq` for the files directly in it."""
-    parts = path.relative_to(ROOT).parts
-    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] == "sqlq" else parts[0]
+    """Return the room of a file: `sqlq/worker`, `docs/guide`, `sqlq` for the files directly in it."""
+    parts = path.relative_to(ROOT).parts[:-1] or ("top level",)
+    return "/".join(parts[:2]) if parts[0] in ("sqlq", "docs") else parts[0]
 
 
 def counts() -> dict[str, Counter[str]]:
     """Return how many findings of each kind each room has."""
     rooms: dict[str, Counter[str]] = {}
-    for place in PLACES:
-        for path in sorted((ROOT / place).rglob("*.py")):
+    for files in FILES:
+        for path in sorted(ROOT.glob(files)):
             room = rooms.setdefault(room_of(path), Counter())
             room.update(finding.kind for finding in findings(path))
     return rooms
@@ -161,7 +186,8 @@ def main() -> int:
         return 0
     for argument in arguments:
         path = Path(argument).absolute()
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        directory = [*path.rglob("*.py"), *path.rglob("*.md")]
+        for file in sorted(directory) if path.is_dir() else [path]:
             for finding in sorted(findings(file), key=lambda finding: finding.line):
                 print(f"{file.relative_to(ROOT)}:{finding.line}: {finding.kind}: {finding.text}")
     if arguments:

@@ -1,0 +1,54 @@
+"""The checker of the prose reads paragraphs and list items of Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import words
+
+PAGE = """# What a heading says
+
+A paragraph goes on
+over [two
+lines](#a) and ends. **Of emphasis**, too.
+
+- an item
+  of two lines
+- What begins an item
+
+| What a table says |
+|---|
+
+<!-- python: of_a_comment -->
+```python
+app = "Of code"
+```
+
+    Of indented code
+
+- [A](#a) · [What a row of links says](#b)
+
+Last.
+"""
+
+
+def test_markdown_paragraphs_yields_paragraphs_and_items_with_their_lines() -> None:
+    assert list(words.markdown_paragraphs(PAGE)) == [
+        (3, "A paragraph goes on over two lines and ends. Of emphasis, too."),
+        (7, "an item of two lines"),
+        (9, "What begins an item"),
+        (23, "Last."),
+    ]
+
+
+def test_findings_counts_beginnings_and_long_sentences_of_markdown(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{PAGE}\nA {'long ' * 25}sentence. A link is told apart.\n")
+    found = [(finding.kind, finding.line) for finding in words.findings(page)]
+    assert found == [("begin", 3), ("begin", 9), ("long", 25)]
+
+
+def test_room_of_names_the_folder_of_a_page() -> None:
+    pages = ("docs/guide/sql.md", "docs/glossary.md", "CHANGELOG.md", "benchmarks/README.md")
+    rooms = [words.room_of(words.ROOT / page) for page in pages]
+    assert rooms == ["docs/guide", "docs", "top level", "benchmarks"]
