@@ -183,7 +183,7 @@ def _run(bench: Bench, measure: Measure, cases: list[tuple[str, str]], rounds: i
 
 
 def _settings(bench: Bench, peers: tuple[str, ...], rounds: int, seconds: float) -> dict[str, object]:
-    """What a reader must know to judge the figures."""
+    """Return the versions, machine and options of a run, by which a reader judges the figures."""
     subjects = {}
     for name in (*OURS, *peers):
         subject = find(name)

@@ -42,7 +42,7 @@ class Size:
     """A factor for the backlogs of the growth measures."""
     passing: int = 200_000
     lots: int = 10
-    """In how many lots these pass."""
+    """Into how many batches these are divided."""
     naps: tuple[int, ...] = (1, 10, 100, 1000)
     nap_seconds: float = 3.0
     producers: tuple[int, ...] = (1, 2, 4, 8)
@@ -131,7 +131,7 @@ class Bench:
         options: tuple[str, ...] = (),
         more: dict[str, str] | None = None,
     ) -> Iterator[Workers]:
-        """Run worker processes of a subject; with `starts` the moments when so many jobs start are noted."""
+        """Run worker processes of a subject, and with `starts` note the times when so many jobs start."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.servers.folder)))
             calls = Calls(folder)
@@ -175,11 +175,11 @@ class Workers:
         self.processes.append(process)
 
     def words(self) -> str:
-        """What they have said so far."""
+        """Return the output of the workers so far."""
         return self._words.read_text(errors="replace") if self._words.exists() else ""
 
     def wait_for(self, condition: Callable[[], bool], what: str, look: float = LOOK_SECONDS) -> float:
-        """Wait until something is so; return the moment, in seconds of the monotonic clock."""
+        """Wait until a condition holds, and return the time in seconds of the monotonic clock."""
         until = time.monotonic() + self._patience
         while not condition():
             if time.monotonic() > until:

@@ -15,7 +15,7 @@ TREE = Path(__file__).resolve().parents[1]
 
 
 class Environments:
-    """Finds the programs of a subject; installs a peer when it is first asked for."""
+    """Finds the programs of a subject, and installs a peer when it is first needed."""
 
     def __init__(self, folder: Path | None) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,5 +1,7 @@
-"""What each feature costs a job that uses it: jobs that do nothing are enqueued and run in one process, and
-its processor time is divided by their number."""
+"""The costs of each feature for a job that uses it.
+
+One process enqueues and runs jobs that do nothing. Its processor time is divided by their number.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What a subject does in its own environment: `python -m benchmarks.inside SUBJECT COMMAND …`, which prints
-JSON.
+"""Run a command of a subject in its own environment, and print JSON.
 
-The loops are the same for all of them, and so is what is timed: from before the first call to after the last
-returned.
+    python -m benchmarks.inside SUBJECT COMMAND …
+
+All subjects have the same loops. Each loop is timed from before the first call to after the return of the
+last.
 """
 
 from __future__ import annotations
@@ -121,8 +122,10 @@ def tick(subject: Subject, url: str, task: str, jobs: int, every_ms: int) -> lis
 
 
 def traced(subject: Subject, url: str, task: str, jobs: int, every_ms: int) -> list[list[int]]:
-    """Enqueue one job each so many milliseconds; return when each call was made, its INSERT sent and
-    committed, and when the call returned, in ns of the monotonic clock."""
+    """Enqueue one job each so many milliseconds, and return four times of each call.
+
+    These are its begin, its INSERT, its COMMIT and its return, in ns of the monotonic clock.
+    """
     noted: dict[str, list[int]] = {}
     subject.note_inserts(noted)
     calls = tick(subject, url, task, jobs, every_ms)

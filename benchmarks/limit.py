@@ -1,10 +1,11 @@
 """The limits: the same work written by hand for psycopg, sqlite3 and PyMySQL, with no framework at all.
 
-No validation, no retries, no leases to renew, no threads: a loop that claims 100 jobs in one transaction,
-calls the handler for each and moves the 100 to a history in another. One limit, "lean", works on tables of
-its own, as small as a queue can have them: it is what a team without sqlq would write. The other, "limit",
-works on sqlq's tables: what is between it and the lean one is what sqlq's rows cost, and what is between it
-and sqlq is what sqlq's Python costs. On MariaDB there is only the latter.
+They have no validation, no retries, no leases to renew and no threads. A loop claims 100 jobs in one
+transaction, calls the handler for each, and moves the 100 to a history in another transaction.
+
+The limit "lean" works on tables of its own, as small as a queue can have them. A team without sqlq would
+write it. The limit "limit" works on sqlq's tables. The rows of sqlq cost the difference between the two, and
+its Python costs the difference between "limit" and sqlq. MariaDB has only "limit".
 """
 
 from __future__ import annotations

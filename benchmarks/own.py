@@ -93,10 +93,10 @@ class Sqlq(Waiting, Subject):
         return took
 
     def results(self, url: str, jobs: int, ms: int) -> list[float]:
-        """Wait for the result of one job after the other, each of which takes so long; return how many
-        milliseconds after its settle began each call returned.
+        """Wait for the result of one job after the other, each of which takes so long.
 
-        The moment of the settle is the row's, by the database's clock, which is this machine's.
+        Return how many milliseconds after its settle began each call returned. The row has the time of the
+        settle, by the database's clock, which is this machine's.
         """
         from benchmarks import tasks
 

@@ -1,4 +1,4 @@
-"""What jobs wait for: flows, limits and schedules, as the measures of `measures.waiting` enqueue them."""
+"""Flows, limits and schedules, as the measures of `measures.waiting` enqueue them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,10 @@ class Waiting:
             app.enqueue_many([noop.new(n).set(limit=limit) for n in range(jobs)])
 
     def of_tenants(self, url: str, first: int, tenants: int, each: int, windows: int) -> int:
-        """Enqueue jobs of tenants, numbered from `first`, so many of each, with a window or without; return
-        the moment before, in ns of the monotonic clock."""
+        """Enqueue so many jobs of each tenant, numbered from `first`, with a window or without.
+
+        Return the time before, in ns of the monotonic clock.
+        """
         import sqlq
 
         with _app(url) as (app, noop):

@@ -1,5 +1,4 @@
-"""An App whose import takes as long as is asked for, and a task whose first attempt runs until its process is
-killed."""
+"""An App whose import takes a given time, and a task whose first attempt runs until its process is killed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from benchmarks.peers import PEERS
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one case; `broken` says why it gave no figures."""
+    """One run of one case; `broken` is the reason why it has no figures."""
 
     measure: str
     database: str

@@ -47,7 +47,7 @@ def _timed(engine: Any) -> Iterator[list[float]]:
 
 
 def main(url: str) -> None:
-    """Rescue what there is, and say how that went."""
+    """Rescue jobs until none is left, and print how many, how long and the waits."""
     logging.basicConfig(level=logging.INFO)  # what a worker writes of each job is a part of its time
     app = sqlq.App(url)
     database = app.database.for_loops

@@ -1,8 +1,8 @@
 """The databases everything is measured on: one PostgreSQL for all, one MariaDB, files of SQLite, one Redis.
 
-PostgreSQL and MariaDB are the tests' own, but on disk and with a flush for each commit: nothing is measured
-with less durability than people run with. A server named by URL is used as it is. Every measurement gets a
-database of its own, as its subject prepares it: copied, but on MariaDB, which copies none.
+PostgreSQL and MariaDB are the tests' own, but on disk and with a flush for each commit, which is the
+durability of production. A server named by URL is used as it is. Every measurement gets a database of its
+own, as its subject prepares it. It is a copy, but on MariaDB, which cannot copy a database.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Servers:
                 yield place
 
     def settings(self) -> dict[str, str]:
-        """What the report says about the servers that were used."""
+        """Return the versions and settings of the used servers, for the report."""
         found = {}
         if self._postgresql is not None:
             place = Place(_plain(self._postgresql.url("postgres")))

@@ -1,11 +1,13 @@
-"""Idle hosts without their processes: each is a connection that asks what the lookout of a host asks, and a
-worker that claims, settles and looks again as a real one does, with a handler that does nothing.
+"""Idle hosts without their processes.
+
+Each host is a connection that sends the queries of a host's poller. Its worker claims, settles and looks
+again as a real one does, with a handler that does nothing.
 
     python -m benchmarks.simulated URL HOSTS
     python -m benchmarks.simulated URL CONNECTIONS held
 
-says `ready` when all of them look, and ends with its standard input. Connections that are held are those of
-idle workers, which say nothing: their hosts look, and renew, for them.
+The command prints `ready` when all of them look, and ends with its standard input. Connections that are held
+are those of idle workers, which send nothing: their hosts look, and renew, for them.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
 
 SLOTS = 10
 AT_A_TIME = threading.Semaphore(8)
-"""So many work at a time, since they share two pools of connections."""
+"""Eight hosts work at a time, since they share two pools of connections."""
 FILES = 6
 """How many descriptors a host needs."""
 
 
 class Host:
-    """A lookout, and one worker, whose loop turns in the lookout's thread."""
+    """A poller, and one worker, whose loop runs in the poller's thread."""
 
     def __init__(self, database: Database, number: int) -> None:
         self.id = str(uuid.uuid4())
@@ -108,10 +110,10 @@ def main(url: str, number: int) -> None:
     threading.Thread(target=_live, args=(database, hosts, number), daemon=True).start()
     for i in range(number):
         hosts.append(Host(database, i))
-        hosts[-1].looked.wait()  # a thousand that connect at the same moment wait for longer than any would
+        hosts[-1].looked.wait()  # a thousand that connect at the same time wait for longer than any would
     print("ready", flush=True)
     sys.stdin.read()
-    os._exit(0)  # what each of a thousand connections would say at its end is not waited for
+    os._exit(0)  # a clean end of a thousand connections takes too long
 
 
 def _live(database: Database, hosts: list[Host], number: int) -> None:

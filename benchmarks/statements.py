@@ -1,4 +1,7 @@
-"""Counts the statements a worker sends, for the measure of idleness; asked for by an environment variable."""
+"""Counts the statements that a worker sends, for the measure of idleness.
+
+An environment variable turns it on.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from sqlq.database.postgresql.dialect import PostgreSQL
 def count_into(folder: str) -> None:
     """Append a letter for each statement of this process to a file of its own.
 
-    On SQLite each connection of a pool is traced, so that raw statements count like others; not counted are
-    what begins and ends transactions, and the connection that only looks at data_version, which is in no
+    On SQLite each connection of a pool is traced, so that raw statements count like others. The begin and the
+    end of transactions do not count, nor does the connection that only reads data_version, which is in no
     pool.
     """
     file = (Path(folder) / f"statements-{os.getpid()}").open("ab", buffering=0)

@@ -1,7 +1,7 @@
-"""What is measured: sqlq, the limit, and each peer, all behind one face.
+"""The interface of all measured subjects: sqlq, the limits, and each peer.
 
 A subject's methods run in the subject's own environment, by `benchmarks.inside`; its attributes are read in
-ours. So a module with a subject imports at its top nothing but the standard library, and what it measures
+ours. So a module with a subject imports at its top nothing but the standard library. It imports its library
 inside its methods.
 """
 
@@ -28,9 +28,9 @@ class Subject:
 
     name: ClassVar[str]
     databases: ClassVar[tuple[str, ...]]
-    """Of "postgresql", "sqlite", "mariadb" and "redis", those it is measured on."""
+    """The databases that it is measured on: "postgresql", "sqlite", "mariadb" or "redis"."""
     requirements: ClassVar[tuple[str, ...]] = ()
-    """What pip installs into an environment of its own; nothing: it runs in ours."""
+    """Requirements of its own environment. A subject without any runs in the environment of sqlq."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Whose versions the report names."""
     settings: ClassVar[str] = ""
@@ -52,8 +52,7 @@ class Subject:
     """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are
     added up."""
     settled: ClassVar[str] = ""
-    """SQL for how many jobs are settled. Where it is empty, the store forgets what is done, and `left` is all
-    there is to ask."""
+    """SQL that counts the settled jobs; empty where the store forgets them, so that only `left` counts."""
     left: ClassVar[str | Sequence[Sequence[str]]]
     """SQL for a number that is 0 when no job is left; for Redis, commands whose numbers are added up."""
 
@@ -79,8 +78,8 @@ class Subject:
         raise NotImplementedError
 
     def note_claims(self, noted: dict[str, list[int]]) -> None:
-        """Have it noted when this process asks for jobs and gets some (`claiming`), and when these are
-        claimed for good (`claimed`)."""
+        """Note when this process begins a claim that gets jobs (`claiming`), and when the claim is committed
+        (`claimed`)."""
         raise NotImplementedError
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Notes when a job passes the stages from the call that enqueues it to its handler, on both sides: of sqlq,
 and of peers.
 
-What is noted is kept in memory and written when the process ends, so that noting costs a fraction of a
-microsecond. Runs in the environments of peers, too.
+The notes are kept in memory and written when the process ends, so that noting costs a fraction of a
+microsecond. The module runs in the environments of peers, too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TRACE = "SQLQ_BENCHMARK_TRACE"
 """Names the folder for what workers note."""
 
 Noted = dict[str, list[int]]
-"""Moments by stage, in ns of the machine's monotonic clock."""
+"""Times by stage, in ns of the machine's monotonic clock."""
 
 
 def note_worker(subject: Subject) -> None:
-    """Note when this process of a peer claims, if that is asked for, into a file of its own."""
+    """Note when this process of a peer claims, if an environment variable names a folder for its file."""
     if folder := os.environ.get(TRACE):
         noted: Noted = {}
         subject.note_claims(noted)

@@ -1,9 +1,9 @@
-"""What the jobs do, the same for whoever runs them: nothing, or sleep; and they are counted.
+"""The work of the jobs, the same in every subject: they do nothing, or sleep; and they are counted.
 
 Every handler of every subject is one line that calls `done` or `nap`. A call is counted in a file that is
-mapped into memory, one file for each process and one cell for each thread: exact without a lock, and without
-a system call, which would make threads hand the interpreter to each other. Nothing but the standard library:
-this runs in peers' environments.
+mapped into memory, one file for each process and one cell for each thread. So the count is exact without a
+lock. It needs no system call, which would make threads hand the interpreter to each other. The module imports
+nothing but the standard library, since it runs in peers' environments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CALLS = "SQLQ_BENCHMARK_CALLS"
 """The environment variable with the folder of the counts."""
 CELLS = 4096
 FIRST_CALL, THREADS = 0, 1
-"""The first cell says when the first call came, by the machine's monotonic clock in ns; the others count."""
+"""The first cell has the time of the first call, by the machine's monotonic clock in ns; the others count."""
 
 
 class _Process:
@@ -103,7 +103,7 @@ class Calls:
         self._kept = self.by_process()
 
     def note_starts(self, numbers: int) -> None:
-        """Have the starts of the jobs 0 to `numbers` − 1 noted; to be said before the first call."""
+        """Note the starts of the jobs 0 to `numbers` − 1; it has to be called before the first job."""
         _mapped(self.folder / "starts", numbers)
 
     def starts(self) -> list[int]:

@@ -1,5 +1,7 @@
-"""What is measured. Each measure is a list of cases, run in turn in every round, and the targets its medians
-should reach."""
+"""The measures.
+
+Each measure is a list of cases, run in turn in every round, and the targets that its medians should reach.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,7 @@ class Figure:
 
 
 class Medians:
-    """The medians of a run; asks by measure, database, case and figure, and knows None where there is
-    none."""
+    """The medians of a run by measure, database, case and figure; None where there is none."""
 
     def __init__(self, values: dict[tuple[str, str, str, str], float]) -> None:
         self._values = values
@@ -43,8 +44,10 @@ class Medians:
 
 @dataclass(frozen=True)
 class Target:
-    """What a case should reach: `value` gives the figure to compare, from the medians; None where something
-    is missing."""
+    """The target of a case.
+
+    `value` takes the figure to compare from the medians. It is None where a median is missing.
+    """
 
     database: str
     case: str
@@ -72,7 +75,7 @@ class Measure:
     figures: dict[str, Figure]
     run: Callable[[Bench, str, str], dict[str, float]]
     cases: Callable[[Bench, tuple[str, ...]], list[tuple[str, str]]]
-    """From the bench and the peers asked for to pairs of database and case."""
+    """Return pairs of database and case, from the bench and the requested peers."""
     targets: list[Target] = field(default_factory=list)
     smoke: Callable[[str, str], bool] = lambda database, case: case != "sqlq-async"
     """Which cases the smoke version has, by database and case."""

@@ -1,4 +1,4 @@
-"""What the dashboard's pages cost the database, beside few and many rows, and beside a busy worker."""
+"""The load of the dashboard's pages on the database, beside few and many rows, and beside a busy worker."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How fast workers get through jobs that do nothing.
 
-All jobs are there before the workers start. The clock runs from the first look that finds a tenth of the jobs
-called to the first that finds none left, and counts the jobs between: by then all processes of those that
-have many are up, and everybody has found a pace. The counts are in memory (benchmarks.work); what is left is
-asked of the store, each 20 ms.
+All jobs are there before the workers start. The clock starts when a tenth of the jobs are called, and stops
+when none is left. It counts the jobs between. By its start, every subject has all of its processes up and
+has found its pace. The counts are in memory (benchmarks.work). The jobs left are counted in the store each
+20 ms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def drain(bench: Bench, database: str, name: str, concurrency: int, processes: i
             before, processor = workers.calls.count(), workers.processor_seconds()
             if before > jobs / 2:  # so few jobs that they were through between two looks
                 begun, before, processor = workers.calls.first(), 0, 0.0
-            # huey takes jobs out of its store before it runs them, so the calls are asked for, too
+            # huey takes jobs out of its store before it runs them, so the calls are counted, too
             ended = workers.wait_for(
                 lambda: number(subject.left) == 0 and workers.calls.count() >= jobs, "drained"
             )

@@ -1,4 +1,4 @@
-"""What each feature costs that a job uses, beside a job that uses none."""
+"""The costs of each feature that a job uses, beside a job that uses none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What many idle workers cost one PostgreSQL, how soon one of them takes a lone job, and how fast all of them
-drain.
+"""The load of many idle workers on one PostgreSQL, how soon one takes a lone job, and how fast all drain.
 
-Transactions are those that PostgreSQL counts for the database, which its processes report with some delay; a
-listener that hears a hint counts one, too. Connections are the sessions of the workers.
+Transactions are those that PostgreSQL counts for the database, which its processes report with some delay. A
+listener that receives a notification counts one, too. Connections are the sessions of the workers.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ CASES = {
 
 
 def fleet(bench: Bench, database: str, case: str) -> dict[str, float]:
-    """Let a fleet come to rest, then enqueue one job each second, then many at once."""
+    """Let many workers come to rest, then enqueue one job each second, then many at once."""
     wanted = CASES[case]
     own = 3 * wanted.hosts * (1 if wanted.simulated else wanted.processes + 1)
     _have_room(bench, (POOLED if wanted.connections else own) + 20)
@@ -103,7 +102,7 @@ def fleet(bench: Bench, database: str, case: str) -> dict[str, float]:
 
 
 def _at_rest(bench: Bench, beside: Beside, place: Place) -> tuple[float, float]:
-    """Return the transactions a second, and the connections, of a fleet that has nothing to do."""
+    """Return the transactions a second, and the connections, of idle workers."""
     time.sleep(min(REPORTED_SECONDS, bench.size.idle_seconds))
     asked, began = beside.transactions(), time.monotonic()
     time.sleep(bench.size.idle_seconds)
@@ -135,7 +134,7 @@ def _processor_seconds(workers: Workers) -> float:
 
 
 class Beside:
-    """Who counts, on a connection to another database."""
+    """An observer that counts, on a connection to another database."""
 
     def __init__(self, connection: psycopg.Connection, name: str) -> None:
         self._connection = connection
@@ -167,7 +166,7 @@ def _beside(place: Place) -> Iterator[Beside]:
 
 @contextmanager
 def _working(bench: Bench, place: Place, wanted: Fleet, lone: int) -> Iterator[Workers]:
-    """Run the fleet, from when all of it is entered."""
+    """Run the workers, from when all of them are registered."""
     subject = find("sqlq")
     with tempfile.TemporaryDirectory(dir=bench.servers.folder) as name, ExitStack() as stack:
         folder = Path(name)

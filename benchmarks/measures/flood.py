@@ -1,4 +1,4 @@
-"""What a flood of notifications by a stranger costs: whoever may connect may NOTIFY."""
+"""The cost of a flood of notifications by a stranger, since every role that may connect may NOTIFY."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers import find
 from benchmarks.subject import NOOP
 
 A_SECOND = 6_000
-"""So many notifications, of 600 ids each."""
+"""Notifications, of 600 ids each."""
 FLOOD = f"""
 import sys, time
 import psycopg

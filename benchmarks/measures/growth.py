@@ -1,4 +1,4 @@
-"""What becomes of speed as the tables grow: the same drain and the same claims beside ever more rows.
+"""The speed of the same drain and the same claims as the tables grow.
 
 The rate counts the handler's calls, from the first to that of the last job measured; which rows are beside
 them differs, nothing else. Claims are timed alone: 10 jobs at a time, each settled before the next.
@@ -22,7 +22,7 @@ EMPTY = "nothing"
 
 @dataclass(frozen=True)
 class Beside:
-    """What is in the tables beside the jobs that are measured."""
+    """The rows in the tables beside the measured jobs."""
 
     available: int = 0
     scheduled: int = 0

@@ -1,5 +1,4 @@
-"""What partitions of finished jobs are worth: how long a prune of many takes with and without them, and what
-they cost each drain."""
+"""How long a prune takes with and without partitions of finished jobs, and what partitions cost a drain."""
 
 from __future__ import annotations
 

@@ -18,8 +18,11 @@ WORKERS = "SELECT count(*) FROM sqlq_workers"
 
 
 def hoarding(bench: Bench, database: str, case: str) -> dict[str, float]:
-    """The first worker has just run many short jobs, so its pace is high; then the second starts and is idle,
-    and ten long jobs come."""
+    """Measure how two workers share ten long jobs.
+
+    The first worker has just run many short jobs, so its pace is high. The second has just started and is
+    idle.
+    """
     subject = find("sqlq")
     jobs = 2 * SLOTS
     with (

@@ -1,5 +1,4 @@
-"""What a worker costs that has nothing to do: memory, processor, statements; and how soon the command line
-answers."""
+"""The memory, processor time and statements of an idle worker, and how soon the command line answers."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from benchmarks.subject import NOOP
 SETTLING_SECONDS = 10.0
 JOBS_BEFORE = 200
 SENT = {"postgresql": "transactions", "sqlite": "statements"}
-"""What is sent on the worker's behalf: on PostgreSQL the supervisor looks, and does most maintenance."""
+"""The requests for the worker: on PostgreSQL the supervisor looks, and does most maintenance."""
 
 
 def idle(bench: Bench, database: str, name: str) -> dict[str, float]:
@@ -50,8 +49,10 @@ def idle(bench: Bench, database: str, name: str) -> dict[str, float]:
 
 
 def _transactions(place: Place) -> int:
-    """How many transactions the database has seen, as it tells others: its processes report about once a
-    second, this one included."""
+    """Return how many transactions the database has counted.
+
+    Its processes report about once a second, the one that answers here included.
+    """
     if place.kind != "postgresql":
         return 0
     return place.number(

@@ -1,8 +1,8 @@
 """How soon an idle worker picks a job up: from the return of the call that committed it to the first line of
 its handler.
 
-Both moments are of the machine's one monotonic clock. Where the call takes longer to return than the worker
-to start, that is less than nothing; it is reported as it is.
+Both times are of the machine's one monotonic clock. Where the call takes longer to return than the worker to
+start, the latency is negative; it is reported as it is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How late delayed jobs start that are due at moments of their own, beside a worker that has nothing else to
-do."""
+"""How late delayed jobs start that are due at times of their own, beside an otherwise idle worker."""
 
 from __future__ import annotations
 

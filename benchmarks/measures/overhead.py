@@ -1,4 +1,4 @@
-"""What sqlq adds to jobs that take a while: of the time a slot has, how much is not the job's own."""
+"""The share of a slot's time that sqlq adds to jobs that take a while."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from benchmarks.peers import find
 from benchmarks.work import Calls
 
 IMPORTS = {"bare": 0.0, "1 s": 1.0, "5 s": 5.0}
-"""What the import of the App takes, in seconds of processor time."""
+"""Seconds of processor time that the import of the App takes."""
 MIB = 1024 * 1024
 
 
@@ -76,7 +76,7 @@ def _started(file: Path, times: int) -> bool:
 
 
 def _all_there(workers: Workers, imported: Path, standing_by: int) -> bool:
-    """Whether every process but the supervisor has imported the App, and the spare ones say so."""
+    """Return whether every process but the supervisor has imported the App, and the spare ones log it."""
     there = {int(pid) for pid in imported.read_text().split()}
     _, *family = (process.pid for process in workers.family())
     return workers.words().count("stands by") >= standing_by and set(family) <= there

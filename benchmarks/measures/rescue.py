@@ -32,8 +32,10 @@ OTHERS = "others"
 
 
 def rescue(bench: Bench, database: str, case: str) -> dict[str, float]:
-    """A dead worker holds jobs; as many others rescue as the case says, and two go on beside: one enqueues
-    and one claims, again and again."""
+    """Measure the rescue of a dead worker's jobs by as many others as the case has.
+
+    Two clients go on beside: one enqueues and one claims, again and again.
+    """
     import sqlq
     from sqlq.store.jobs import claim as claiming
 

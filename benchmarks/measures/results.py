@@ -1,8 +1,8 @@
-"""How soon who waits for a job has its result: from the settle, in which the job ends, to the return of
+"""How soon a waiter has the result of a job: from the settle, in which the job ends, to the return of
 `app.result`.
 
-The moment of the settle is when its statement began, by the clock of the database, which is that of the
-machine; so the settle itself, and its commit, are part of it. On SQLite it is a whole millisecond.
+The time of the settle is when its statement began, by the clock of the database, which is that of the
+machine. So the figure includes the settle itself and its commit. On SQLite the time is a whole millisecond.
 """
 
 from __future__ import annotations

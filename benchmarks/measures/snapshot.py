@@ -20,11 +20,10 @@ CLAIM = 10
 
 
 def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
-    """Jobs pass in lots, each enqueued at once and drained before the next, under a REPEATABLE READ snapshot
-    taken before the first.
+    """Pass jobs in batches under a REPEATABLE READ snapshot that is taken before the first batch.
 
-    Claims are timed alone before, while the snapshot is still held, and after it has ended; nothing is
-    vacuumed by hand.
+    Each batch is enqueued at once, and drained before the next. Claims are timed alone before, while the
+    snapshot is still held, and after it has ended. Nothing is vacuumed by hand.
     """
     subject = find("sqlq")
     lots, lot = bench.size.lots, bench.size.passing // bench.size.lots

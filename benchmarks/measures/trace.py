@@ -30,7 +30,7 @@ WITHIN = {
     "hand-over": "of `start`, until a slot has the job",
     "begin": "until the handler's first line",
 }
-"""What is known of sqlq alone."""
+"""The stages that only sqlq has."""
 WHOLE = "whole"
 COLD = 5
 """The first jobs, which find no connection and cold caches, are left out."""
@@ -85,13 +85,13 @@ def trace(bench: Bench, database: str, name: str) -> dict[str, float]:
 
 
 def _last(moments: list[int], until: int) -> int:
-    """Return the last of these moments that is not later; 0 where there is none."""
+    """Return the last of these times that is not later; 0 where there is none."""
     place = bisect_right(moments, until)
     return moments[place - 1] if place else 0
 
 
 def cases(bench: Bench, asked: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return ours on each database, and those peers whose inserts and claims can be told."""
+    """Return sqlq on each database, and those peers whose inserts and claims can be noted."""
     all_of_them = subjects(ours=("sqlq",))(bench, asked)
     return [(database, name) for database, name in all_of_them if name == "sqlq" or find(name).traced]
 

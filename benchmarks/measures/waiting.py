@@ -1,8 +1,8 @@
 """Flows, limits and schedules: what a step, a turn and a tick cost, and what ordinary jobs pay for those that
 wait.
 
-All jobs are there before the workers start, unless a measure says otherwise; the clock runs from the first
-call to the look that finds none left.
+All jobs are there before the workers start, unless a measure has its own order. The clock runs from the first
+call until none is left.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def beside(bench: Bench, database: str, case: str) -> dict[str, float]:
 
 
 def _moments(place: Place, column: str, since: str | None = None, which: str = "true") -> list[float]:
-    """Return a moment of finished jobs in ms, or how long after another one it was."""
+    """Return a time of finished jobs in ms, or how long after another one it was."""
     if place.kind == "sqlite":
         value = column if since is None else f"{column} - {since}"
     else:

@@ -1,4 +1,4 @@
-"""What a job costs PostgreSQL in bytes: of its log, of its tables, and in dead rows and commits."""
+"""The bytes of log and of tables, the dead rows and the commits that a job costs PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every subject by its name; a module is imported when its subject is asked for, in whichever environment."""
+"""Every subject by its name. The module of a subject is imported when it is needed, in its environment."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _app(url: str) -> Any:
 
 
 async def _work(url: str, concurrency: int) -> None:
-    """What its command does, with the queue declared first."""
+    """Do as its command does, with the queue declared first."""
     import logging
 
     import chancy

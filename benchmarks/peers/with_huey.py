@@ -1,5 +1,5 @@
-"""Huey on SQLite: threads, polling. What is finished leaves nothing, as long as nobody wants results: its
-quickest way."""
+"""Huey on SQLite: threads, polling. A finished job leaves no row where no result is stored, its fastest
+mode."""
 
 from __future__ import annotations
 

@@ -80,8 +80,10 @@ class Producer:
 
 
 async def _work(url: str, concurrency: int) -> None:
-    """What `pgq run` does with these options; its own command has no way to log less with every version of
-    its command-line library."""
+    """Do as `pgq run` does with these options.
+
+    Its own command cannot log less with every version of its command-line library.
+    """
     import asyncio
     import logging
     import os

@@ -1,4 +1,4 @@
-"""Asks an API that allows 20 requests a second, 3 of them at a time. `python client.py 60` enqueues 60."""
+"""A client of an API that allows 20 requests a second, 3 at a time. `python client.py 60` enqueues 60."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app.limit("api", running=3, rate="19/1s")  # a little less than is allowed: the 
 
 @app.task(name="client.ask", limit="api", max_attempts=10, backoff="200ms", timeout="30s")
 def ask(number: int) -> str:
-    """Ask the API; what it cannot answer now is asked again, in its turn."""
+    """Send a request to the API. Where the API is busy, the job runs again in its turn."""
     try:
         with urllib.request.urlopen(f"{URL}/{number}", timeout=10) as answer:
             return answer.read().decode()

@@ -1,4 +1,4 @@
-"""An API that counts: 20 requests a second, 3 of them at a time. `--check` says what it has seen."""
+"""An API that allows 20 requests a second, 3 at a time. `--check` prints how many it has received."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Api(BaseHTTPRequestHandler):
         self.wfile.write(f"answer {self.path}".encode())
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: asked.txt has it."""
+        """Log nothing: `asked.txt` has each request."""
 
 
 def check() -> int:

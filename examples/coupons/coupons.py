@@ -1,7 +1,7 @@
-"""A coupon for each of a million merchants: one job, in slices, that may be killed at any moment.
+"""A coupon for each of a million merchants: one job, in slices, that may be killed at any time.
 
-Each slice writes its coupons and how far the job has come in one transaction, so that the attempt after a
-kill, or after a deploy, goes on there: no merchant is left out, and none gets two.
+Each slice writes its coupons and how far the job has come in one transaction. So the attempt after a kill, or
+after a deploy, goes on there. No merchant is left out, and none gets two.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def setup(merchants: int) -> None:
 
 
 def check() -> str:
-    """Say how many merchants have no coupon, and how many have several."""
+    """Return how many merchants have no coupon, and how many have several."""
     per_merchant = (
         select(func.count(Coupon.id).label("number"))
         .select_from(Merchant)

@@ -1,4 +1,4 @@
-"""What `sqlq work` runs: the queue, with the application's context around every job."""
+"""The App for `sqlq work`: the queue, with the application's context around every job."""
 
 from collections.abc import Iterator
 

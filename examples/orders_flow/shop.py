@@ -27,7 +27,7 @@ class Order(Model):
 
 
 class DeclinedError(Exception):
-    """The bank says no."""
+    """The bank declines."""
 
 
 def engine_of_the_shop() -> Engine:

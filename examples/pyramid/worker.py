@@ -1,5 +1,4 @@
-"""What `sqlq work` runs: the queue, with a request of the application around every job, and a transaction of
-pyramid_tm."""
+"""The App for `sqlq work`: the queue, with a request and a transaction of pyramid_tm around every job."""
 
 from collections.abc import Iterator
 

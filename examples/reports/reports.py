@@ -18,7 +18,7 @@ app = sqlq.App()
 
 @app.task(name="reports.nightly", schedule=sqlq.Schedule("30 2 * * *", timezone="Europe/Berlin"))
 def nightly() -> str:
-    """Say what a report of the night would be about: the day before the moment that it is for."""
+    """Return the subject of the nightly report: the day before the time that the job is for."""
     moment = sqlq.current_job().scheduled_for
     assert moment is not None
     return f"{moment.astimezone(BERLIN) - timedelta(days=1):%a %d %B}"

@@ -1,4 +1,4 @@
-"""What the shop's web pages call."""
+"""The calls of the shop's web pages."""
 
 from sqlalchemy.orm import Session
 

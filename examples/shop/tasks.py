@@ -1,4 +1,4 @@
-"""What the shop's workers run."""
+"""The tasks of the shop's workers."""
 
 import os
 import smtplib
@@ -22,8 +22,8 @@ def send_receipt(order_id: int) -> str:
     """Send the receipt of an order.
 
     Any error, be it a mail server that is down, ends the attempt; sqlq tries again. A worker that dies
-    between the mail and its bookkeeping sends the mail twice, so every attempt sends the same Message-ID, by
-    which mailboxes tell.
+    between the mail and its bookkeeping sends the mail twice. So every attempt sends the same Message-ID, by
+    which mailboxes know the second one.
     """
     with Session(engine) as session:
         order = session.get_one(Order, order_id)

@@ -1,4 +1,4 @@
-"""What the shop's workers run. The factory says later where the database is."""
+"""The tasks of the shop's workers. The factory sets the URL of the database later."""
 
 from flask import render_template
 

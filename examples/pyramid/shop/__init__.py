@@ -10,7 +10,7 @@ from shop.jobs import queue
 
 
 def main(global_config: dict[str, str], **settings: Any) -> Router:
-    """Make the WSGI application, of what an .ini file says."""
+    """Make the WSGI application from the settings of an .ini file."""
     with Configurator(settings=settings) as config:
         config.include("pyramid_tm")
         config.include("shop.models")

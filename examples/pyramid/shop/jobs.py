@@ -1,4 +1,4 @@
-"""What the shop's workers run. Handlers find the request that worker.py makes for each job."""
+"""The tasks of the shop's workers. Handlers find the request that worker.py makes for each job."""
 
 from pyramid.threadlocal import get_current_request
 
