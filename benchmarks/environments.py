@@ -22,14 +22,18 @@ class Environments:
         self.folder = folder or cache / "sqlq-benchmarks"
 
     def programs(self, subject: Subject) -> Path:
-        """Return the folder with the subject's python; raises `RuntimeError` with pip's last words where it
-        cannot be installed."""
+        """Return the folder with the subject's python. Raises what `installed` raises."""
         if not subject.requirements:
             return Path(sys.executable).parent
-        place = self.folder / subject.name
+        return self.installed(subject.name, subject.requirements)
+
+    def installed(self, name: str, requirements: tuple[str, ...]) -> Path:
+        """Return the folder with the python of an environment that has these requirements; makes it where it
+        is not yet. Raises `RuntimeError` with pip's last words where they cannot be installed."""
+        place = self.folder / name
         programs = place / "bin"
         installed = place / "installed"
-        if not installed.exists() or installed.read_text() != repr(subject.requirements):
+        if not installed.exists() or installed.read_text() != repr(requirements):
             venv.create(place, clear=True, with_pip=True)
             command = [
                 str(programs / "python"),
@@ -38,12 +42,12 @@ class Environments:
                 "install",
                 "--quiet",
                 "--disable-pip-version-check",
-                *subject.requirements,
+                *requirements,
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise RuntimeError(f"pip could not install {subject.name}: {done.stderr.strip()[-300:]}")
-            installed.write_text(repr(subject.requirements))
+                raise RuntimeError(f"pip could not install {name}: {done.stderr.strip()[-300:]}")
+            installed.write_text(repr(requirements))
         return programs
 
     def command(self, subject: Subject, command: list[str]) -> list[str]:

@@ -2,12 +2,11 @@
 GRANTs with real roles.
 
 A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block
-without one fails a test. test_cookbook.py runs the recipes.
+without one fails a test. test_cookbook.py runs the recipes, test_moved.py the applications that moved here.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import configparser
 import json
@@ -116,7 +115,8 @@ ELSEWHERE = {
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
     "moved": "test_an_application_that_moved, test_a_django_application_that_moved",
-    "peer": "test_an_application_that_moved, test_a_django_application_that_moved",
+    "peer": "test_an_application_that_moved, test_a_django_application_that_moved, "
+    "test_an_application_prints_the_same_with_its_peer",
     "django": "test_a_django_project",
     "example": "test_what_is_shown_of_examples",
     "tutorial": "test_the_tutorial",
@@ -129,7 +129,8 @@ def test_every_block_is_run_by_a_test() -> None:
     fences = sum(text.count("\n```") for text in PAGES.values())
     assert len(BLOCKS) == fences / 2, "a fence is not closed, or not at the start of its line"
     assert not [b.where for b in BLOCKS if b.kind not in ELSEWHERE]
-    source = Path(__file__).read_text() + Path(__file__).with_name("test_cookbook.py").read_text()
+    beside = ("test_readme.py", "test_cookbook.py", "test_moved.py")
+    source = "\n".join(Path(__file__).with_name(name).read_text() for name in beside)
     unused = [b.where for b in BLOCKS if f'"{b.name}"' not in source]
     assert not unused, f"no test takes these blocks: {unused}"
     for tests in ELSEWHERE.values():
@@ -1207,60 +1208,6 @@ def test_how_it_works(names: dict[str, Any]) -> None:
         conn.execute(text("UPDATE jobs SET lease_expires_at = now() - interval '1 s'"))
         assert conn.execute(rescue).scalars().all() == [second]
     assert [app.jobs.get(id).state for id in (first, second)] == ["finished", "available"]
-
-
-# -- applications that moved ---------------------------------------------------------------------------------
-
-
-MOVED = {
-    # the code before, the code after, how it is called, and what its jobs print
-    "celery.py": ("from_celery.py", "[1, 2]", ["how was order 1?", "shipped with receipt 1, receipt 2"]),
-    "rq.py": ("from_rq.py", "[7]", ["how was order 7?", "receipt of order 7"]),
-    "dramatiq.py": ("from_huey.py", "", ["exported 2030-05", "it costs 600"]),
-    "huey.py": ("from_huey.py", "", ["exported 2030-05", "it costs 600"]),
-    "laravel.php": ("from_laravel.py", "7", ["receipt of order 7"]),
-    "sidekiq.rb": ("from_laravel.py", "7", ["receipt of order 7"]),
-}
-
-
-def tasks_of(source: str, *, all_functions: bool = False) -> set[str]:
-    """Return the names of the functions that have decorators, or of the job classes of another language."""
-    if found := re.findall(r"^class (\w+)", source, re.MULTILINE):
-        return {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in found}
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return {each.name for each in functions if each.decorator_list or all_functions} - {"place"}
-
-
-@pytest.mark.parametrize("before", MOVED)
-def test_an_application_that_moved(desk: Desk, before: str) -> None:
-    after, arguments, printed = MOVED[before]
-    source = block("moved", after)
-    assert tasks_of(block("peer", before), all_functions=before == "rq.py") == tasks_of(source)
-    (desk.directory / "shop.py").write_text(source)
-    desk.run("sqlq migrate -a shop:app")
-    desk.run(f"python -c 'import shop; shop.place({arguments})'")
-    if "delay=" in source:
-        desk.run("sqlq reschedule --queue default -a shop:app")  # now, for a test
-    assert sorted(desk.run("sqlq work -a shop:app --drain").splitlines()) == printed
-
-
-def test_a_django_application_that_moved(desk: Desk) -> None:
-    source = block("moved", "from_django_q.py")
-    assert tasks_of(block("peer", "django_q.py"), all_functions=True) == tasks_of(source)
-    (desk.directory / "shop.py").unlink()
-    (desk.directory / "shop").mkdir()
-    for name, content in {
-        "shop/__init__.py": "",
-        "shop/tasks.py": source,
-        "settings_of_shop.py": "INSTALLED_APPS = ['sqlq.django', 'shop']\nUSE_TZ = True\n"
-        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': 'shop.sqlite3'}}\n",
-    }.items():
-        (desk.directory / name).write_text(content)
-    desk.environment["DJANGO_SETTINGS_MODULE"] = "settings_of_shop"
-    desk.run("python -m django migrate")
-    desk.run("python -c 'import django; django.setup(); from shop import tasks; tasks.place([7])'")
-    said = desk.run("python -m django sqlq work --drain").splitlines()
-    assert said == ["receipt of order 7", "sent"]
 
 
 @pytest.mark.integration
