@@ -29,7 +29,6 @@ from sqlalchemy import (
     TypeDecorator,
     event,
 )
-from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import ConfigurationError
@@ -48,7 +47,9 @@ class ShownMoment(TypeDecorator[datetime]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name == "mariadb":
-            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
+            from sqlalchemy.dialects.mysql import DATETIME
+
+            return dialect.type_descriptor(DATETIME(fsp=6))
         shown = String() if dialect.name == "sqlite" else TIMESTAMP(timezone=True)
         return dialect.type_descriptor(shown)
 

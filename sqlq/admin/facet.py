@@ -19,6 +19,7 @@ from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.checks import checked_name, checked_whole
+from sqlq.schema import version
 from sqlq.store import audit
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
@@ -37,8 +38,8 @@ class Facet:
     @contextmanager
     def _read(self) -> Iterator[Connection]:
         """Open a connection that reads, once it is known that the tables are there."""
-        self._database.require_tables()
         with self._database.read() as conn:
+            version.require(conn, self._database.schema)
             yield conn
 
 

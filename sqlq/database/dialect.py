@@ -46,8 +46,9 @@ from sqlq.database.values import (
     Verdict,
 )
 from sqlq.payload.encryption import Encryption
+from sqlq.schema import indexes
 from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs, metadata
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
 T = TypeVar("T")
@@ -170,7 +171,7 @@ class Dialect:
     """The packages of drivers whose errors mean nothing to another database, though they look alike."""
     single_changes = True
     """Whether `change` and `move` are one statement each, and so may be transactions by themselves."""
-    own_indexes = frozenset(str(index.name) for table in metadata.tables.values() for index in table.indexes)
+    own_indexes = indexes.NAMES
     """The names of the indexes of our tables."""
     correlates_in_from = True
     """Whether a subquery in FROM may refer to rows outside it."""

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Final
+
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.dialect import Dialect
-from sqlq.database.mariadb.dialect import MariaDB
-from sqlq.database.postgresql.dialect import PostgreSQL
-from sqlq.database.sqlite.dialect import SQLite
 from sqlq.database.values import Trouble
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite(), MariaDB())}
+_CLASSES: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mariadb": "MariaDB"}
+
+
+class Dialects(Mapping[str, Dialect]):
+    """The dialects by name. The module of each is imported when the dialect is first used, and with it
+    SQLAlchemy's."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, Dialect] = {}
+
+    def __getitem__(self, name: str) -> Dialect:
+        if name not in self._imported:
+            kind = _CLASSES[name]
+            self._imported[name] = getattr(import_module(f"sqlq.database.{name}.dialect"), kind)()
+        return self._imported[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+
+DIALECTS: Final = Dialects()
 
 
 def _troubles(error: BaseException) -> list[Trouble]:

@@ -124,3 +124,12 @@ class Driver:
 _ONE = "one"
 _FORGOTTEN: list[Any] = []
 """Kept, since the destructor of a forgotten connection may close it."""
+
+
+def is_in_transaction(driver: Any) -> bool:
+    """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
+    if unknown."""
+    try:
+        return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
+    except Exception:  # closed meanwhile, or another driver's
+        return False

@@ -29,7 +29,7 @@ from sqlalchemy import Connection, Engine, event
 
 from sqlq.database.database import Database
 from sqlq.database.notifications import waiting_here
-from sqlq.database.postgresql.dialect import is_in_transaction
+from sqlq.database.raw import is_in_transaction
 from sqlq.store.workers import notify
 
 log = logging.getLogger("sqlq")

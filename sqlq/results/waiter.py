@@ -28,7 +28,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.constants import ASK_SECONDS
 from sqlq.database.database import Database
 from sqlq.database.notifications import Hearing
-from sqlq.database.postgresql.dialect import leads_to_one_server
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import results
 from sqlq.store.jobs.results import Seen
@@ -329,7 +328,7 @@ class _Listens(_Source):
         self._selector = open_.enter_context(selectors.DefaultSelector())
         self._selector.register(bell, selectors.EVENT_READ)
         named = database.address is not None and database.address.listen_url is not None
-        self._hears = callable(getattr(driver, "notifies", None)) and (named or leads_to_one_server(driver))
+        self._hears = callable(getattr(driver, "notifies", None)) and (named or _leads_to_one_server(driver))
         if self._hears:
             self._hearing.begin(driver)
             results.listen(self._ear)
@@ -407,3 +406,9 @@ class _Glances(_Source):
 
     def _data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _leads_to_one_server(driver: Any) -> bool:
+    from sqlq.database.postgresql.dialect import leads_to_one_server
+
+    return leads_to_one_server(driver)

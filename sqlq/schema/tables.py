@@ -17,7 +17,6 @@ from sqlalchemy import (
     ColumnElement,
     Computed,
     Identity,
-    Index,
     Integer,
     MetaData,
     SmallInteger,
@@ -59,12 +58,6 @@ def _table(name: str, *items: Any, numbers: str = "", texts: str = "", **kw: Any
     """Describe a table. On SQLite its timestamps and the named columns hold only values of their types."""
     moments = [item for item in items if isinstance(item, Column) and isinstance(item.type, Moment)]
     return Table(name, metadata, *items, *of_their_types(name, moments, numbers, texts), **kw)
-
-
-def _index(name: str, *columns: Any, where: str | ColumnElement[bool], unique: bool = False) -> None:
-    """Index the rows of a table for which a rule holds."""
-    rule = text(where) if isinstance(where, str) else where
-    Index(name, *columns, unique=unique, postgresql_where=rule, sqlite_where=rule)
 
 
 jobs = _table(
@@ -140,39 +133,12 @@ jobs = _table(
     sqlite_autoincrement=True,
 )
 
-_claim_order = (jobs.c.queue, jobs.c.priority.desc(), jobs.c.available_at, jobs.c.id)
-_index("jobs_claim", *_claim_order, where=jobs.c.reserved_at.is_(None))
-
 HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
 """Which live rows hold their unique key. With "start" the first claim releases the key. The token is the only
 permanent mark of a claim. It never returns to 0, so no retry can collide with a newer job."""
 
-_index("jobs_unique_key", jobs.c.queue, jobs.c.unique_key, where=HOLDS_KEY, unique=True)
-_index("jobs_rescue", jobs.c.id, where=jobs.c.reserved_at.is_not(None))
-
 IN_TIME_ONLY = "start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0"
 """Which rows end when their time is over: those that wait and have not been started yet."""
-
-_index("jobs_start_by", jobs.c.start_by, jobs.c.id, where=IN_TIME_ONLY)
-
-
-def _flow_and_group_index(table: Table) -> None:
-    """Index the jobs of each flow and group. Ordinary jobs are in none of these indexes."""
-    _index(f"{table.name}_flow", table.c.flow_id, table.c.id, where="flow_id IS NOT NULL")
-    _index(f"{table.name}_group", table.c.group_key, table.c.id, where="group_key IS NOT NULL")
-
-
-_flow_and_group_index(jobs)
-
-IN_LINE = "blocked_by = 'limit'"
-
-_index("jobs_admitted", jobs.c.limit_key, where="limit_key IS NOT NULL AND blocked_by IS NULL")
-"""The slots of a limit that are taken: one row for each."""
-
-_line_order = (jobs.c.limit_key, jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id)
-_index("jobs_line", *_line_order, where=IN_LINE)
-_index("jobs_line_by_id", jobs.c.limit_key, jobs.c.id, where=IN_LINE)
-_index("jobs_paused", jobs.c.task, jobs.c.id, where="blocked_by = 'pause'")
 
 attempts_allowed = func.coalesce(jobs.c.max_attempts, literal_column(str(MAX_ATTEMPTS)))
 """The number of attempts that a job may have. A row inserted by SQL may have none; then the claim of a worker
@@ -218,29 +184,8 @@ def _expires(ended_at: str) -> Column[Any]:
     )
 
 
-def _prune_indexes(table: Table, ended_at: str) -> None:
-    """Index ended jobs by the time of their deletion: most by age, those with a retention of their own by its
-    end. Each job is in one of the two indexes, so that a prune reads only the rows that it deletes."""
-    expires_at = table.c.expires_at
-    _index(f"{table.name}_prune", table.c[ended_at], table.c.id, where=expires_at.is_(None))
-    _index(f"{table.name}_expire", expires_at, table.c.id, where=expires_at.is_not(None))
-
-
 HOLDS_KEY_TO_THE_END = "unique_until = 'pruned'"
 """Which ended rows still hold their unique key."""
-
-
-def _key_index(table: Table) -> None:
-    """Index ended jobs by the unique keys that they hold until they are pruned."""
-    _index(f"{table.name}_unique_key", table.c.queue, table.c.unique_key, where=HOLDS_KEY_TO_THE_END)
-
-
-def _unblock_indexes(table: Table, ended_at: str) -> None:
-    """Index ended jobs that others may have waited for, by when they ended, and those of each flow and
-    group."""
-    in_flow_or_limit = "flow_id IS NOT NULL OR limit_key IS NOT NULL"
-    _index(f"{table.name}_unblock", table.c[ended_at], where=in_flow_or_limit)
-    _flow_and_group_index(table)
 
 
 finished_jobs = _table(
@@ -254,10 +199,6 @@ finished_jobs = _table(
     _expires("finished_at"),
     on_sqlite(one_of("outcome", OUTCOMES), "finished_jobs_outcome_known"),
 )
-_prune_indexes(finished_jobs, "finished_at")
-_unblock_indexes(finished_jobs, "finished_at")
-_key_index(finished_jobs)
-
 failed_jobs = _table(
     "failed_jobs",
     *_carried(),
@@ -270,13 +211,6 @@ failed_jobs = _table(
     _expires("failed_at"),
     on_sqlite(one_of("reason", FAILURE_REASONS), "failed_jobs_reason_known"),
 )
-_prune_indexes(failed_jobs, "failed_at")
-_unblock_indexes(failed_jobs, "failed_at")
-_key_index(failed_jobs)
-
-_index("failed_jobs_limit", failed_jobs.c.limit_key, failed_jobs.c.id, where="limit_key IS NOT NULL")
-"""The keys of limits that failed jobs hold."""
-
 workers = _table(
     "sqlq_workers",
     Column("id", String(36), primary_key=True),
@@ -361,8 +295,6 @@ schedules = _table(
     texts="name service task queue payload options plan recent_jobs",
 )
 
-_index("sqlq_schedules_due", schedules.c.next_at, schedules.c.name, where=schedules.c.next_at.is_not(None))
-
 flows = _table(
     "sqlq_flows",
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
@@ -385,8 +317,6 @@ edges = _table(
 """A wait of a step for the job `depends_on`, which has to end with `on_outcome`. `place` is its place among
 the steps before, whose results come in this order. An edge stays as it is for as long as its job has a
 row."""
-
-Index("sqlq_edges_parent", edges.c.depends_on, edges.c.job_id)
 
 
 def _definition(table: str) -> list[Any]:
@@ -420,8 +350,6 @@ limits = _table(
 operator has overridden the rule, and the task's does not count. `used_at`: the last look at it, to about a
 day."""
 
-Index("sqlq_limits_used", limits.c.used_at)
-
 wakes = _table(
     "sqlq_wakes",
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
@@ -434,5 +362,3 @@ wakes = _table(
 )
 """Which key to look at, and when. The transaction that blocks a job by its limit writes it. Without running
 jobs, nothing else would ever look at the key."""
-
-Index("sqlq_wakes_at", wakes.c.at, wakes.c.id)

@@ -284,8 +284,8 @@ def test_an_index_left_invalid_by_a_build_that_failed(patient: Patient, engine: 
 def test_settings(
     database_url: str, options: str, check: str, verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = health.setting
-    monkeypatch.setattr(health, "setting", lambda conn, name: "on" if name == "fsync" else told(conn, name))
+    told = health.settings
+    monkeypatch.setattr(health, "settings", lambda conn, names: told(conn, names) | {"fsync": "on"})
     app = sqlq.App(make_url(database_url).update_query_dict({"options": options}))
     (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == check)
     assert found.verdict is verdict
@@ -295,7 +295,7 @@ def test_settings(
 
 @on_postgresql
 def test_fsync_off_is_to_be_mended(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "setting", lambda conn, name: "off")
+    monkeypatch.setattr(health, "settings", lambda conn, names: dict.fromkeys(names, "off"))
     found = patient.about("durability")
     assert found.verdict is Verdict.TO_DO
     assert "lose acknowledged jobs" in found.said

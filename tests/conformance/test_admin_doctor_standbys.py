@@ -125,9 +125,9 @@ def durability(pair: Pair) -> list[Finding]:
     """The tests' servers run with fsync off, which would be all that is said."""
     from sqlq.database.postgresql import health
 
-    told: Callable[..., str] = health.setting
+    told: Callable[..., dict[str, str]] = health.settings
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(health, "setting", lambda conn, name: "on" if name == "fsync" else told(conn, name))
+        patch.setattr(health, "settings", lambda conn, names: told(conn, names) | {"fsync": "on"})
         return about("durability", pair.primary.url(pair.database))
 
 

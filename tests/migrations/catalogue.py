@@ -18,7 +18,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 
 from sqlq.database import migrate
-from sqlq.schema import rules, tables, types
+from sqlq.schema import indexes, rules, tables, types
 from tests.mariadb import found as program
 
 Catalogue = dict[str, list[tuple[object, ...]]]
@@ -141,12 +141,18 @@ def _create_domains(target: MetaData, connection: Connection, **kw: Any) -> None
 
 
 def build_from_models(engine: Engine, schema: str | None = None) -> None:
-    """Make what tables.py describes, without any migration, and the views of the newest one."""
+    """Make what tables.py and indexes.py describe, without any migration, and the views of the newest one."""
     placed = engine.execution_options(schema_translate_map={tables.TOKEN_SCHEMA: schema})
     first: Any = ScriptDirectory(str(migrate.location())).get_revision("0001").module
     with placed.begin() as connection:
         tables.metadata.create_all(connection)
-        for statement in first._views(engine.dialect.name, f"{schema}." if schema else ""):
+        before = f"{schema}." if schema else ""
+        for each in indexes.INDEXES:
+            kind, rule = "UNIQUE INDEX" if each.unique else "INDEX", each.where and f" WHERE {each.where}"
+            connection.exec_driver_sql(
+                f"CREATE {kind} {each.name} ON {before}{each.table} ({each.columns}){rule or ''}"
+            )
+        for statement in first._views(engine.dialect.name, before):
             connection.exec_driver_sql(statement)
 
 

@@ -100,6 +100,14 @@ def test_every_error_is_a_sqlq_error() -> None:
             "import sqlq; sqlq.App('sqlite:///shop.db')",
             ["alembic", "sqlalchemy.ext.asyncio", "asyncpg", "click", "rich", "sqlq.worker"],
         ),
+        (
+            "import sqlq, sqlq.admin.doctor.doctor; sqlq.App('sqlite:///shop.db').database",
+            ["sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlq.database.mariadb.dialect"],
+        ),
+        (
+            "import sqlq, sqlq.admin.doctor.doctor; sqlq.App('postgresql://here/shop').database",
+            ["sqlalchemy.dialects.mysql", "sqlq.database.mariadb.dialect"],
+        ),
     ],
 )
 def test_an_import_brings_no_more_than_is_needed(program: str, absent: list[str]) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, span, to_do
-from sqlq.admin.doctor.mariadb import MariaDBChecks
-from sqlq.admin.doctor.postgresql import PostgreSQLChecks
 from sqlq.admin.doctor.queue import QueueChecks
 from sqlq.admin.doctor.sqlite import DAMAGED, FileChecks
 from sqlq.config.durations import readable
@@ -25,13 +23,6 @@ from sqlq.errors import SqlqError
 from sqlq.schema import version
 from sqlq.store.health.health import reading
 
-PLACES: dict[str, type[PlaceChecks]] = {
-    "postgresql": PostgreSQLChecks,
-    "mariadb": MariaDBChecks,
-    "sqlite": FileChecks,
-}
-"""The checks of each kind of database, by the name of its dialect."""
-
 
 class Doctor(Checks):
     """Examines one database."""
@@ -40,7 +31,7 @@ class Doctor(Checks):
         """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
         all."""
         found = [Finding("connection", *self._connection())]
-        place = PLACES[self._database.dialect.name](self._database, deep=self._deep)
+        place = self._place()
         queue = QueueChecks(self._database)
         found += self._each(*place.in_general())
         found += self._each(self.replica, self.migrations)
@@ -53,7 +44,7 @@ class Doctor(Checks):
 
     def of_place(self, checks: Collection[str]) -> list[Finding]:
         """Return what these checks of the server or file find, without those where all is well."""
-        place = PLACES[self._database.dialect.name](self._database)
+        place = self._place()
         every = (*place.in_general(), *place.of_tables())
         return self._amiss(each for each in every if each.__name__ in checks)
 
@@ -61,6 +52,20 @@ class Doctor(Checks):
         """Return what these checks of the queue find, without those where all is well."""
         queue = QueueChecks(self._database)
         return self._amiss(getattr(queue, name) for name in checks)
+
+    def _place(self) -> PlaceChecks:
+        """Return the checks of this kind of database. Those of the others are not imported."""
+        match self._database.dialect.name:
+            case "postgresql":
+                from sqlq.admin.doctor.postgresql import PostgreSQLChecks
+
+                return PostgreSQLChecks(self._database)
+            case "mariadb":
+                from sqlq.admin.doctor.mariadb import MariaDBChecks
+
+                return MariaDBChecks(self._database)
+            case _:
+                return FileChecks(self._database, deep=self._deep)
 
     def _amiss(self, checks: Iterable[Callable[[], Iterator[Answer]]]) -> list[Finding]:
         return [each for each in self._each(*checks) if each.verdict is not Verdict.OK]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -28,6 +29,10 @@ WEAK = {
     "remote_write": "a standby that crashes may lose acknowledged jobs, since it need not have them on disk",
 }
 """The danger to jobs at each value of synchronous_commit below on."""
+SETTINGS = (
+    *("default_transaction_read_only", "synchronous_commit", "fsync", "full_page_writes"),
+    *("synchronous_standby_names", "autovacuum", "track_counts"),
+)
 MEND_COMMITS = "set synchronous_commit = on for the roles that enqueue, if no job may be lost"
 
 
@@ -45,16 +50,22 @@ class PostgreSQLChecks(ServerChecks):
     def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
         return (self.dead_rows, self.partitions)
 
+    @cached_property
+    def _settings(self) -> dict[str, str]:
+        return self._ask(healths.settings, SETTINGS)
+
+    @cached_property
+    def _is_standby(self) -> bool:
+        return self._ask(healths.is_standby)
+
     def primary(self) -> Iterator[Answer]:
-        standby = self._ask(healths.is_standby)
-        read_only = self._ask(healths.setting, "default_transaction_read_only") == "on"
         node = self._ask(healths.node)
-        if standby:
+        if self._is_standby:
             yield to_do(
                 f"the server {node} is a standby: nothing can be enqueued or claimed here",
                 "name the primary in the URL",
             )
-        elif read_only:
+        elif self._settings["default_transaction_read_only"] == "on":
             yield to_do(
                 "transactions of this role are read-only: nothing can be claimed",
                 "ALTER ROLE … RESET default_transaction_read_only",
@@ -89,14 +100,13 @@ class PostgreSQLChecks(ServerChecks):
             yield ok("; ".join(found))
 
     def durability(self) -> Iterator[Answer]:
-        names = ("synchronous_commit", "fsync", "full_page_writes")
-        commit, fsync, pages = (self._ask(healths.setting, name) for name in names)
-        if fsync == "off":
+        commit = self._settings["synchronous_commit"]
+        if self._settings["fsync"] == "off":
             yield to_do(
                 "fsync is off: a crash of the machine can lose acknowledged jobs, and the whole database",
                 "set fsync = on in postgresql.conf",
             )
-        elif pages == "off":
+        elif self._settings["full_page_writes"] == "off":
             yield to_do(
                 "full_page_writes is off: a crash of the machine can damage tables",
                 "set full_page_writes = on",
@@ -111,9 +121,9 @@ class PostgreSQLChecks(ServerChecks):
                 yield ok(f"fsync is on, synchronous_commit is {commit}")
 
     def standbys(self) -> Iterator[Answer]:
-        if self._ask(healths.is_standby):
+        if self._is_standby:
             return
-        names = self._ask(healths.setting, "synchronous_standby_names")
+        names = self._settings["synchronous_standby_names"]
         found = self._ask(healths.standbys)
         if any(each.sync is None for each in found):
             yield check("could not look at the standbys", "GRANT pg_read_all_stats to the role in the URL")
@@ -135,7 +145,7 @@ class PostgreSQLChecks(ServerChecks):
             yield ok("no standby follows this server")
 
     def autovacuum(self) -> Iterator[Answer]:
-        on = all(self._ask(healths.setting, name) == "on" for name in ("autovacuum", "track_counts"))
+        on = all(self._settings[name] == "on" for name in ("autovacuum", "track_counts"))
         without = self._ask(healths.without_autovacuum)
         if not on:
             yield to_do(

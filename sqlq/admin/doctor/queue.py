@@ -18,6 +18,7 @@ from sqlq.store.health import health
 from sqlq.store.limits import admit
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
+from sqlq.store.workers.pauses import Pauses
 from sqlq.store.workers.workers import STUCK
 
 LONG_MS = 300_000
@@ -44,6 +45,10 @@ class QueueChecks(Checks):
     @cached_property
     def _held(self) -> list[QueueStatus]:
         return Queues(self._database).status()
+
+    @cached_property
+    def _pauses(self) -> Pauses:
+        return self._ask(pause_rows.paused)
 
     def indexes(self) -> Iterator[Answer]:
         missing, invalid = self._ask(health.indexes)
@@ -137,7 +142,7 @@ class QueueChecks(Checks):
             yield ok(said)
 
     def paused(self) -> Iterator[Answer]:
-        pauses = self._ask(pause_rows.paused)
+        pauses = self._pauses
         old = [
             check(said, command(mend)) for said, mend in forgotten_pauses(pauses, self._alive, LONG_PAUSE_S)
         ]
@@ -206,7 +211,10 @@ class QueueChecks(Checks):
     def limits(self) -> Iterator[Answer]:
         """Find the waiting lists of limits that stand still, and report what holds them."""
         found = self._ask(admit.starving, LONG_MS, NAMED)
-        paused, served = self._ask(pause_rows.paused), self._ask(worker_rows.served)
+        if not found:
+            yield ok("no line of a limit stands still")
+            return
+        paused, served = self._pauses, self._ask(worker_rows.served)
         for line in found:
             said = f"a job has been in line for the key {line.key!r} since {written(line.due_at)}"
             queue = word(line.waits_in)
@@ -226,8 +234,6 @@ class QueueChecks(Checks):
             else:
                 held = f"{counted(line.running, 'job holds', 'jobs hold')} its slots"
                 yield check(f"{said}: {held}", command("limits"))
-        if not found:
-            yield ok("no line of a limit stands still")
 
     def flows(self) -> Iterator[Answer]:
         """Find the flows in which steps have long been blocked behind one that has failed."""

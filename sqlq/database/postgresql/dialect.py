@@ -36,6 +36,7 @@ from sqlq.database.dialect import Dialect, held, schema_of
 from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
 from sqlq.database.postgresql import health, sql
 from sqlq.database.postgresql.online import MIGRATIONS
+from sqlq.database.raw import is_in_transaction
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
     Ask,
@@ -341,15 +342,6 @@ _PLAN_ONCE = in_catalog(
 def _numbers(values: Sequence[int | None]) -> str:
     """Return an array of numbers as text, which costs a driver a hundredth of a list."""
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
-
-
-def is_in_transaction(driver: Any) -> bool:
-    """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
-    if unknown."""
-    try:
-        return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
-    except Exception:  # closed meanwhile, or another driver's
-        return False
 
 
 _TCP_ENDS = {

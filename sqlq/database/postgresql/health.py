@@ -27,9 +27,14 @@ def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple
     return conn.execute(text(in_catalog(question)), given)
 
 
-def setting(conn: Connection, name: str) -> str:
-    """Return the value of a setting for this connection."""
-    return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
+def settings(conn: Connection, names: Sequence[str]) -> dict[str, str]:
+    """Return the values of settings for this connection, by their names."""
+    values = _asked(
+        conn,
+        "SELECT name, current_setting(name) FROM unnest(CAST(:names AS text[])) AS asked (name)",
+        names=list(names),
+    )
+    return {str(name): str(value) for name, value in values}
 
 
 def unfit(conn: Connection) -> str | None:

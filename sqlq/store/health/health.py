@@ -16,7 +16,6 @@ from sqlalchemy import BigInteger, Connection, bindparam, func, literal, select
 
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
-from sqlq.database.postgresql.health import _asked
 from sqlq.schema.tables import jobs
 from sqlq.schema.types import after, now
 from sqlq.store.health import counts
@@ -136,6 +135,8 @@ def hears(database: Database, *, seconds: float) -> bool | None:
     It uses a channel of its own, so that no notification to workers is mistaken for its own.
     """
     channel = f"sqlq_doctor_{uuid.uuid4().hex[:16]}"
+    from sqlq.database.postgresql.health import _asked
+
     with (
         database.for_listening() as ear,
         ear.connect(isolation_level="AUTOCOMMIT") as listening,

@@ -32,7 +32,6 @@ from sqlq.config.constants import HEARTBEAT_MS, LOOKOUT_MS, RESCUE_MS
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.database.notifications import Heard, Hearing
-from sqlq.database.postgresql.dialect import leads_to_one_server
 from sqlq.store.jobs.results import WAITS
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
@@ -260,6 +259,8 @@ class Poller:
         """
         if not callable(getattr(driver, "notifies", None)):
             return False  # psycopg2: looking suffices
+        from sqlq.database.postgresql.dialect import leads_to_one_server
+
         named = self._database.address is not None and self._database.address.listen_url is not None
         if named or leads_to_one_server(driver):
             return True
