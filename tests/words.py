@@ -24,7 +24,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = Path(__file__).with_suffix(".json")
-FILES = ("sqlq/**/*.py", "migrations/**/*.py", "docs/**/*.md", "examples/**/*.md", "benchmarks/*.md", "*.md")
+FILES = (
+    *("sqlq/**/*.py", "migrations/**/*.py", "examples/**/*.py", "benchmarks/**/*.py"),
+    *("docs/**/*.md", "examples/**/*.md", "benchmarks/*.md", "*.md"),
+)
 KINDS = ("begin", "long", "word")
 MOST_WORDS = 25
 
