@@ -527,6 +527,11 @@ GUARDS = [
     Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
     Guard("idle-connections-are-closed", None, "if False:", LOOKOUT + "test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims[postgresql]"),
+    Guard("what-comes-back-late-is-closed", None, "pass", "tests/sql/test_driver.py::test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back[sqlite]"),
+    Guard("the-disposed-rest-nowhere", "self._engine.pool is pool", "True", "tests/sql/test_driver.py::test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back[sqlite]"),
+    Guard("a-lost-host-is-tried-last", None, "pass", "tests/sql/test_hosts.py::test_a_host_is_tried_last_when_its_connection_has_broken[query-postgresql]"),
+    Guard("the-host-that-answers-is-first", None, "pass", "tests/sql/test_hosts.py::test_a_host_is_tried_first_when_it_has_answered_last[postgresql]"),
+    Guard("the-collected-leave-no-connection", "dispose, engine", "int", "tests/sql/test_driver.py::test_connections_are_closed_when_their_database_is_collected[sqlite]"),
     Guard("hosts-draw-lots", None, "if random.random() >= 0:", LOOKOUT + "test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time[24]"),
     Guard("a-silent-lookout-is-noticed", None, "return True", LOOKOUT + "test_a_worker_whose_lookout_falls_silent_looks_for_itself[postgresql]"),
     Guard("no-call-is-lost", "if called:", "if True:", LOOKOUT + "test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one[sqlite]"),

@@ -35,6 +35,7 @@ from sqlq.database.batch import Batch, Right, locked, rights
 from sqlq.database.dialect import Dialect, held, schema_of
 from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
 from sqlq.database.postgresql import health, sql
+from sqlq.database.postgresql.hosts import follow_hosts
 from sqlq.database.postgresql.online import MIGRATIONS
 from sqlq.database.raw import is_in_transaction
 from sqlq.database.timeouts import Patience, bound
@@ -296,6 +297,7 @@ class PostgreSQL(Dialect):
                     ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
                 )
 
+        follow_hosts(engine)
         look_at_errors(self, engine, patience)
         if looks_at_idle:
             look_at_idle(self, engine)
