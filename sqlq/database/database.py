@@ -38,7 +38,7 @@ from sqlq.config.constants import (
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
 from sqlq.database.dialect import SEAL, Dialect
 from sqlq.database.dialects import DIALECTS, dialect_at, dialect_of
-from sqlq.database.raw import Driver
+from sqlq.database.raw import Driver, dispose
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.database.values import Ask
@@ -240,7 +240,10 @@ class Database:
         dialect.prepare(engine, patience, looks_at_idle=use.pre_ping, plans_once=use.plan_once)
         if dialect.in_a_file:
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
-        return cls(engine, schema, create=create, patience=patience, read_ms=use.read_ms)
+        database = cls(engine, schema, create=create, patience=patience, read_ms=use.read_ms)
+        # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
+        weakref.finalize(database, dispose, engine).atexit = False
+        return database
 
     @cached_property
     def for_loops(self) -> Database:
@@ -495,7 +498,7 @@ class Database:
         if isinstance(pool, QueuePool):
             self._driver.close()
             if pool.checkedin() > more_than and not pool.checkedout():  # guard: idle-connections-are-closed
-                self.engine.dispose()
+                dispose(self.engine)
 
     def forget_connections(self) -> None:
         """Leave the connections open, to the parent process of a fork: shared, they would mix two
@@ -510,9 +513,10 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Close the pooled connections; the Database may be used again and then opens new ones."""
+        """Close the connections. One that a thread still uses is closed when it comes back. The Database may
+        be used again and then opens new ones."""
         self._driver.close()
-        self.engine.dispose()
+        dispose(self.engine)
         for name in ("for_loops", "for_claims"):
             derived: Database | None = self.__dict__.get(name)
             if derived is not None and derived is not self:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from sqlq.database.dialect import Dialect
 from sqlq.database.values import Ask
@@ -46,6 +46,7 @@ class Driver:
         together with those that rest.
         """
         pooled: Any = None
+        pool = self._engine.pool
         taken_at = 0.0
         statement: str | None = None
         parameters: Any = None
@@ -70,7 +71,8 @@ class Driver:
                 connection_invalidated=given_up,
                 dialect=self._known,
             ) from error
-        if not self._may_rest or self._resting.setdefault(_ONE, (pooled, taken_at))[0] is not pooled:
+        may_rest = self._may_rest and self._engine.pool is pool  # guard: the-disposed-rest-nowhere
+        if not may_rest or self._resting.setdefault(_ONE, (pooled, taken_at))[0] is not pooled:
             pooled.close()
         return result
 
@@ -110,7 +112,7 @@ class Driver:
         if useless:
             pooled.invalidate()
             self.close()  # guard: resting-go-too
-            self._engine.dispose()
+            dispose(self._engine)
         else:
             try:
                 # guard: broken-off-is-rolled-back
@@ -119,6 +121,19 @@ class Driver:
                 pooled.invalidate()
         pooled.close()
         return useless
+
+
+def dispose(engine: Engine) -> None:
+    """Close the connections of an engine. One that a thread still uses is closed when it comes back."""
+    pool = engine.pool
+    engine.dispose()
+    event.listen(pool, "checkin", _close)  # guard: what-comes-back-late-is-closed
+    pool.dispose()  # one may have come back between the two lines above
+
+
+def _close(connection: Any, record: ConnectionPoolEntry) -> None:
+    if connection is not None:
+        record.invalidate()
 
 
 _ONE = "one"

@@ -3,12 +3,13 @@ error."""
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
@@ -36,8 +37,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def counting(engine: Engine, what: str) -> list[object]:
-    seen: list[object] = []
+def counting(engine: Engine, what: str) -> list[Any]:
+    seen: list[Any] = []
     event.listen(engine, what, lambda connection, *_: seen.append(connection))
     return seen
 
@@ -166,3 +167,36 @@ def test_a_session_that_is_not_as_it_was_made_is_replaced(app: sqlq.App, clock: 
     app.database.run_statement("SET SESSION tx_isolation = 'REPEATABLE-READ'", None)
     clock.now += 2 * idle.IDLE_SECONDS
     assert level() == "READ-COMMITTED"
+
+
+def test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back(app: sqlq.App) -> None:
+    taken = counting(app.database.engine, "checkout")
+
+    def close(ask: Ask) -> None:
+        app.database.close()
+        ask("SELECT 1", ())  # goes on meanwhile
+
+    with app.database.begin() as conn:
+        app.database.close()
+        conn.execute(text("SELECT 1"))
+    app.database.run_raw(close)
+    assert len(set(taken)) == 2
+    for connection in taken:
+        with pytest.raises(app.database.engine.dialect.loaded_dbapi.Error, match="closed"):
+            connection.cursor().execute("SELECT 1")
+    app.enqueue(app.task(name="t")(lambda: None).new())  # opens another
+
+
+def test_connections_are_closed_when_their_database_is_collected(database_url: str, app: sqlq.App) -> None:
+    database = Database.open(make_url(database_url))
+    error = database.engine.dialect.loaded_dbapi.Error
+    made = counting(database.engine, "connect")
+    with database.begin() as conn:
+        conn.execute(text("SELECT 1"))
+    database.run_raw(lambda ask: ask("SELECT 1", ()))
+    del database, conn
+    gc.collect()
+    assert made
+    for connection in made:
+        with pytest.raises(error, match="closed"):
+            connection.cursor().execute("SELECT 1")
