@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.model.job import error_line
+from sqlq.model.traceback_lines import users_line
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import FailedRow
 
@@ -56,7 +57,8 @@ class Marks:
         new = {row.id: row for row in rows if row not in known}  # guard: tracebacks-are-read-once
         found = {row: known[row] for row in rows if row in known}
         for id, trace in lookup.traces(conn, list(new)):
-            found[new[id]] = _mark(new[id], place(trace))
+            line = users_line(trace, or_last=True)
+            found[new[id]] = _mark(new[id], line and f"{line.file} in {line.function}")
         if len(rows) <= MOST_KNOWN:
             self._known = found if len(known) > MOST_KNOWN else known | found
         return found
@@ -123,24 +125,3 @@ def alike(message: str) -> str:
     """
     lines = str(message).strip().splitlines()
     return _VARIES.sub("#", lines[0]) if lines else ""
-
-
-_FRAME = re.compile(r' *File "([^"]+)", line \d+, in (.+)$')
-_NOT_THE_USERS = ("site-packages", "dist-packages", "/sqlq/", "lib/python3", "<frozen")
-
-
-def place(trace: str | None) -> str | None:
-    """Return the last line of a traceback that is the user's own: its file and function."""
-    last = None
-    for line in reversed((trace or "").split("\n")):
-        frame = _FRAME.match(line)
-        if frame is None:
-            continue
-        last = last or frame
-        if not any(mark in frame[1] for mark in _NOT_THE_USERS):
-            last = frame
-            break
-    if last is None:
-        return None
-    short = "/".join(last[1].replace("\\", "/").split("/")[-2:])
-    return f"{short} in {last[2].strip()}"

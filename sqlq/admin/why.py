@@ -145,14 +145,22 @@ def _blocked(app: Parts, job: JobDetails) -> Iterator[Reason]:
 
 
 _PUT_BACK = {
-    "unknown_task": "the last worker that met it does not know its task",
-    "bad_payload": "the handler of the last worker that met it does not take its arguments",
+    "unknown_task": (
+        "the last worker that met it does not know its task",
+        "deploy it, or give a renamed task an alias",
+    ),
+    "bad_payload": (
+        "the handler of the last worker that met it does not take its arguments",
+        "give new parameters a default",
+    ),
 }
+"""Why no worker could start a job, and the mend, by the reason in its history."""
 
 
 def _queue(app: Parts, job: JobDetails) -> Iterator[Reason]:
     if put_back := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
-        yield Reason(f"{put_back}, and it was put back; it fails when that has lasted for a day")
+        said, mend = put_back
+        yield Reason(f"{said}, and it was put back: {mend}; it fails when that has lasted for a day")
     pauses = app.queues.pauses()
     if pauses.all is not None:
         yield Reason("all queues are paused", "queues resume --all")

@@ -15,6 +15,7 @@ from sqlq.enqueue.prepare import Additions, Stamp, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.checks import checked_name, checked_word
+from sqlq.model.foreign_names import hints
 from sqlq.model.job import Kept, NewJob
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.model.middleware import Scope, around_scope, lifespan_scope
@@ -132,10 +133,11 @@ class Declares:
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
         """
-        if unknown := options.keys() - AppTaskOptions.__annotations__:
+        known = AppTaskOptions.__annotations__
+        if unknown := sorted(options.keys() - known):
             raise ConfigurationError(
-                f"@app.task has no option {', '.join(sorted(unknown))}; it has "
-                f"{', '.join(AppTaskOptions.__annotations__)}"
+                f"@app.task has no option {', '.join(unknown)}; {hints(unknown, known)}it has "
+                f"{', '.join(known)}"
             )
         when = options.pop("schedule", None)
 

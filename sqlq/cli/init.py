@@ -111,6 +111,11 @@ def _refuse_unfit(folder: Path) -> None:
     is_empty = all(each.name.startswith(".") for each in folder.iterdir())
     if not is_empty and next(_sources(folder), None) is None:
         _refuse(f"{folder} holds no Python project: run init where pyproject.toml or manage.py lies")
+    for file in sorted([*folder.glob("*.py"), *folder.glob("[!.]*/*.py")]):
+        if found := re.search(r"^(\w+) = (?:sqlq\.)?App\(", file.read_text(errors="replace"), re.MULTILINE):
+            module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+            line = f'app = "{module}:{found[1]}"'
+            _refuse(f"there is an App already: write {line} under [tool.sqlq] in pyproject.toml")
     if (file := folder / "pyproject.toml").exists():
         tomllib.loads(file.read_text(encoding="utf-8"))
         changes = ""

@@ -205,6 +205,8 @@ class Database:
                 f"{masked(url)} needs the driver {error.name!r}, which is not installed: "
                 f"pip install {_PACKAGES.get(error.name or '', error.name)}"
             ) from None
+        except ValueError as error:  # a parameter of another type than the driver's
+            raise ConfigurationError(f"{masked(url)} cannot be used: {error}") from None
         return cls._prepared(engine, schema, create, use)
 
     @classmethod

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
 
 from sqlq.config.constants import PAYLOAD_BYTES
-from sqlq.errors import EnqueueError
+from sqlq.errors import ArgumentsError, EnqueueError
 from sqlq.model.checks import checked_name, checked_word
 from sqlq.model.job import Job, NewJob
 
@@ -313,7 +313,15 @@ class Flow:
             if isinstance(part, Group):
                 self._laid[id(part)] = (part, laid)
             return laid
-        job = part if isinstance(part, NewJob) else part.new(*given)
+        try:
+            job = part if isinstance(part, NewJob) else part.new(*given)
+        except ArgumentsError as error:
+            if not given:
+                raise
+            raise ArgumentsError(
+                f"{error}; a task gets the result of the part before it, and a job has arguments of its own: "
+                f"write {part.name}.new(…) where the result is not wanted"
+            ) from None
         step = self._put(job, waits)
         return _Laid([step], {step.number: "success"}, is_list=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -32,13 +32,40 @@ class NameOfAnotherQueue:
             setattr(owner, name, cls(name, instead))
 
 
-def refuse_unknown_options(
-    error: type[Exception], known: Iterable[str], instead: Mapping[str, str]
-) -> Callable[[F], F]:
-    """Have a method of the options `known` raise `error` for others, and for a positional argument.
+_OPTIONS = {
+    "autoretry_for": "retry_on",
+    "countdown": "delay",
+    "default_retry_delay": "backoff",
+    "eta": "available_at",
+    "job_id": "unique_key",
+    "job_timeout": "timeout",
+    "max_retries": "max_attempts",
+    "min_backoff": "backoff",
+    "queue_name": "queue",
+    "rate_limit": "limit",
+    "result_ttl": "retention",
+    "retries": "max_attempts",
+    "retry": "max_attempts",
+    "retry_backoff": "backoff",
+    "retry_delay": "backoff",
+    "throws": "fail_on",
+    "time_limit": "timeout",
+    "tries": "max_attempts",
+    "ttl": "expires",
+}
+"""Options of other job queues, by the name here."""
 
-    `instead` maps options of other job queues to the name that this method has for them.
-    """
+
+def hints(unknown: Iterable[str], known: Collection[str]) -> str:
+    """Return what unknown options of other job queues are called among the `known` ones, as the beginning of
+    a sentence."""
+    found = {name: _OPTIONS[name] for name in unknown if _OPTIONS.get(name, "") in known}
+    counts = {"max_attempts": ", which counts the first one"}
+    return "".join(f"{name} is {here} here{counts.get(here, '')}; " for name, here in found.items())
+
+
+def refuse_unknown_options(error: type[Exception], known: Iterable[str]) -> Callable[[F], F]:
+    """Have a method of the options `known` raise `error` for others, and for a positional argument."""
 
     allowed = frozenset(known)
 
@@ -47,8 +74,7 @@ def refuse_unknown_options(
         def checked(self: Any, /, *values: Any, **options: Any) -> Any:
             if values or not options.keys() <= allowed:
                 unknown = [repr(value) for value in values] or sorted(options.keys() - allowed)
-                hints = [f"{name} is {instead[name]} here; " for name in unknown if name in instead]
-                takes = f"{''.join(hints)}it takes {', '.join(known)}"
+                takes = f"{hints(unknown, allowed)}it takes {', '.join(known)}"
                 raise error(f"{method.__name__} takes no {', '.join(unknown)}: {takes}")
             return method(self, **options)
 

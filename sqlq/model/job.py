@@ -191,11 +191,7 @@ class NewJob(HasArguments, Generic[R_co]):
         except SealError:
             return False
 
-    @refuse_unknown_options(
-        EnqueueError,
-        JobOptions.__annotations__,
-        {"countdown": "delay", "eta": "available_at", "retries": "max_attempts", "ttl": "retention"},
-    )
+    @refuse_unknown_options(EnqueueError, JobOptions.__annotations__)
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
         """Return this job with other options; an option that is not given stays as it is.
 

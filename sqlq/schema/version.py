@@ -205,9 +205,9 @@ def complaint(connection: Connection | Engine, schema: str | None, found: str | 
 
 
 def database(connection: Connection | Engine, schema: str | None) -> str:
-    """Return the database's URL for a message, with the schema where one is named and without the
-    password."""
-    url = urls.masked(connection.engine.url)
+    """Return the database's URL for a message, with the schema where one is named and without the password.
+    An SQLite file has its whole path."""
+    url = urls.shown(connection.engine.url)
     return f"{url} (schema {schema})" if schema and connection.dialect.name != "sqlite" else url
 
 

@@ -114,6 +114,7 @@ class Command:
             done = preloaded().run(args, self.directory, environment, timeout)
         # but for those of handlers, of jobs that failed for good
         failures = done.stderr.count("failed for good")
+        failures += done.stderr.count("next attempt in") if "debug" in args else 0
         assert done.stderr.count("Traceback (most recent call last)") <= failures, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

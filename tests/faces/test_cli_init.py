@@ -130,6 +130,14 @@ REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
         "pyproject.toml has [tool.sqlq] already",
     ),
     "no TOML": ({"pyproject.toml": "[project\n"}, "this project cannot be read: "),
+    "an App": (
+        {"shop.py": "import sqlq\n\napp = sqlq.App()\n"},
+        'there is an App already: write app = "shop:app" under [tool.sqlq] in pyproject.toml',
+    ),
+    "an App in a package": (
+        {"shop/__init__.py": "from sqlq import App\nqueue = App(engine=engine)\n"},
+        'write app = "shop:queue" under [tool.sqlq]',
+    ),
     "Django without an app": ({"manage.py": ""}, "this Django project has no app yet"),
 }
 

@@ -79,6 +79,20 @@ def test_a_handlers_own_lines_appear_with_logger_and_job(chatty: Chatty) -> None
     assert "starts" not in said
 
 
+@pytest.mark.parametrize(("options", "is_whole"), [((), False), (("--log-level", "debug"), True)])
+def test_a_failed_attempt_names_the_line_of_the_handler(
+    sqlq_: Command, options: tuple[str, ...], is_whole: bool
+) -> None:
+    program = ["import json, sqlq", "app = sqlq.App()", "@app.task(name='read')", "def read(text):"]
+    program += ["    return json.loads(text)"]
+    (sqlq_.directory / "reading.py").write_text("\n".join(program))
+    sqlq_.ok("enqueue", "-a", "reading:app", "read", "nothing")
+    said = sqlq_("work", "--drain", "-a", "reading:app", *options).err
+    (line,) = (line for line in said.splitlines() if "next attempt in" in line)
+    assert f"(char 0), at {sqlq_.directory.name}/reading.py:5), next attempt in" in line
+    assert ("Traceback (most recent call last)" in said) is is_whole
+
+
 def test_as_json_they_carry_the_job(chatty: Chatty) -> None:
     said = chatty.log("", "--log-format", "json", "--log-level", "debug", jobs=(("later", "2"),))
     lines: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]

@@ -72,7 +72,7 @@ def test_why_says_that_no_worker_knows_the_task(sqlq_: Command, app: sqlq.App) -
     id = app.enqueue(app.named("elsewhere.send").new().set(queue="mail")).id
     sqlq_.work()
     reasons, found = sqlq_.ok("why", str(id)).split("\ndoctor\n")
-    assert "the last worker that met it does not know its task, and it was put back" in reasons
+    assert "the last worker that met it does not know its task, and it was put back: deploy it" in reasons
     assert "no worker that met it knows the task elsewhere.send: 1 job was put back" in found
     other = app.enqueue(app.named("elsewhere.post").new().set(queue="mail")).id
     assert "elsewhere.send" not in sqlq_.ok("why", str(other)), "which is the trouble of another job"
@@ -100,6 +100,14 @@ def test_why_tells_ids_that_never_were_from_those_of_another_database(sqlq_: Com
     assert said.endswith(f": the newest id given there is {id}, so look in another database or schema")
     with pytest.raises(sqlq.JobNotFoundError, match="look in another database"):
         app.jobs.why(4711)
+
+
+def test_why_names_the_whole_path_of_a_file_where_the_url_has_a_part(bare: Command, tmp_path: Path) -> None:
+    bare.ok("migrate", "-d", "sqlite:///shop.db")
+    said = bare("why", "1", "-d", "sqlite:///shop.db").sentence()
+    assert said.startswith(
+        f"there is no job 1 in sqlite:///{tmp_path}/shop.db: no job was ever enqueued there"
+    )
 
 
 @on_sqlite

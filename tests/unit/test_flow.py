@@ -35,6 +35,10 @@ def total(numbers: list[int], *, by: str = "") -> int:
     return sum(numbers)
 
 
+@app.task(name="nothing")
+def nothing() -> None: ...
+
+
 untyped: Any = {"count": count, "say": say, "total": total}
 """What type checkers would refuse, too."""
 
@@ -106,6 +110,11 @@ def test_what_cannot_be_is_refused_in_a_sentence(wrong: Callable[[Any, Any], Any
         (lambda s: untyped["total"].new([1], by={"a": s.result}), "which is not JSON"),
         (lambda s: total.new([1, s.result]), "which is not JSON"),
         (lambda s: untyped["count"].new(s.result, 2), "too many positional arguments"),
+        (
+            lambda s: sqlq.Flow().add(sqlq.chain(count.new(1), nothing)),
+            r"too many positional arguments; a task gets the result of the part before it, .* "
+            r"write nothing\.new\(…\) where",
+        ),
     ],
 )
 def test_a_result_of_another_type_is_refused(wrong: Callable[[Any], Any], says: str) -> None:

@@ -119,6 +119,8 @@ def test_unknown_and_unnamed_options_are_refused() -> None:
         JOB.set("mail")  # type: ignore[call-arg]
     with pytest.raises(EnqueueError, match="set takes no countdown: countdown is delay here; it takes"):
         JOB.set(countdown=3)  # type: ignore[call-arg]
+    with pytest.raises(EnqueueError, match="set takes no throws, ttl: ttl is expires here; it takes"):
+        JOB.set(ttl=3, throws=())  # type: ignore[call-arg]
 
 
 class Queue(Enum):

@@ -109,6 +109,20 @@ def test_what_is_no_url_is_refused(given: Any) -> None:
         sqlq.App(given)
 
 
+@for_each(
+    ("given", "said"),
+    [
+        ("sqlite://shop.db", "three slashes before its path, as in sqlite:///shop.db"),
+        ("sqlite://localhost/shop.db", "as in sqlite:///localhost/shop.db"),
+        ("sqlite://me@/shop.db", "as in sqlite:///shop.db"),
+        ("sqlite:///shop.db?timeout=soon", "cannot be used: could not convert string to float: 'soon'"),
+    ],
+)
+def test_what_names_no_file_is_refused(given: str, said: str) -> None:
+    with pytest.raises(sqlq.errors.ConfigurationError, match=re.escape(said)):
+        _ = sqlq.App(given).database
+
+
 LIST = "postgresql://u@/shop?host=a:5433&host=b&target_session_attrs=read-write"
 
 

@@ -163,6 +163,11 @@ def test_async_handlers_are_known_as_such(handler: Callable[..., Any], is_async:
         ({"name": "a", "aliases": ["b", "a"]}, "a has the name 'a' twice: leave it out of its aliases"),
         ({"name": "a", "aliases": ["b", "b"]}, "a has the name 'b' twice"),
         ({"que": "mail"}, "@app.task has no option que; it has name, queue, max_attempts"),
+        (
+            {"max_retries": 3, "throws": (OSError,), "countdown": 5},
+            "@app.task has no option countdown, max_retries, throws; max_retries is max_attempts here, which "
+            "counts the first one; throws is fail_on here; it has name, queue",
+        ),
     ],
 )
 def test_bad_options_are_refused_at_import(options: dict[str, Any], message: str) -> None:

@@ -25,6 +25,7 @@ from sqlq.model.outcome import (
     SelfCompleted,
 )
 from sqlq.model.retry import remote_error
+from sqlq.model.traceback_lines import users_line
 from sqlq.store.jobs.expire import Expired
 from sqlq.store.jobs.settle import Rescued
 from sqlq.worker.attempt.attempt import Attempt
@@ -119,7 +120,8 @@ def hear(event: JobEvent) -> None:
     if event.seconds is not None:
         fields["duration_ms"] = milliseconds(event.seconds)
     # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
-    raised = event.exception if event.name == "failed" and event.reason not in NEVER_BEGAN else None
+    shown = event.name == "failed" or (event.name == "retried" and log.isEnabledFor(logging.DEBUG))
+    raised = event.exception if shown and event.reason not in NEVER_BEGAN else None
     try:
         log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
     except Exception as error:  # guard: a-log-handler-may-raise
@@ -159,7 +161,9 @@ def _said(event: JobEvent) -> str:
         case "rescued":
             return f"{about}: worker {event.worker} {event.reason}; it runs again"
         case "failed" | "retried" if error is not None:
-            why = f"({event.reason}: {error.exception}: {_first_line(error.message)})"
+            line = None if event.reason in NEVER_BEGAN else users_line(error.traceback)
+            at = "" if line is None else f", at {line.file}:{line.number}"
+            why = f"({event.reason}: {error.exception}: {_first_line(error.message)}{at})"
             if event.name == "failed":
                 return f"{about} failed for good after {took} {why}"
             return f"{about} failed after {took} {why}, next attempt in {wait}"
