@@ -102,6 +102,12 @@ _MOVED: Final = {
     },
 }
 """Former names, and the names that stand for them now."""
+_OF_AN_APP: Final = {
+    "enqueue": "app.enqueue(task.new(…))",
+    "shared_task": "@app.task",
+    "task": "@app.task",
+}
+"""Functions of other queues, and the methods of an App that stand for them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -110,8 +116,12 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name == "errors":
         return import_module("sqlq.errors")
-    if name in _MOVED:
-        message = f"sqlq.{name} is now {_MOVED[name]}"
+    if name in _MOVED or name in _OF_AN_APP:
+        message = (
+            f"sqlq.{name} is now {_MOVED[name]}"
+            if name in _MOVED
+            else f"there is no sqlq.{name}: make an App, as in app = sqlq.App(), and write {_OF_AN_APP[name]}"
+        )
         # an import drops the text of an AttributeError
         is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - CPython's own way
         raise ImportError(message, name="sqlq") if is_import else AttributeError(message, name=name)
