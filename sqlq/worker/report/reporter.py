@@ -119,8 +119,8 @@ def hear(event: JobEvent) -> None:
         fields |= {"trace_id": event.trace_id, "span_id": event.span_id}
     if event.seconds is not None:
         fields["duration_ms"] = milliseconds(event.seconds)
-    # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     shown = event.name == "failed" or (event.name == "retried" and log.isEnabledFor(logging.DEBUG))
+    # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if shown and event.reason not in NEVER_BEGAN else None
     try:
         log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
