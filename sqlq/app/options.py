@@ -17,6 +17,7 @@ from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.model.backoff import backoff_from
 from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word, job_fields
+from sqlq.model.foreign_names import hints
 from sqlq.model.job import Kept
 from sqlq.payload import headers
 from sqlq.payload.encryption import MOST_KEYS, Encryption, How, Key, Unsealed
@@ -137,7 +138,8 @@ def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> d
         )
     for option, value in options.items():
         if option not in known:
-            raise ConfigurationError(f"{what} has no option {option!r}; it has {', '.join(known)}")
+            has = f"{hints([option], known)}it has {', '.join(known)}"
+            raise ConfigurationError(f"{what} has no option {option!r}; {has}")
         try:
             known[option](value)
         except ConfigurationError as error:

@@ -141,6 +141,10 @@ def test_pyproject_stands_below_the_environment(tmp_path: Path, monkeypatch: pyt
             {"defaults": {"delay": "5m"}},
             "defaults has no option 'delay'; it has queue, priority, max_attempts",
         ),
+        (
+            {"defaults": {"time_limit": "5m"}},
+            "defaults has no option 'time_limit'; time_limit is timeout here; it has queue",
+        ),
         ({"defaults": {"timeout": 5}}, "defaults: timeout is 5: give a timedelta"),
         ({"defaults": ["timeout"]}, r"defaults is \['timeout'\]: it maps options to values"),
         ({"defaults": {"backoff": []}}, "defaults: backoff is an empty list"),
