@@ -9,9 +9,11 @@ _JOBS = (
 
 ADVICE: Final = {
     **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
+    **dict.fromkeys(("enqueue_at", "enqueue_in"), 'app.enqueue(task.new(…).set(delay="1m"))'),
+    "actor": "@app.task",
     "AsyncResult": "app.jobs.get(id), or app.result(id)",
-    "add_periodic_task": '@app.task(schedule="0 3 * * *")',
-    "autodiscover_tasks": "import of the modules that define tasks, in the one that --app names",
+    **dict.fromkeys(("add_periodic_task", "periodic_task"), '@app.task(schedule="0 3 * * *")'),
+    "autodiscover_tasks": "imports of the modules that define tasks, in the one that --app names",
     **{name: f"app.jobs.{name}" for name in _JOBS},
     "retry_failed": "app.jobs.retry",
     "aretry_failed": "app.jobs.aretry",

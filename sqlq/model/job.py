@@ -321,7 +321,9 @@ NameOfAnotherQueue.answer(
         **dict.fromkeys(("get", "result", "return_value"), "app.result(job, timeout=…)"),
         **dict.fromkeys(("wait", "join"), "app.wait([job])"),
         **dict.fromkeys(("refresh", "reload", "info"), "app.jobs.get(job.id)"),
-        "status": "job.state, or app.jobs.get(job.id).state for what it is now",
+        **dict.fromkeys(
+            ("get_status", "status"), "job.state, or app.jobs.get(job.id).state for what it is now"
+        ),
         **dict.fromkeys(("cancel", "revoke", "abort"), "app.jobs.cancel([job.id])"),
     },
 )

@@ -556,9 +556,14 @@ NameOfAnotherQueue.answer(
     Task,
     {
         **dict.fromkeys(
-            ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options"),
+            ("apply_async", "defer", "delay", "dispatch", "enqueue", "kiq", "schedule"),
             "app.enqueue(task.new(…))",
         ),
+        **dict.fromkeys(
+            ("perform_async", "perform_in", "send", "send_with_options"), "app.enqueue(task.new(…))"
+        ),
+        **dict.fromkeys(("apply", "call_local"), "task(…), which runs the handler here"),
+        "starmap": "task.map(items)",
         **dict.fromkeys(("message", "s", "si", "signature", "subtask"), "task.new(…)"),
     },
 )
