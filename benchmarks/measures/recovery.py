@@ -76,10 +76,11 @@ def _started(file: Path, times: int) -> bool:
 
 
 def _all_there(workers: Workers, imported: Path, standing_by: int) -> bool:
-    """Return whether every process but the supervisor has imported the App, and the spare ones log it."""
+    """Return whether every process without children has imported the App, and the spare ones log it. The
+    supervisor and its fork server import none."""
     there = {int(pid) for pid in imported.read_text().split()}
-    _, *family = (process.pid for process in workers.family())
-    return workers.words().count("stands by") >= standing_by and set(family) <= there
+    serving = {process.pid for process in workers.family() if not process.children()}
+    return workers.words().count("stands by") >= standing_by and serving <= there
 
 
 def _worst(database: str, case: str, medians: Medians) -> float | None:
