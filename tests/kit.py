@@ -142,7 +142,7 @@ def for_each(
     names: str | Sequence[str], rows: Iterable[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test for all rows of a table, as one case with the same fixtures, where a case for each costs
-    more than the test. Each row that fails is told."""
+    more than the test. Each row that fails is told, and one that is skipped leaves the others to run."""
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = list(rows)
 
@@ -154,6 +154,8 @@ def for_each(
                 values = dict(zip(keys, [row] if len(keys) == 1 else row, strict=True))
                 try:
                     test(*given, **fixtures, **values)
+                except pytest.skip.Exception:
+                    continue
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"with {values}")
                     failures.append(error)
