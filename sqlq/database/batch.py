@@ -128,12 +128,15 @@ class Change:
 
 
 def locked(table: Table, chosen: Select[Any], *, waits: bool = False) -> CTE:
-    """Return the rows that a query chooses, locked.
+    """Return the rows that a query chooses, locked. MATERIALIZED locks the rows once, whatever plan the rest
+    gets."""
+    return locking(table, chosen, waits=waits).cte("held").prefix_with("MATERIALIZED")
+
+
+def locking(table: Table, chosen: Select[Any], *, waits: bool) -> Select[Any]:
+    """Return a query that locks the rows that it returns.
 
     A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
-    example) never blocks another. Skipped means not known, never lost. MATERIALIZED locks the rows once,
-    whatever plan the rest gets.
+    example) never blocks another. Skipped means not known, never lost.
     """
-    # guard: locked-rows-are-skipped
-    locking = chosen.with_for_update(of=table, skip_locked=not waits)
-    return locking.cte("held").prefix_with("MATERIALIZED")
+    return chosen.with_for_update(of=table, skip_locked=not waits)  # guard: locked-rows-are-skipped

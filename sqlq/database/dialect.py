@@ -557,18 +557,20 @@ def _stepped(
 
 
 def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select[Any]:
-    """Select the jobs of a batch that their owner still holds, with the batch's own columns and more.
-
-    This is the fence of every owner's write: the row is reserved, and under the owner's token. Ids ascend, so
-    that two batches cannot deadlock.
-    """
+    """Select the jobs of a batch that their owner still holds, with the batch's own columns and more. Ids
+    ascend, so that two batches cannot deadlock."""
     rows = dialect.batch_table(batch)
     return (
         select(jobs.c.id, *(rows.c[name] for name in batch.given), *columns)
         .join_from(rows, jobs, jobs.c.id == rows.c.id)
-        .where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
+        .where(*fence(rows))
         .order_by(jobs.c.id)
     )
+
+
+def fence(rows: FromClause) -> Sequence[ColumnElement[bool]]:
+    """Return the fence of every owner's write: the row is reserved, and under the owner's token."""
+    return (jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
 
 
 @cache

@@ -19,7 +19,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import OPERATORS
 from sqlalchemy.types import NullType, String
 
-_SYNTAX = ("coalesce", "greatest", "least")
+_SYNTAX = ("array", "coalesce", "greatest", "least")
 """They look like functions, but the parser handles them."""
 
 _NAMES = re.compile(

@@ -155,8 +155,8 @@ GUARDS = [
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
     # the fence of every owner's write
-    Guard("fence", None, ".where(jobs.c.reserved_at.is_not(None))", LEASES + "test_a_zombie_changes_nothing[sqlite-Completed]"),
-    Guard("fence", None, ".where(jobs.c.lease_token == rows.c.token)", LEASES + "test_a_settle_is_not_repeated[sqlite-Retried]"),
+    Guard("fence", None, "return (jobs.c.reserved_at.is_not(None),)", LEASES + "test_a_zombie_changes_nothing[sqlite-Completed]"),
+    Guard("fence", None, "return (jobs.c.lease_token == rows.c.token,)", LEASES + "test_a_settle_is_not_repeated[sqlite-Retried]"),
     Guard("locked-rows-are-skipped", "skip_locked=not waits", "skip_locked=False", LEASES + "test_a_locked_row_does_not_keep_the_others_back[settle-postgresql]"),
     Guard("fate-by-token", None, "if False:", LEASES + "test_a_zombie_changes_nothing[postgresql-Completed]"),
     Guard("gone-is-settled-without-retention", None, "return Fate.LOST", SMALL + "test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled[sqlite]"),

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Integer,
     Table,
     Text,
+    any_,
     bindparam,
     cast,
     delete,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
+    true,
 )
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
@@ -31,8 +33,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.batch import Batch, Right, locked, rights
-from sqlq.database.dialect import Dialect, held, schema_of
+from sqlq.database.batch import Batch, Right, locking, rights
+from sqlq.database.dialect import Dialect, fence, schema_of
 from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
 from sqlq.database.postgresql import health, sql
 from sqlq.database.postgresql.hosts import follow_hosts
@@ -373,14 +375,17 @@ def _state_of(error: BaseException | None) -> str:
 
 @cache
 def _move(dialect: Dialect, batch: Batch, target: Table, waits: bool) -> ReturningInsert[Any]:
-    found = locked(jobs, held(dialect, batch), waits=waits)
-    # the DELETE itself returns all the row's columns: joining its rows to `held` again costs the square of a
-    # batch
-    carried = (*(jobs.c[name] for name in CARRIED), *batch.carried(found))
-    gone = delete(jobs).where(jobs.c.id == found.c.id).returning(*carried).cte("gone")
-    source = select(*(gone.c[name] for name in (*CARRIED, *batch.extra)))
+    """Copy rows as they are locked, one after the other in the order of the batch, and delete them by their
+    ids. So no join is planned, which would take as long as the statement itself."""
+    rows = dialect.batch_table(batch)
+    mine = select(*(jobs.c[name] for name in CARRIED)).where(jobs.c.id == rows.c.id, *fence(rows))
+    each = locking(jobs, mine, waits=waits).lateral("mine")
+    found = select(*each.c, *batch.carried(rows)).join_from(rows, each, true())
+    taken = found.cte("held").prefix_with("MATERIALIZED")
+    ids = func.array(select(taken.c.id).scalar_subquery())
     return (
         insert(target)
-        .from_select([*CARRIED, *batch.extra], source)
+        .from_select([*CARRIED, *batch.extra], select(*taken.c))
+        .add_cte(delete(jobs).where(jobs.c.id == any_(ids)).cte("gone"))
         .returning(target.c.id, target.c.lease_token)
     )
