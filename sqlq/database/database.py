@@ -299,9 +299,11 @@ class Database:
     def _turn(self) -> AbstractContextManager[object]:
         """A lock in this process for writers, where the database has one writer. Each of its write
         transactions begins as soon as the one before ends, instead of polling for the file lock."""
-        return (
-            _turns(os.path.realpath(self.engine.url.database or "")) if self.dialect.one_writer else _NO_TURN
-        )
+        return _turns(self._file) if self.dialect.one_writer else _NO_TURN
+
+    @cached_property
+    def _file(self) -> str:
+        return os.path.realpath(self.engine.url.database or "")
 
     @cached_property
     def _driver(self) -> Driver:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
@@ -37,6 +37,10 @@ class Completed:
         if self.result is None:
             return self
         return Completed(seal.sealed("result", task, queue, self.result), self.note)
+
+
+NO_RESULT = Completed()
+"""The outcome of most jobs, made once: a frozen object takes longer than most calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,7 @@ GOES_ON = (Retried, Released, Paused)
 """The outcomes after which the job is not over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """How an attempt ended, with the right to write it."""
 
     id: int

@@ -98,13 +98,14 @@ _in_quotes = json.encoder.encode_basestring
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` for one that cannot be read, with the
     reason, and `SealError` for one that has a seal."""
+    return _read[0](payload)
+
+
+def _decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     try:
-        value = _readers[0](payload)
-    except Exception:
-        try:
-            value = _readers[-1](payload)
-        except (ValueError, RecursionError) as error:
-            raise ArgumentsError(f"the payload is not JSON: {error}") from None
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentsError(f"the payload is not JSON: {error}") from None
     if not isinstance(value, dict) or not value.keys() <= _PARTS:
         if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
             raise SealError(
@@ -149,11 +150,20 @@ def read_quickly() -> None:
     and reads those as Python's own does. For workers: its import is a cost that others need not bear."""
     import msgspec
 
-    _readers[:] = [msgspec.json.Decoder().decode, json.loads]
+    parts: list[Any] = [("args", list, []), ("kwargs", dict, {})]
+    read = msgspec.json.Decoder(msgspec.defstruct("Payload", parts, forbid_unknown_fields=True)).decode
+
+    def quickly(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            found: Any = read(payload)
+        except Exception:
+            return _decode(payload)  # it may accept the text, or has a better error
+        return found.args, found.kwargs
+
+    _read[:] = [quickly]
 
 
-_readers: list[Callable[[str | bytes], Any]] = [json.loads]
-"""The last one gets each text that the first refuses: it may accept it, or has a better error."""
+_read: list[Callable[[str | bytes], tuple[list[Any], dict[str, Any]]]] = [_decode]
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _LARGEST_INT = 10**4000

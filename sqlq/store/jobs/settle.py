@@ -17,6 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
 
 from sqlalchemy import (
@@ -187,7 +188,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     released: list[tuple[Any, ...]] = []
     paused: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]] = ([], [])
     ordered = _in_order(conn, [s.limit_key for s in settlements if isinstance(s.outcome, Paused)])
-    for s in sorted(settlements, key=lambda s: s.id):
+    for s in sorted(settlements, key=itemgetter(0)):
         right = (s.id, s.lease_token)
         match s.outcome:
             case Completed(None, None) if s.course is None:

@@ -94,10 +94,12 @@ async def aexecute(attempt: Attempt, starting: Starting = _untold) -> Outcome:
         if (ended := _prepared(attempt)) is not None:
             return ended
         starting(attempt)
+        attempt.on_cancel(_canceller())
         return _ended(attempt, await acall_handler(attempt))
     except BaseException as error:
         return raised(attempt, error)
     finally:
+        attempt.on_cancel(None)
         leave()
 
 
@@ -143,17 +145,11 @@ def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
     return _call(attempt, task, run)
 
 
-async def acall_handler(attempt: Attempt) -> Any:
-    """Call an `async def` handler and await it. Otherwise as `call_handler`."""
+def acall_handler(attempt: Attempt) -> Coroutine[Any, Any, Any]:
+    """Return the call of an `async def` handler, to be awaited. Otherwise as `call_handler`."""
     task = attempt.task_found
     assert task is not None
-    attempt.on_cancel(_canceller())
-    try:
-        if task.surroundings:
-            return await _acall_surrounded(attempt, task)
-        return await _acall(attempt, task)
-    finally:
-        attempt.on_cancel(None)
+    return _acall_surrounded(attempt, task) if task.surroundings else _acall(attempt, task)
 
 
 def _call(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
@@ -234,12 +230,12 @@ def _checked(result: Any) -> Any:
 
 def _canceller() -> Callable[[], object]:
     """Return a function that cancels the calling asyncio task, from any thread."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
     assert task is not None
 
     def cancel() -> None:
         try:
-            loop.call_soon_threadsafe(task.cancel)
+            task.get_loop().call_soon_threadsafe(task.cancel)
         except RuntimeError:  # guard: a-closed-loop-stops-nobody
             pass  # the loop is closed: nothing runs there that a cancel could end
 

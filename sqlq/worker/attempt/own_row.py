@@ -38,7 +38,7 @@ from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Completed
+from sqlq.model.outcome import NO_RESULT, Completed
 from sqlq.model.retry import scrubbed
 from sqlq.payload.codec import as_text, check_json
 from sqlq.store.flows import flows
@@ -224,7 +224,7 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Com
     stored. The row and the log have a note with the reason.
     """
     if result is None:
-        return Completed()
+        return NO_RESULT
     try:
         if task is not None and (conversion := task.result_conversion) is not None:
             result = conversion.shown(result)
