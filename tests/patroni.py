@@ -37,7 +37,12 @@ DYNAMIC = {
     "primary_start_timeout": 0,
     "synchronous_mode": True,
     "synchronous_mode_strict": True,
-    "postgresql": {"use_pg_rewind": True, "parameters": {"max_connections": 200}},
+    "postgresql": {
+        # else an old leader that can be neither rewound nor followed would have to be made anew by hand
+        **dict.fromkeys(("use_pg_rewind", "remove_data_directory_on_rewind_failure"), True),
+        "remove_data_directory_on_diverged_timelines": True,
+        "parameters": {"max_connections": 200},
+    },
 }
 LOCAL = {  # as of tests.servers: nothing here loses power
     "fsync": "off",
