@@ -1,23 +1,21 @@
 """A process that has imported what sqlq needs, and forks for each command that a test runs.
 
 Half a second of each command is Python importing; there are a thousand of them. A command so started is a
-process of its own with the environment, directory, arguments and standard streams that it was given.
+process of its own with the environment, directory, arguments and standard streams that it was given. It is
+forked by the fork server of `sqlq work`.
 What is about processes themselves (signals, the first process of a container, the interpreter's own options)
 is started as people start it.
 """
 
 from __future__ import annotations
 
-import array
-import atexit
 import builtins
-import fcntl
+import gc
 import importlib
 import io
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
@@ -30,7 +28,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
+
+from sqlq.worker.ipc import forkserver
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -44,6 +44,7 @@ IMPORTED = (
     ),
     *("sqlq.cli.root", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
     *("sqlq.cli.work", "sqlq.worker.supervise.supervisor", "sqlq.worker.run.isolated"),
+    *("sqlq.cli.logs", "sqlq.cli.outlet", "sqlq.cli.progress", "sqlq.cli.looks", "msgspec"),
     *("alembic.command", "psycopg", "rich.console", "rich.table", "rich.live"),
 )
 DJANGO = (
@@ -57,66 +58,19 @@ DJANGO = (
 """What a process imports that forks for a project's manage.py, besides."""
 INTERPRETERS = ("PYTHON", "LC_", "LANG")
 """Variables that begin so are read when Python starts."""
-MOST_FDS = 16
-MOST_OPEN = 4_096
-FIRST_FREE = 500
-LONGEST_REQUEST = 200_000
 Stream = int | IO[Any]
 
 
-class Forked:
-    """A process that a preloaded one has forked, with what tests and sqlq use of `subprocess.Popen`."""
+class Forked(forkserver.Forked):
+    """A process that a preloaded one has forked, with all that tests use of `subprocess.Popen`."""
 
-    def __init__(
-        self,
-        door: socket.socket,
-        args: Sequence[str],
-        directory: str | Path,
-        environment: Mapping[str, str],
-        streams: Sequence[Stream],
-        *,
-        passed: Sequence[int] = (),
-        new_session: bool = False,
-    ) -> None:
-        """`door` leads to the preloaded process; `passed` are descriptors that it has under the same numbers.
-        Raises `OSError` where that process is gone."""
-        self.args = list(args)
-        self.returncode: int | None = None
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            fds = [theirs.fileno(), *(each if isinstance(each, int) else each.fileno() for each in streams)]
-            rights = array.array("i", [*fds, *passed])
-            request = json.dumps([list(args), str(directory), dict(environment), list(passed), new_session])
-            door.sendmsg([request.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        self._words = self._connection.makefile("rb")
-        self.pid = int(self._words.readline() or 0)
-        if not self.pid:
-            raise ConnectionError("the preloaded process is gone")
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            word = self._words.readline()
-            # its server was killed, as all of its session are at once
-            self.returncode = int(word) if word else -signal.SIGKILL
-            self._words.close()
-            self._connection.close()
-        return self.returncode
-
-    def poll(self) -> int | None:
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
+    def _word(self, seconds: float) -> bytes:
+        return super()._word(60.0)  # the machine may be busy with other tests
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, and its server has not said so yet
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -160,7 +114,7 @@ class Preloaded:
             for stream in (out, err):
                 stream.seek(0)
                 said.append(stream.read().decode())
-        return subprocess.CompletedProcess(process.args, code, *said)
+        return subprocess.CompletedProcess(list(args), code, *said)
 
     def start(
         self,
@@ -174,107 +128,46 @@ class Preloaded:
         new_session: bool = False,
     ) -> Forked:
         """Start `sqlq` with these arguments, with nothing on its standard input, and with these descriptors
-        under the same numbers."""
-        with Path(os.devnull).open("rb") as nothing:
-            streams = (nothing, out, err)
-            return Forked(
-                self._door, args, directory, environment, streams, passed=passed, new_session=new_session
-            )
+        under the same numbers. Raises `OSError` where the preloaded process is gone."""
+        streams = [each if isinstance(each, int) else each.fileno() for each in (out, err)]
+        request = json.dumps([list(args), str(directory), dict(environment), streams, new_session])
+        return Forked(self._door, [*forkserver.PROGRAM, request], [*streams, *passed])
 
 
 # -- the process ---------------------------------------------------------------------------------------------
 
 
-def serve(inside: socket.socket, alive: int, kept: Sequence[int] = (), more: Sequence[str] = ()) -> None:
-    """Fork for each request that comes by the door, and say which process it is and how it ended, until
-    nobody holds the other end of `alive` any more. Those forked keep the descriptors `kept`."""
-    for name in (*IMPORTED, *more):
-        importlib.import_module(name)
-    children: dict[int, socket.socket] = {}
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    while True:
-        ready = select.select([inside.fileno(), alive, woken], [], [])[0]
-        if alive in ready:
-            return
-        if woken in ready:
-            os.read(woken, 1024)
-            while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                with children.pop(ended[0]) as connection:
-                    _say(connection, os.waitstatus_to_exitcode(ended[1]))
-        if inside.fileno() in ready:
-            words, fds, *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
-            if (pid := os.fork()) == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for each in (inside, *children.values()):
-                    each.detach()  # or it warns of itself, though its descriptor is closed
-                _close_but([*fds[1:], *kept])
-                _be_the_command(json.loads(words), fds[1:])
-            children[pid] = socket.socket(fileno=fds[0])
-            for fd in fds[1:]:
-                os.close(fd)
-            _say(children[pid], pid)
+def be_the_command() -> None:
+    """Be the process that was asked for, in one that was just forked."""
+    args, directory, environment, streams, new_session = json.loads(sys.argv[1])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, forkserver.GROUP_SIGNALS)
+    if new_session:
+        os.setsid()
+    for number, fd in enumerate(streams, 1):
+        os.dup2(fd, number)
+    for fd in {*streams} - {1, 2}:
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    os.chdir(directory)
+    sys.path[0] = directory
+    sys.path[1:1] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.argv = ["sqlq", *args]
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8")
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(2, "w", closefd=False)),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+    if args[0] == "python":
+        _run_python(args[1:], environment)
+    else:
+        from sqlq.cli import main
 
-
-def _say(connection: socket.socket, number: int) -> None:
-    try:
-        connection.sendall(b"%d\n" % number)
-    except OSError:  # who asked is gone
-        pass
-
-
-def _close_but(kept: Sequence[int]) -> None:
-    above = 2
-    for fd in sorted(kept):
-        os.closerange(above + 1, fd)
-        above = fd
-    os.closerange(above + 1, MOST_OPEN)
-
-
-def _be_the_command(request: list[Any], fds: list[int]) -> NoReturn:
-    args, directory, environment, passed, new_session = request
-    code: Any = 1
-    try:
-        if new_session:
-            os.setsid()
-        _place(fds, [0, 1, 2, *passed])
-        os.environ.clear()
-        os.environ.update(environment)
-        time.tzset()
-        os.chdir(directory)
-        sys.path[0] = directory
-        sys.path[1:1] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
-        sys.argv = ["sqlq", *args]
-        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8")
-        sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(io.FileIO(2, "w", closefd=False)),
-            encoding="utf-8",
-            errors="backslashreplace",
-            line_buffering=True,
-        )
-        if args[0] == "python":
-            _run_python(args[1:], environment)
-            code = 0
-        else:
-            from sqlq.cli import main
-
-            main()
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        main()
 
 
 def _run_python(args: list[str], environment: Mapping[str, str]) -> None:
@@ -296,15 +189,9 @@ def _run_python(args: list[str], environment: Mapping[str, str]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Move descriptors to these numbers."""
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for fd in fds]
-    for fd in fds:
-        os.close(fd)
-    for fd, number in zip(above, numbers, strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
-
-
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), more=sys.argv[3:])
+    inside, ends, *more = sys.argv[1:]
+    for name in (*IMPORTED, *more):
+        importlib.import_module(name)
+    gc.freeze()  # a collection would write to the pages that are shared
+    forkserver._serve(socket.socket(fileno=int(inside)), int(ends), -1, be_the_command)
