@@ -1,9 +1,11 @@
 """`eager="commit"`: what is enqueued runs in this process when its transaction commits, and never when it is
-rolled back, as a worker would have it."""
+rolled back, as a worker would have it.
+
+Savepoints, callers on a loop and handlers that enqueue are those of `inline(app, at="commit")`, in
+tests/faces/test_inline_at_commit.py: one class waits for the commits of both."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
 import threading
@@ -15,7 +17,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
@@ -24,7 +25,6 @@ from sqlq.testing import assert_enqueued, drain, on_database
 from tests.conformance.callers import Caller, Way, common_ways
 from tests.conformance.driver_callers import Caller as DriverCaller
 from tests.conformance.driver_callers import Mode, modes
-from tests.servers import async_database_url
 
 
 class Shop:
@@ -107,19 +107,6 @@ class TestEveryWay:
         assert shop.app._connected.results.seen_here(job.id) is None
 
     @common_ways
-    def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
-        caller.enqueue(shop.app, shop.note.new("a"))
-        with caller.savepoint() as outer:
-            caller.enqueue(shop.app, shop.note.new("b, rolled back"))
-            with caller.savepoint():
-                caller.enqueue(shop.app, shop.note.new("c, released into what is rolled back"))
-            outer.rollback()
-        with caller.savepoint():
-            caller.enqueue(shop.app, shop.note.new("d"))
-        caller.commit()
-        assert shop.done == ["a", "d"]
-
-    @common_ways
     def test_what_a_job_raises_is_logged_and_leaves_the_commit_alone(
         self, shop: Shop, caller: Caller, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -173,13 +160,6 @@ def test_the_apps_own_session_is_joined(shop: Shop, engine: Engine, session: Ses
     scope.remove()
 
 
-def test_without_a_session_a_job_runs_at_once_and_raises_there(shop: Shop) -> None:
-    assert shop.app.enqueue(shop.note.new("now")).state == "finished"
-    with pytest.raises(LookupError, match="no order 1"):
-        shop.app.enqueue(shop.bad.new("1"))
-    assert shop.done == ["now", "1"]
-
-
 def test_flows_wait_as_a_whole(shop: Shop, session: Session) -> None:
     flow = sqlq.Flow()
     first = flow.add(shop.note.new("first"))
@@ -193,57 +173,9 @@ def test_flows_wait_as_a_whole(shop: Shop, session: Session) -> None:
     assert shop.app.result(answer) == "B"
 
 
-def test_a_job_enqueues_in_transactions_of_its_own(shop: Shop, engine: Engine) -> None:
-    @shop.app.task(name="shop.parent")
-    def parent() -> None:
-        with Session(engine) as own:
-            shop.app.enqueue(shop.note.new("rolled back"), session=own)
-            own.rollback()
-            shop.app.enqueue(shop.note.new("child"), session=own)
-            shop.done.append("before the child's commit")
-            own.commit()
-
-    with Session(engine) as session:
-        shop.app.enqueue(parent.new(), session=session)
-        session.commit()
-    assert shop.done == ["before the child's commit", "child"]
-
-
-def test_asynchronous_callers(shop: Shop, database_url: str) -> None:
-    loops: list[Any] = []
-
-    @shop.app.task(name="shop.on_loop")
-    async def on_loop() -> None:
-        loops.append(asyncio.get_running_loop())
-
-    async def main() -> None:
-        engine = create_async_engine(async_database_url(database_url))
-        async with AsyncSession(engine) as session:
-            await shop.app.aenqueue(on_loop.new(), session=session)
-            await session.rollback()
-            await shop.app.aenqueue_many([on_loop.new(), shop.note.new("in a thread")], session=session)
-            assert not loops
-            await session.commit()
-            assert loops == [asyncio.get_running_loop()]
-        await engine.dispose()
-
-    asyncio.run(main())
-    assert shop.done == ["in a thread"]
-
-
 class TestUniqueKeys:
     def enqueue(self, shop: Shop, name: str, session: Any) -> sqlq.Job[str]:
         return shop.app.enqueue(shop.note.new(name).set(unique_key="k"), session=session)
-
-    def test_one_holds_while_its_job_waits(self, shop: Shop, session: Session) -> None:
-        first, again = (self.enqueue(shop, name, session) for name in ("first", "again"))
-        assert (again.id, again.created) == (first.id, False)
-        session.commit()
-        assert self.enqueue(shop, "after the commit", session).created
-        session.rollback()
-        assert self.enqueue(shop, "after the rollback", session).created
-        session.commit()
-        assert shop.done == ["first", "after the rollback"]
 
     def test_what_waits_for_a_session_that_is_gone_holds_none(self, shop: Shop, engine: Engine) -> None:
         if engine.dialect.name == "sqlite":
