@@ -1,7 +1,7 @@
 """Take away one guard at a time: the test named beside it must fail.
 
     python -m tests.faults.mutations [WORD…]        all of them, or those whose line holds one of the words
-    python -m tests.faults.mutations --sixtieth     a sixtieth of them, others each day; MariaDB's where it is
+    python -m tests.faults.mutations --hundredth    a hundredth of them, others each day; MariaDB's where it is
 
 A guard is a line of sqlq that carries the comment `# guard: NAME`, or the statement below a line that is such a
 comment. Of it `was` is replaced by `instead`; without `was` all of it is. So neither a reformatted line nor one
@@ -866,8 +866,8 @@ def _read(file: Path) -> bytes:
 
 def chosen(words: Sequence[str]) -> list[Guard]:
     """Return the guards that the command line means."""
-    if list(words) == ["--sixtieth"]:
-        return _that_can_run(GUARDS[dt.datetime.now(dt.UTC).toordinal() % 60 :: 60])
+    if list(words) == ["--hundredth"]:
+        return _that_can_run(GUARDS[dt.datetime.now(dt.UTC).toordinal() % 100 :: 100])
     return [
         guard for guard in GUARDS if not words or any(word in " ".join(map(str, guard)) for word in words)
     ]
