@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
-from tests.preloaded import preloaded
+from tests.preloaded import DJANGO, preloaded
 
 ROOT = Path(__file__).parents[2]
 README, COOKBOOK = ROOT / "README.md", ROOT / "docs" / "cookbook.md"
@@ -100,11 +100,12 @@ class Desk:
         words = shlex.split(script, comments=True)
         names = self.environment | environment
         # a lone command that no shell has to read is forked, which takes a tenth of the time
-        is_plain = not any(map(SHELL.search, words))
+        is_plain = not SHELL.search(re.sub("'[^']*'", "", script))
         if words[:1] == ["sqlq"] and is_plain:
             done = preloaded().run(words[1:], self.directory, names, timeout=120)
-        elif words[:1] == ["python"] and words[1].endswith(".py") and is_plain:
-            done = preloaded().run(words, self.directory, names, timeout=120)
+        elif words[:1] == ["python"] and is_plain:
+            imported = ["pytest"] if "pytest" in words else DJANGO if "django" in words else []
+            done = preloaded(*imported).run(words, self.directory, names, timeout=120)
         else:
             done = subprocess.run(
                 ["sh", "-e", "-c", script],

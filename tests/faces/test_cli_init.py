@@ -14,6 +14,7 @@ import pytest
 
 from tests.faces.command import Command, Done
 from tests.faces.test_cli_jobs import obey_permissions
+from tests.preloaded import DJANGO, preloaded
 
 FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"
 KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
@@ -54,15 +55,8 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def python(run: Command, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=run.directory,
-        env=run.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    imported = ("pytest",) if "pytest" in words else DJANGO
+    done = preloaded(*imported).run(["python", *words], run.directory, run.environment, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

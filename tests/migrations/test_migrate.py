@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +282,9 @@ engine.dispose()
 """
 
 
-@pytest.fixture
-def migrators(empty_database_url: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Four processes that migrate the same empty database, each as soon as it reads a line."""
+@contextmanager
+def migrating(empty_database_url: str, number: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that migrate the same empty database, each as soon as it reads a line."""
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     processes = [
         subprocess.Popen(
@@ -293,32 +294,36 @@ def migrators(empty_database_url: str) -> Iterator[list[subprocess.Popen[str]]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        for _ in range(4)
+        for _ in range(number)
     ]
-    for process in processes:
-        assert line(process) == "ready"
-    yield processes
-    for process in processes:
-        process.kill()
-        process.communicate()
+    try:
+        for process in processes:
+            assert line(process) == "ready"
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.integration
-def test_of_several_processes_one_migrates(migrators: list[subprocess.Popen[str]], empty: Engine) -> None:
-    for process in migrators:
-        start(process)
-    said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in migrators]
+def test_of_several_processes_one_migrates(empty_database_url: str, empty: Engine) -> None:
+    with migrating(empty_database_url, 4) as processes:
+        for process in processes:
+            start(process)
+        said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in processes]
     assert sorted(said) == [f"before: {version.HEAD}"] * 3 + ["before: None"]
     assert migrate.check(empty, None).standing == "up to date"
 
 
-def test_a_second_process_waits_for_the_first(migrators: list[subprocess.Popen[str]], empty: Engine) -> None:
-    with migrate.transaction(empty, None) as connection:
-        start(migrators[0])
-        if empty.dialect.name != "sqlite":  # which waits in silence first, for its driver's timeout
-            assert line(migrators[0]).startswith(f"waiting for another migration of {empty.dialect.name}")
-        migrate.run(connection, None, "up", "head")
-    assert line(migrators[0]) == f"before: {version.HEAD}"
+def test_a_second_process_waits_for_the_first(empty_database_url: str, empty: Engine) -> None:
+    with migrating(empty_database_url, 1) as (second,):
+        with migrate.transaction(empty, None) as connection:
+            start(second)
+            if empty.dialect.name != "sqlite":  # which waits in silence first, for its driver's timeout
+                assert line(second).startswith(f"waiting for another migration of {empty.dialect.name}")
+            migrate.run(connection, None, "up", "head")
+        assert line(second) == f"before: {version.HEAD}"
 
 
 def test_waiting_ends(empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
