@@ -111,7 +111,8 @@ def test_a_recipe_for_a_rate_keeps_to_it(names: dict[str, Any], app: sqlq.App) -
         with working(app):
             assert not app.wait(jobs, timeout="30s").pending
         assert time.monotonic() - begin > 0.5  # six starts, one each 0.1 s
-        assert sorted(path for path, _, _ in crm.requests)[1:] == [f"/contacts/{id}" for id in range(5)]
+        assert len(crm.requests) == 6
+        assert {path for path, _, _ in crm.requests} == {f"/contacts/{id}" for id in range(5)}
     assert sorted(app.jobs.get(job.id).attempts for job in jobs) == [1] * 5
 
 
