@@ -85,23 +85,6 @@ _EXPORTS: Final = {name: module for module, names in _MODULES.items() for name i
 
 __all__ = sorted(_EXPORTS)  # noqa: PLE0605 - the names stand in one place
 
-_MOVED: Final = {
-    "Chain": "sqlq.model.flow.Chain",
-    "Group": "sqlq.model.flow.Group",
-    "Ended": "sqlq.JobResult",
-    "FlowStatus": "sqlq.model.flow_status.FlowStatus",
-    "HistoryLine": "sqlq.AttemptRecord",
-    "RunningJob": "sqlq.JobContext",
-    **{
-        name: f"sqlq.errors.{name}"
-        for name in (
-            *("ArgumentsError", "ConfigurationError", "ExecutionError", "ScheduleNotFoundError"),
-            *("SchemaVersionError", "SealError", "UnknownTaskError", "UnsupportedDatabaseError"),
-            "WorkerLostError",
-        )
-    },
-}
-"""Former names, and the names that stand for them now."""
 _OF_AN_APP: Final = {
     "enqueue": "app.enqueue(task.new(…))",
     "shared_task": "@app.task",
@@ -116,11 +99,9 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name == "errors":
         return import_module("sqlq.errors")
-    if name in _MOVED or name in _OF_AN_APP:
+    if name in _OF_AN_APP:
         message = (
-            f"sqlq.{name} is now {_MOVED[name]}"
-            if name in _MOVED
-            else f"there is no sqlq.{name}: make an App, as in app = sqlq.App(), and write {_OF_AN_APP[name]}"
+            f"there is no sqlq.{name}: make an App, as in app = sqlq.App(), and write {_OF_AN_APP[name]}"
         )
         # an import drops the text of an AttributeError
         is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - CPython's own way

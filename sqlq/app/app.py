@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import URL, Engine
 
-from sqlq.app.advice import ADVICE
 from sqlq.app.connected import Connected, address_of
 from sqlq.app.declare import Code, Declares
 from sqlq.app.options import seal_of
@@ -567,4 +566,14 @@ def _answered(new: JobOrFlow[J], done: Any) -> J:
     return answer
 
 
-NameOfAnotherQueue.answer(App, ADVICE)
+NameOfAnotherQueue.answer(
+    App,
+    {
+        **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
+        **dict.fromkeys(("enqueue_at", "enqueue_in"), 'app.enqueue(task.new(…).set(delay="1m"))'),
+        "actor": "@app.task",
+        "AsyncResult": "app.jobs.get(id), or app.result(id)",
+        **dict.fromkeys(("add_periodic_task", "periodic_task"), '@app.task(schedule="0 3 * * *")'),
+        "autodiscover_tasks": "imports of the modules that define tasks, in the one that --app names",
+    },
+)

@@ -93,9 +93,8 @@ class InOrder(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        for words in (" ".join(args[:2]), args[0]):
-            if advice := _COMMANDS_ELSEWHERE.get(words):
-                raise click.UsageError(f"no such command {words!r}: {advice}", ctx)
+        if advice := _COMMANDS_ELSEWHERE.get(args[0]):
+            raise click.UsageError(f"no such command {args[0]!r}: {advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -116,36 +115,10 @@ _COMMANDS_ELSEWHERE = {
     "empty": "sqlq cancel --queue QUEUE ends what waits in a queue",
     "inspect": "see sqlq workers, sqlq jobs and sqlq doctor",
     "purge": "sqlq cancel --queue QUEUE ends what waits in a queue, sqlq prune deletes what has ended",
-    "worker": "write sqlq work, or sqlq workers for those that run",
-    # as they were called before
-    "failed forget": "write sqlq delete",
-    "failed list": "write sqlq jobs --state failed, or sqlq failed to count them by error",
-    "failed retry": "write sqlq retry",
-    "failed show": "write sqlq show",
-    "flow": "write sqlq flows; sqlq retry --flow ID and sqlq cancel --flow ID for a whole flow",
-    "flow show": "write sqlq flows show",
-    "flow skip": "write sqlq flows skip",
-    "flows cancel": "write sqlq cancel --flow ID",
-    "flows list": "write sqlq flows",
-    "flows retry": "write sqlq retry --flow ID",
-    "keys check": "write sqlq keys rotate --check",
-    "keys list": "write sqlq keys",
-    "limit": "write sqlq limits, with --prefix PREFIX for some keys",
-    "limit clear": "write sqlq limits clear",
-    "limit set": "write sqlq limits set",
-    "limits list": "write sqlq limits, with --prefix PREFIX for some keys",
-    "pause": "write sqlq queues pause",
-    "queues list": "write sqlq queues",
     "restart": "write sqlq workers restart --all",
     "result": "write sqlq show ID --result, and --wait 10s to wait for it",
     "resume": "write sqlq queues resume",
-    "schedule": "write sqlq schedules, with the same words after it",
-    "schedule backfill": "write sqlq schedules run NAME --from TIME --to TIME",
-    "schedule reset": "write sqlq schedules change NAME --reset",
-    "schedules backfill": "write sqlq schedules run NAME --from TIME --to TIME",
-    "schedules list": "write sqlq schedules",
-    "schedules reset": "write sqlq schedules change NAME --reset",
-    "workers list": "write sqlq workers",
+    "worker": "write sqlq work, or sqlq workers for those that run",
 }
 _OPTIONS_ELSEWHERE = {
     "work --burst": "write --drain",
