@@ -278,7 +278,7 @@ WHAT_TO_DO: Final = {
     "JobFailedError": "Read `exception` and `message`; mend the cause, then `sqlq retry ID`.",
     "JobCancelledError": "Enqueue it anew, or `sqlq replay ID`, if it was cancelled by mistake.",
     "WaitTimeoutError": "Wait again with the same job: it goes on. `sqlq why ID` says what it waits for.",
-    "SealError": "Give this process the key: [sealed payloads](../guide/sealed.md).",
+    "SealError": "Give this process the key: [signed and encrypted payloads](../guide/sealed.md).",
 }
 """The remedy for each error class."""
 
