@@ -42,7 +42,7 @@ DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
 """A claim takes some milliseconds, most of them to flush it to disk, and up to so long for each job. A longer
 one has read many rows in vain."""
 USUALLY = 2
-"""So many times the time that the quickest claim took for each job is none that reads rows in vain."""
+"""A claim that reads no rows in vain takes at most so many times as long for each job as the quickest one."""
 SLOW_SECONDS = 1.0
 """After a longer claim, as of rows of many megabytes, the next ones are smaller. Leases run meanwhile, and on
 a database with one writer all other writers wait."""
