@@ -41,8 +41,6 @@ QUEUES_KEPT_SECONDS = 600.0
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
 """A claim takes some milliseconds, most of them to flush it to disk, and up to so long for each job. A longer
 one has read many rows in vain."""
-USUALLY = 2
-"""A claim that reads no rows in vain takes at most so many times as long for each job as the quickest one."""
 SLOW_SECONDS = 1.0
 """After a longer claim, as of rows of many megabytes, the next ones are smaller. Leases run meanwhile, and on
 a database with one writer all other writers wait."""
@@ -101,7 +99,6 @@ class Frontier:
         self._dear_seconds = self._last_seconds = 0.0
         """How long a claim from the head takes: the quicker one of the last two, and the last one. It is 0
         for one that is not dear."""
-        self._seconds_a_job = DEAR_SECONDS_A_JOB
         self._begun_at = float("-inf")
 
     def begins_anew(self) -> bool:
@@ -111,18 +108,16 @@ class Frontier:
     def began_anew(self, claimed: Sequence[ClaimedJob], seconds: float) -> None:
         """Note a claim from the head: behind its last job of each priority everything is due later, or
         another worker's."""
-        is_dear = seconds > DEAR_SECONDS + len(claimed) * self._seconds_a_job
+        is_dear = seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
         dear_seconds = seconds if is_dear else 0.0
         # A COMMIT may wait seconds for a standby, once, and no scan was long.
         self._dear_seconds = min(dear_seconds, self._last_seconds)  # guard: dear-claims-are-measured
         self._last_seconds = dear_seconds
         self._begun_at = time.monotonic()
-        self.went_on(claimed, seconds)
+        self.went_on(claimed)
 
-    def went_on(self, claimed: Sequence[ClaimedJob], seconds: float) -> None:
-        """Note the claimed jobs, in the order of the queue, and how long the claim took."""
-        if claimed:  # guard: a-quick-machine-is-not-given-a-slow-ones-time
-            self._seconds_a_job = min(self._seconds_a_job, USUALLY * seconds / len(claimed))
+    def went_on(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Note the claimed jobs, in the order of the queue."""
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
         self._positions |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
@@ -332,14 +327,13 @@ class Claimer:
         positions = self._frontier.positions(names)
         if not positions:
             return []
-        begun = time.monotonic()
         dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
             lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
             names,
             limit,
         )
-        self._frontier.went_on(claimed, time.monotonic() - begun)
+        self._frontier.went_on(claimed)
         return claimed
 
     def _run(

@@ -148,7 +148,6 @@ GUARDS = [
     Guard("scrapes-are-no-load", None, "if True:", METRICS + "test_scrapes_at_once_ask_the_database_once[sqlite]"),
     # waits that end; first, because without it the test hangs
     Guard("drain-claims-anew", None, "if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
-    Guard("a-quick-machine-is-not-given-a-slow-ones-time", "if claimed:", "if False:", FRONTIER + "test_it_begins_anew_each_time_unless_that_was_dear_twice"),
     Guard("dear-claims-are-measured", None, "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
     Guard("claim-beyond-a-place", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
     Guard("claim-beyond-a-place-mariadb", "AND id > %s", "AND 0 < %s", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[mariadb]"),

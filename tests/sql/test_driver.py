@@ -182,7 +182,7 @@ def test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back(app: sqlq
     app.database.run_raw(close)
     assert len(set(taken)) == 2
     for connection in taken:
-        with pytest.raises(app.database.engine.dialect.loaded_dbapi.Error, match="closed"):
+        with pytest.raises(app.database.engine.dialect.loaded_dbapi.Error):
             connection.cursor().execute("SELECT 1")
     app.enqueue(app.task(name="t")(lambda: None).new())  # opens another
 
@@ -198,5 +198,5 @@ def test_connections_are_closed_when_their_database_is_collected(database_url: s
     gc.collect()
     assert made
     for connection in made:
-        with pytest.raises(error, match="closed"):
+        with pytest.raises(error):
             connection.cursor().execute("SELECT 1")
