@@ -741,13 +741,18 @@ def marks() -> dict[str, list[Marked]]:
 
 def _statement_after(code: str, number: int) -> tuple[int, int]:
     """Return the lines of the statement that begins below a line."""
-    begins = [
+    start, end = min(lines for lines in _statements(code) if lines[0] > number + 1)
+    return start - 1, end
+
+
+@cache
+def _statements(code: str) -> list[tuple[int, int]]:
+    """Return where each statement of a file begins and ends."""
+    return [
         (min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]), node.end_lineno or 0)
         for node in ast.walk(ast.parse(code))
         if isinstance(node, ast.stmt)
     ]
-    start, end = min(lines for lines in begins if lines[0] > number + 1)
-    return start - 1, end
 
 
 def mutant(guard: Guard, where: Marked) -> str:
