@@ -36,24 +36,24 @@ ATTACKS = {
         "SELECT traceback FROM failed_jobs",
     ),
     "choose an id, so that others' enqueues fail": ("INSERT INTO jobs (id, task) VALUES (100, 't')",),
-    "say that a job is running, and whose it is": (
+    "mark a job as running, and set its owner": (
         "INSERT INTO jobs (task, reserved_at, reserved_by, lease_expires_at) VALUES ('t', now(), 'w', now())",
         "UPDATE jobs SET reserved_at = now(), reserved_by = 'w', lease_expires_at = now(), lease_token = 7",
     ),
     "enqueue a job whose attempts are used up": ("INSERT INTO jobs (task, attempts) VALUES ('t', 1000)",),
-    "hold a unique key that others want": (
+    "hold a unique key that others need": (
         "INSERT INTO jobs (task, unique_key, available_at) VALUES ('t', 'k', '9000-01-01')",
     ),
     "take the slots of a limit": ("INSERT INTO jobs (task, limit_key) VALUES ('t', 'stripe')",),
-    "change what a limit allows": ("INSERT INTO sqlq_wakes (limit_key, max_running) VALUES ('stripe', 1)",),
+    "change a limit": ("INSERT INTO sqlq_wakes (limit_key, max_running) VALUES ('stripe', 1)",),
     "add steps to others' flows, and edges between their steps": (
         "INSERT INTO sqlq_edges (job_id, depends_on) VALUES (1, 2)",
     ),
-    "have a worker enqueue, and sign, what follows a job": (
+    "have a worker enqueue, and sign, a job that follows another": (
         'INSERT INTO jobs (task, on_success) VALUES (\'t\', \'{"task": "pay", "queue": "pay"}\')',
     ),
     "change the arguments of others' jobs": ("UPDATE jobs SET payload = '{}'",),
-    "put off, cancel or fail others' jobs": (
+    "postpone, cancel or fail others' jobs": (
         "UPDATE jobs SET available_at = '9000-01-01'",
         "UPDATE jobs SET cancel_requested_at = now()",
         "UPDATE jobs SET attempts = 1000",
@@ -66,8 +66,8 @@ ATTACKS = {
     ),
     "change schedules": ("UPDATE sqlq_schedules SET task = 't'",),
     "stop workers": ("UPDATE sqlq_workers SET asked = 'stop'",),
-    "see which workers there are": ("SELECT host FROM sqlq_workers",),
-    "change the tables, or what they say of their revision": (
+    "see the list of workers": ("SELECT host FROM sqlq_workers",),
+    "change the tables, or their recorded revision": (
         "UPDATE sqlq_version SET version_num = '0'",
         "ALTER TABLE jobs ADD COLUMN x int",
         "DROP TABLE jobs",
