@@ -18,6 +18,7 @@ from sqlq.cli.options import (
     yes_option,
 )
 from sqlq.cli.output import answer, counted, listed, naming_options, of, plain
+from sqlq.errors import JobNotFoundError
 
 if TYPE_CHECKING:
     from sqlq.admin.cancel import Cancellation
@@ -103,7 +104,6 @@ _COUNTED = {
 
 def _why_not(context: Context, id: int, word: Cancellation) -> str:
     from sqlq.admin.cancel import Cancellation
-    from sqlq.errors import JobNotFoundError
 
     if word is Cancellation.UNKNOWN:
         return "there is no such job"

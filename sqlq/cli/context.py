@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.config.command_hint import OWNER
+from sqlq.errors import ConfigurationError, SqlqError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -105,7 +106,6 @@ class Context:
         from sqlalchemy.exc import ArgumentError
 
         from sqlq.config.urls import database_url, has_secret, masked
-        from sqlq.errors import SqlqError
 
         if self.database_url is not None:
             try:
@@ -134,8 +134,6 @@ class Context:
         Raises `ConfigurationError` for an App that cannot be imported, for a mapping of several, and for a
         URL that cannot be used.
         """
-        from sqlq.errors import ConfigurationError
-
         if self._app is None and (apps := self.apps(needs_code=needs_code)) is not None:
             raise ConfigurationError(
                 f"--app {self.app_path} is a mapping of {len(apps)} Apps: name one, as in "
@@ -184,8 +182,6 @@ class Context:
     def app_with_tasks(self, why: str) -> App:
         """Return the App that is named. Raises `ConfigurationError` where none is, or it has no tasks; `why`
         is the reason that it is needed."""
-        from sqlq.errors import ConfigurationError
-
         self.require_app(why)
         app = self.app(needs_code=True)
         if not app.tasks:
@@ -214,7 +210,6 @@ class Context:
         from sqlq.app.app import App
         from sqlq.config.urls import database_url, is_same_place
         from sqlq.database.dialects import dialect_at
-        from sqlq.errors import ConfigurationError
 
         if self.database_url is None:
             return App() if path is None else load_app(path, self._directories())
@@ -313,7 +308,6 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App | Mapping[str, 
     the reason why it cannot.
     """
     from sqlq.app.app import App
-    from sqlq.errors import ConfigurationError
 
     named = _PATH.fullmatch(path)
     file = re.match(r"([^\s:]+)\.py(:.*)?$", path)
@@ -382,7 +376,6 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App | Mapping[str, 
 def _members_of(found: Mapping[Any, Any], path: str) -> Mapping[str, App]:
     """Return the mapping as it was. Raises `ConfigurationError` where `sqlq work` could not serve it."""
     from sqlq.app.app import App
-    from sqlq.errors import ConfigurationError
 
     if not found:
         raise ConfigurationError(f"--app {path} is a mapping without an App")
@@ -401,8 +394,6 @@ def _members_of(found: Mapping[Any, Any], path: str) -> Mapping[str, App]:
 
 def _made_by(factory: Any, path: str) -> Any:
     """Return what a factory returns, called without arguments."""
-    from sqlq.errors import ConfigurationError
-
     if not callable(factory):
         raise ConfigurationError(
             f"--app {path}: that is of type {type(factory).__name__}, and cannot be called"

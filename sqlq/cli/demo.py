@@ -22,6 +22,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.output import Column, plain, show_table, span
+from sqlq.errors import ConfigurationError, SchemaVersionError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -67,7 +68,6 @@ def _on(url: str) -> None:
 def _tables(app: App) -> Iterator[None]:
     """Create the tables where there are none, and remove them afterwards."""
     from sqlq.database import migrate
-    from sqlq.errors import SchemaVersionError
 
     engine, schema = app.database.engine, app.database.requested_schema
     found = migrate.check(engine, schema)
@@ -92,7 +92,6 @@ def _tables(app: App) -> Iterator[None]:
 
 def _refuse_company(app: App) -> None:
     from sqlq.config.urls import shown
-    from sqlq.errors import ConfigurationError
 
     if any(worker.queues is None for worker in app.workers.list()):
         raise ConfigurationError(

@@ -10,6 +10,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.options import takes_json
 from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, show_table
+from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlq.admin.doctor.finding import Finding
@@ -100,7 +101,6 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
     from sqlq.admin.doctor.doctor import Doctor
     from sqlq.admin.doctor.finding import Finding, Verdict
     from sqlq.cli.problems import explain
-    from sqlq.errors import ConfigurationError
 
     database = context.app().database
     try:

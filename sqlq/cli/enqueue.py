@@ -23,6 +23,7 @@ from sqlq.cli.options import (
     time_option,
 )
 from sqlq.cli.output import answer, naming_options
+from sqlq.errors import ArgumentsError
 
 HELD = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
@@ -138,8 +139,6 @@ def _check_plain_types(
 ) -> None:
     """Refuse values that are not of the plain types in the handler's annotations; programs have type checkers
     for that."""
-    from sqlq.errors import ArgumentsError
-
     signature = inspect.signature(handler)
     try:
         hints = typing.get_type_hints(getattr(handler, "stands_for", handler))

@@ -23,7 +23,7 @@ from sqlq.cli.options import (
 )
 from sqlq.cli.output import Column, answer, counted, listed, of
 from sqlq.config.command_hint import command
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, JobNotFoundError
 
 
 @click.command()
@@ -146,8 +146,6 @@ def _missing(ids: tuple[int, ...], known: list[int]) -> list[int]:
 
 def _report_missing(context: Context, missing: list[int]) -> None:
     """Explain the ids that are not those of failed jobs, and exit with 1 if there are any."""
-    from sqlq.errors import JobNotFoundError
-
     for id in missing:
         try:
             state = context.app().jobs.get(id).state

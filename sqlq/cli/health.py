@@ -8,6 +8,9 @@ from pathlib import Path
 
 import click
 
+from sqlq.config.durations import milliseconds, readable
+from sqlq.errors import ConfigurationError
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
@@ -21,8 +24,6 @@ def health(file: Path, max_age: str) -> None:
 
     It makes no query: a worker that waits for its database is alive, and killing it would help nobody.
     """
-    from sqlq.config.durations import milliseconds, readable
-    from sqlq.errors import ConfigurationError
     from sqlq.worker.supervise import health_file
 
     allowed_ms = milliseconds(max_age, "--max-age")

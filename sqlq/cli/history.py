@@ -9,6 +9,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_heading, show_wrapped
 from sqlq.cli.output import counted, plain, span
+from sqlq.config.durations import written
 
 if TYPE_CHECKING:
     from sqlq.model.history import AttemptRecord
@@ -23,8 +24,6 @@ def show_history(context: Context, job: JobDetails) -> None:
     """Print the history of a job that has more than the one attempt of the fields above."""
     if not _is_worth_showing(job):
         return
-    from sqlq.config.durations import written
-
     click.echo()
     show_heading("history")
     hosts = _hosts(context, job)
@@ -63,8 +62,6 @@ def _said(line: AttemptRecord) -> str:
 
 
 def _course(line: AttemptRecord, hosts: dict[str, str]) -> list[str]:
-    from sqlq.config.durations import written
-
     said = []
     if line.claimed_at is not None and line.outcome not in UNFINISHED:
         said.append(f"claimed {written(line.claimed_at)}")

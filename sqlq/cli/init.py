@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 import click
 
 from sqlq.cli.options import confirm, yes_option
+from sqlq.errors import ConfigurationError
 
 TASKS: Final = """$head
 
@@ -96,8 +97,6 @@ def init(yes: bool) -> None:
 
 
 def _refuse(why: str) -> NoReturn:
-    from sqlq.errors import ConfigurationError
-
     raise ConfigurationError(f"{why}: nothing was written")
 
 

@@ -28,6 +28,9 @@ from sqlq.cli.output import (
     span,
 )
 from sqlq.config.command_hint import command
+from sqlq.config.constants import DEFAULT_QUEUE
+from sqlq.config.durations import readable, written
+from sqlq.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
     from sqlq.app.app import App
@@ -138,8 +141,6 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     --result it exits with 1, and one sentence, when the job has failed, was cancelled, or has not ended in
     time.
     """
-    from sqlq.errors import JobNotFoundError
-
     if only_result:
         with naming_options(timeout="wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
@@ -289,8 +290,6 @@ def _said(value: Any) -> str:
 
 
 def _moment(moment: datetime, *, said: bool = True) -> str:
-    from sqlq.config.durations import written
-
     return f"{written(moment)} ({ago(moment)})" if said else written(moment)
 
 
@@ -298,20 +297,15 @@ def _follower(named: Any) -> str:
     """Return the task of a callback. SQL may have written anything there."""
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
         return plain(json.dumps(named, ensure_ascii=False))
-    from sqlq.config.constants import DEFAULT_QUEUE
-
     return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
 def _timeout(ms: int | None) -> str:
     """Return how long an attempt may take."""
-    from sqlq.config.durations import readable
-
     return readable(ms) if ms else "none"
 
 
 def _backoff(text: str) -> str:
-    from sqlq.errors import ConfigurationError
     from sqlq.model.backoff import read
 
     try:
@@ -322,7 +316,6 @@ def _backoff(text: str) -> str:
 
 def _kept(job: JobDetails) -> str:
     """Return how long a job with a retention of its own is kept after its end."""
-    from sqlq.config.durations import readable
     from sqlq.model.checks import FOR_EVER_MS
 
     ms = job.retention_ms or 0

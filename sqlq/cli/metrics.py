@@ -12,6 +12,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.output import counted
+from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,6 @@ def work_options(command: F) -> F:
 
 def require_client(option: str) -> None:
     """Raise `ConfigurationError` where prometheus_client is not there."""
-    from sqlq.errors import ConfigurationError
-
     try:
         import prometheus_client  # noqa: F401 - asked whether it is there
     except ImportError:

@@ -11,6 +11,8 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.members import for_each_app
 from sqlq.cli.options import wait_option
+from sqlq.config.durations import milliseconds, readable
+from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
     from sqlq.database.database import Database
@@ -65,8 +67,6 @@ def migrate(
         raise click.UsageError("--force is of use with --down only")
     if rhythm and (check or down is not None):
         raise click.UsageError("--partition-finished goes up: leave out --check and --down")
-    from sqlq.config.durations import milliseconds
-
     wait_ms = milliseconds(wait, "--wait")
     run = partial(
         _migrate, as_sql=as_sql, check=check, down=down, force=force, rhythm=rhythm, wait_ms=wait_ms
@@ -135,9 +135,7 @@ def _wait(database: Database, longest_ms: int) -> None:
     """Wait until the database answers, or the time is over: then its error is that of the command."""
     from sqlalchemy.exc import DBAPIError
 
-    from sqlq.config.durations import readable
     from sqlq.database.dialects import refusal
-    from sqlq.errors import SqlqError
 
     until, said = time.monotonic() + longest_ms / 1000, ""
     while time.monotonic() < until:

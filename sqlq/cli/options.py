@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sqlq.cli.output import counted
+from sqlq.config.durations import milliseconds
+from sqlq.errors import ConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_COUNTED = 100_000
@@ -74,9 +76,6 @@ def moment(text: str) -> datetime:
 
 def moment_or_age(text: str) -> datetime | str:
     """Return the time that an option has, or the age, as the library takes it."""
-    from sqlq.config.durations import milliseconds
-    from sqlq.errors import ConfigurationError
-
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -173,8 +172,6 @@ def ask(does: str, number: int, what: str, which: str = "", *, yes: bool) -> Non
 def confirm(action: str, *, yes: bool) -> None:
     """Have a person confirm an action, unless --yes is given. Raises `ConfigurationError` where the answer is
     no, and where nobody is there."""
-    from sqlq.errors import ConfigurationError
-
     if yes:
         return
     if not sys.stdin.isatty():

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS
+from sqlq.config.durations import readable
+from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -199,8 +201,6 @@ def ago(moment: datetime | None) -> str | None:
 
 def span(seconds: float) -> str:
     """Return a duration as a short text: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d"."""
-    from sqlq.config.durations import readable
-
     return readable(max(seconds, 0) * 1000)
 
 
@@ -213,8 +213,6 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 def naming_options(*names: str, **others: str) -> Iterator[None]:
     """Rewrite an error of the library ("lease is …") so that it names the option ("--lease is …"); `others`
     are options of another name."""
-    from sqlq.errors import SqlqError
-
     options = {**dict(zip(names, names, strict=True)), **others}
     try:
         yield

@@ -12,6 +12,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, listing, require_names, takes_json
 from sqlq.cli.output import answer, naming_options, plain, show_json
 from sqlq.cli.status import show_queues
+from sqlq.config.durations import milliseconds
 
 
 @listing
@@ -115,8 +116,6 @@ def resume(
 
 
 def _length(lasting: str) -> timedelta:
-    from sqlq.config.durations import milliseconds
-
     with naming_options("for"):
         ms = milliseconds(lasting, "for")
     if ms == 0:

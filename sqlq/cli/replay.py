@@ -13,6 +13,7 @@ from sqlq.cli.jobs import attempts
 from sqlq.cli.looks import queue_name, show_rows
 from sqlq.cli.options import ids_argument, json_option, require_named, takes_json, those_of_one, time_option
 from sqlq.cli.output import Column, ago, counted, listed, naming_options, of, plain, shortened, show_json
+from sqlq.config.durations import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,6 @@ def _show_plan(found: Replayed, which: str, rate: str | None, *, as_json: bool) 
 def _over(number: int, rate: str | None) -> str:
     """Return how long a replay at a rate goes on, from the first job to the last."""
     from sqlq.admin.replay import lasts_ms
-    from sqlq.config.durations import readable
 
     return "" if rate is None or number < 2 else f" over {readable(lasts_ms(number, rate))}"
 

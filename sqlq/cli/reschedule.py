@@ -10,6 +10,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.options import ids_argument, require_named, takes_json, those_of_one, time_option
 from sqlq.cli.output import answer, counted, listed, naming_options, of
+from sqlq.errors import JobNotFoundError
 
 
 @click.command()
@@ -52,8 +53,6 @@ def reschedule(
 
 
 def _why_not(context: Context, id: int) -> str:
-    from sqlq.errors import JobNotFoundError
-
     try:
         state = context.app().jobs.get(id).state
     except JobNotFoundError:

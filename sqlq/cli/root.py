@@ -17,6 +17,7 @@ from sqlq import __version__
 from sqlq.cli import INTERRUPTED
 from sqlq.cli.context import Context, takes_context
 from sqlq.config import command_hint
+from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -161,8 +162,6 @@ def run(context: Context | None = None) -> NoReturn:
         click.echo(command_hint.escaped_lines(said.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except Exception as error:
-        from sqlq.errors import SqlqError
-
         if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
             sentence: str | None = command_hint.escaped_lines(str(error))
         else:

@@ -23,6 +23,7 @@ from sqlq.cli.options import (
     time_option,
 )
 from sqlq.cli.output import Cell, Column, ago, answer, counted, listed, naming_options, plain, show_json
+from sqlq.config.durations import milliseconds, readable, written
 
 if TYPE_CHECKING:
     from sqlq.admin.schedules import LastJob, ScheduleDetails
@@ -81,8 +82,6 @@ def _plan(options: dict[str, Any]) -> Any:
 
 
 def _row(each: ScheduleDetails) -> list[Cell]:
-    from sqlq.config.durations import written
-
     state: Cell = (each.state, STATE_STYLES.get(each.state, ""))
     when = "?" if each.plan is None else str(each.plan)
     due = written(each.upcoming[0]) if each.upcoming else None
@@ -114,8 +113,6 @@ def show(context: Context, name: str, as_json: bool) -> None:
     if as_json:
         show_json(as_object(found))
         return
-    from sqlq.config.durations import written
-
     show_heading(f"schedule {found.name}: {found.state}")
     for name, value in _fields(found):
         show_field(name, value)
@@ -141,8 +138,6 @@ def show(context: Context, name: str, as_json: bool) -> None:
 
 
 def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
-    from sqlq.config.durations import milliseconds, readable, written
-
     plan = found.plan
     if plan is not None:
         yield "when", f"{plan}{', set by an operator' if found.is_pinned else ''}"
@@ -226,8 +221,6 @@ def change(context: Context, /, name: str, reset: bool, as_json: bool, **options
 
 
 def _planned(context: Context, name: str, verb: str, as_json: bool) -> None:
-    from sqlq.config.durations import written
-
     found = context.app().schedules.get(name)
     due = f"next {written(found.upcoming[0])}" if found.upcoming else found.state
     answer(as_object(found), f"{verb} {plain(name)}: {found.plan}, {due}", as_json=as_json)

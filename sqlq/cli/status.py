@@ -13,6 +13,9 @@ from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped, who
 from sqlq.cli.members import for_each_app
 from sqlq.cli.options import exact_option, takes_json
 from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, span
+from sqlq.config.command_hint import command, word
+from sqlq.config.durations import written
+from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlq.admin.queues import Pause, Pauses, QueueStatus
@@ -89,7 +92,6 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
     from sqlalchemy.exc import SQLAlchemyError
 
     from sqlq.cli.problems import explain
-    from sqlq.errors import ConfigurationError
 
     if as_json:
         raise ConfigurationError("--watch is for people and --json for programs: give one of the two")
@@ -111,8 +113,6 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
 
 def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> None:
     """Print what each queue holds, and which are paused."""
-    from sqlq.config.command_hint import command, word
-
     if queues:
         names = ("available", "scheduled", "blocked", "running", "failed", "oldest wait")
         columns = [Column("queue"), *(Column(name, right=True) for name in names), Column("served")]
@@ -134,8 +134,6 @@ def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> 
 
 
 def _show(context: Context, found: _Found) -> None:
-    from sqlq.config.command_hint import command, word
-
     queues, workers, pauses, replica = found
     show_queues(context, queues, pauses)
     click.echo()
@@ -157,8 +155,6 @@ def _show(context: Context, found: _Found) -> None:
 
 
 def _until(pause: Pause) -> str:
-    from sqlq.config.durations import written
-
     return "" if pause.until is None else f" until {written(pause.until)}"
 
 

@@ -25,6 +25,8 @@ from sqlq.cli.metrics import show, totals_for, work_options
 from sqlq.cli.options import wait_option
 from sqlq.cli.output import counted, naming_options
 from sqlq.cli.title import entitle
+from sqlq.config.durations import milliseconds
+from sqlq.errors import ConfigurationError, SqlqError
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -190,7 +192,6 @@ def work(
     out. SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
     """
     from sqlq.cli import logs
-    from sqlq.config.durations import milliseconds
 
     _keep_numbers_of_closed()
     wait_ms = milliseconds(wait, "--wait")
@@ -277,8 +278,6 @@ def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
 
 
 def _patience(option: str, given: str) -> int:
-    from sqlq.config.durations import milliseconds
-
     ms = milliseconds(given, option)
     if ms < SHORTEST_PATIENCE_MS:
         raise click.UsageError(f"{option} is {given}: it must be at least 5s, which a busy machine takes")
@@ -360,7 +359,6 @@ _DRIVERS = ("psycopg",)
 
 
 def _refuse_unwritable(health_file: Path | None) -> None:
-    from sqlq.errors import ConfigurationError
     from sqlq.worker.supervise import health_file as health_files
 
     try:
@@ -499,8 +497,6 @@ def _stand_by(app: App, supervised: Parent) -> bool:
     """Connect, and wait to be sent to work; return False when this process should end instead."""
     from sqlalchemy.exc import DBAPIError
 
-    from sqlq.errors import SqlqError
-
     try:
         app.database.for_loops.require_tables()
     except (DBAPIError, SqlqError) as error:
@@ -535,8 +531,6 @@ def _announce(context: Context, app: App, processes: int, options: dict[str, Any
 def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
     """Warn of queues that no task, job or other worker names: a typing error waits for ever."""
     from sqlalchemy.exc import SQLAlchemyError
-
-    from sqlq.errors import SqlqError
 
     try:
         unknown = app.queues.unknown(queues, but_for_twins=True)

@@ -11,6 +11,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped, who
 from sqlq.cli.options import listing, options, require_names, takes_json
 from sqlq.cli.output import ago, answer, counted, plain, show_json, span
+from sqlq.config.command_hint import command
 
 if TYPE_CHECKING:
     from sqlq.admin.workers import WorkerStatus
@@ -33,8 +34,6 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
     Also state, host, process, version, last heartbeat and queues of each. A worker counts as alive for 90
     seconds after its last heartbeat.
     """
-    from sqlq.config.command_hint import command
-
     entered = context.looking().workers.list(silent=True)
     found = [worker for worker in entered if worker.alive or silent]
     if as_json:
