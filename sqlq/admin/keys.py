@@ -10,6 +10,7 @@ from functools import partial
 from sqlalchemy import Connection
 
 from sqlq.admin.facet import audited
+from sqlq.config.durations import counted
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, SealError
 from sqlq.payload.encryption import HEAD, Encryption
@@ -167,7 +168,7 @@ def unreadable(database: Database) -> str | None:
         return None
     number, ids = sum(use.number for use in unknown), sorted({use.key or "" for use in unknown})
     here = "it has none" if database.seal is None else f"it has {', '.join(database.seal.keys)}"
-    rows = "1 row is" if number == 1 else f"{number:,} rows are"
+    rows = counted(number, "row is", "rows are")
     return f"{rows} sealed with key {', '.join(ids)}, which this App does not have ({here})"
 
 

@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import Doctor
-from sqlq.admin.doctor.finding import Finding, counted, in_units, span
-from sqlq.config.durations import readable, written
+from sqlq.admin.doctor.finding import Finding, in_units
+from sqlq.config.durations import counted, readable, span, written
 from sqlq.database.database import Database
 from sqlq.database.mariadb import health as mariadb
 from sqlq.database.postgresql import health as postgresql
@@ -90,7 +90,7 @@ def _timings(found: Mapping[str, postgresql.Timing] | str) -> str:
     if isinstance(found, str):
         return f"not known: {found}"
     said = (
-        f"{name} {readable(each.mean_ms)} on average, {counted(each.calls, 'call', 'calls')}"
+        f"{name} {readable(each.mean_ms)} on average, {counted(each.calls, 'call')}"
         for name, each in sorted(found.items())
     )
     return "; ".join(said) or "none has run since the statistics began"

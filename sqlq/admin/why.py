@@ -11,7 +11,7 @@ from sqlq.admin.limits import Limits
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers
 from sqlq.config.command_hint import word
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import span, written
 from sqlq.database.database import Database
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import JobDetails, State
@@ -55,7 +55,8 @@ def why(database: Database, job: JobDetails) -> Iterator[Reason]:
         due = job.available_at
         after = f" after its attempt {job.attempts} failed" if job.errors and job.attempts else ""
         if due is not None:
-            yield Reason(f"it is due {written(due)}, in {_span(due)}{after}", f"reschedule {job.id}")
+            wait = (due - datetime.now(UTC)).total_seconds()
+            yield Reason(f"it is due {written(due)}, in {span(wait)}{after}", f"reschedule {job.id}")
         yield from _queue(app, job)
     elif job.state is State.AVAILABLE:
         yield from _queue(app, job)
@@ -90,10 +91,6 @@ _CHECKS = {
 """The checks of the doctor that concern a job in a state."""
 
 
-def _span(moment: datetime) -> str:
-    return readable(abs((moment - datetime.now(UTC)).total_seconds()) * 1000)
-
-
 def _running(app: Parts, job: JobDetails) -> Iterator[Reason]:
     if job.cancel_requested_at is not None:
         yield Reason("it was asked to stop, and its handler ends by itself", f"cancel {job.id} --force")
@@ -102,7 +99,7 @@ def _running(app: Parts, job: JobDetails) -> Iterator[Reason]:
         yield Reason("its worker is gone: another one takes it over when its lease has run out")
     elif not worker.alive:
         yield Reason(
-            f"its worker, on {worker.host}, has been silent for {readable(worker.silent_seconds * 1000)}: "
+            f"its worker, on {worker.host}, has been silent for {span(worker.silent_seconds)}: "
             "another one takes it over when its lease has run out"
         )
     elif job.started is False:
@@ -136,7 +133,7 @@ def _blocked(app: Parts, job: JobDetails) -> Iterator[Reason]:
     elif job.blocked_by == "limit" and job.limit_key is not None:
         for status in (each for each in app.limits.list(job.limit_key, limit=1) if each.key == job.limit_key):
             wait = status.next_start_seconds
-            soon = f"; the next one may start in {readable(wait * 1000)}" if wait else ""
+            soon = f"; the next one may start in {span(wait)}" if wait else ""
             yield Reason(
                 f"it waits for its turn under the limit {job.limit_key} ({status.says}): "
                 f"{status.running:,} run, {status.waiting:,} wait{soon}",

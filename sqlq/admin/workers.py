@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.command_hint import command, word
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import span, written
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_name
 from sqlq.store.workers import notify
@@ -62,10 +62,6 @@ class Workers(Facet):
 
     A worker is named by `--name`, host, host:pid or id, as `sqlq workers` shows it. All processes of a `sqlq
     work` get the request together. Raises `ConfigurationError` where no alive worker has the name."""
-
-    def __call__(self, *args: object, **options: object) -> NoReturn:
-        """Answer the spelling of before."""
-        raise TypeError("app.workers is a part of the App: write app.workers.list()")
 
     def list(self, *, silent: bool = False) -> builtins.list[WorkerStatus]:
         """Return the workers that are alive and the jobs of each, the longest running first.
@@ -176,7 +172,7 @@ def forgotten_pauses(
         since = paused_for(worker)
         if since is not None and since > longer_than_s:
             called = "" if worker.name is None else f"{worker.name} "
-            said = f"{called}on {worker.host}, pid {worker.pid}, has been paused for {readable(since * 1000)}"
+            said = f"{called}on {worker.host}, pid {worker.pid}, has been paused for {span(since)}"
             name = worker.name or f"{worker.host}:{worker.pid}"
             yield f"the worker {said}", f"workers resume {word(name)}"
 

@@ -17,7 +17,8 @@ from sqlq.cli.options import (
     those_of_one,
     yes_option,
 )
-from sqlq.cli.output import answer, counted, listed, naming_options, of, plain
+from sqlq.cli.output import answer, listed, naming_options, of, plain
+from sqlq.config.durations import counted
 from sqlq.errors import JobNotFoundError
 
 if TYPE_CHECKING:

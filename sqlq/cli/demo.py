@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import Column, plain, show_table, span
+from sqlq.cli.output import Column, plain, show_table
+from sqlq.config.durations import span
 from sqlq.errors import ConfigurationError, SchemaVersionError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import takes_json
-from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, show_table
+from sqlq.cli.output import Cell, Column, ago, plain, show_json, show_table
+from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:

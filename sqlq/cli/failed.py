@@ -21,8 +21,9 @@ from sqlq.cli.options import (
     those_of_one,
     yes_option,
 )
-from sqlq.cli.output import Column, answer, counted, listed, of
+from sqlq.cli.output import Column, answer, listed, of
 from sqlq.config.command_hint import command
+from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
 
@@ -102,7 +103,7 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
     if moved:
         lines = [f"moved back {counted(len(moved), 'job')}{which} to run again: {listed(moved)}"]
     if held:
-        stay = "1 job stays" if len(held) == 1 else f"{len(held):,} jobs stay"
+        stay = counted(len(held), "job stays", "jobs stay")
         lines += [f"{stay} failed, since live jobs hold the same unique keys: {listed(held)}"]
     answer({"retried": moved, "held_back": held, "not_failed": missing}, *lines, as_json=as_json)
     _report_missing(context, missing)

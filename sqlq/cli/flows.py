@@ -12,8 +12,9 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_field, show_list, show_rows
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, Column, ago, answer, counted, plain, show_json
+from sqlq.cli.output import Cell, Column, ago, answer, plain, show_json
 from sqlq.config.command_hint import command
+from sqlq.config.durations import counted
 
 if TYPE_CHECKING:
     from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails

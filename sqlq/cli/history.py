@@ -8,8 +8,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_heading, show_wrapped
-from sqlq.cli.output import counted, plain, span
-from sqlq.config.durations import written
+from sqlq.cli.output import plain
+from sqlq.config.durations import counted, span, written
 
 if TYPE_CHECKING:
     from sqlq.model.history import AttemptRecord

@@ -14,22 +14,10 @@ from sqlq.cli.context import Context
 from sqlq.cli.history import show_history
 from sqlq.cli.looks import queue_name, show_block, show_field, show_heading, show_rows, show_wrapped
 from sqlq.cli.options import limit_option, of_one, takes_json
-from sqlq.cli.output import (
-    Cell,
-    Column,
-    ago,
-    counted,
-    naming_options,
-    of,
-    plain,
-    plain_lines,
-    shortened,
-    show_json,
-    span,
-)
+from sqlq.cli.output import Cell, Column, ago, naming_options, of, plain, plain_lines, shortened, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.constants import DEFAULT_QUEUE
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import counted, readable, span, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:

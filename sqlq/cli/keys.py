@@ -11,7 +11,8 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
 from sqlq.cli.options import listing, takes_json
-from sqlq.cli.output import Cell, Column, answer, counted, plain
+from sqlq.cli.output import Cell, Column, answer, plain
+from sqlq.config.durations import counted
 
 if TYPE_CHECKING:
     from sqlq.admin.keys import KeyUse, Rotated, Rotation

@@ -14,7 +14,7 @@ from sqlq.cli.outlet import Outlet
 from sqlq.cli.output import in_json
 from sqlq.config.command_hint import escaped, escaped_lines
 from sqlq.config.constants import ERROR_BYTES
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import counted, readable, written
 from sqlq.model.job import ClaimedJob
 from sqlq.model.retry import scrubbed
 from sqlq.worker.attempt.context import attempt_of, current_job
@@ -226,7 +226,7 @@ class Stderr(LinesOfJobs):
         super().close()
 
     def _dropped(self, lines: int) -> str:
-        said = f"{lines:,} line{'s were' if lines > 1 else ' was'} dropped: stderr took no more"
+        said = f"{counted(lines, 'line was', 'lines were')} dropped: stderr took no more"
         record = log.makeRecord(log.name, logging.WARNING, __file__, 0, said, (), None)
         return f"{self.format(record)}\n"
 

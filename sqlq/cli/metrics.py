@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import counted
+from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from sqlq.cli.output import counted
-from sqlq.config.durations import milliseconds
+from sqlq.config.durations import counted, milliseconds
 from sqlq.errors import ConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])

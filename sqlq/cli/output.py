@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS
-from sqlq.config.durations import readable
+from sqlq.config.durations import counted, span
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
@@ -197,16 +197,6 @@ def plain_lines(text: str) -> str:
 def ago(moment: datetime | None) -> str | None:
     """Return how long ago a time was, by this machine's clock."""
     return None if moment is None else f"{span((datetime.now(UTC) - moment).total_seconds())} ago"
-
-
-def span(seconds: float) -> str:
-    """Return a duration as a short text: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d"."""
-    return readable(max(seconds, 0) * 1000)
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun: "1 job", "2 jobs"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 @contextmanager

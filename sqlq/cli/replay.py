@@ -12,8 +12,8 @@ from sqlq.cli.context import Context
 from sqlq.cli.jobs import attempts
 from sqlq.cli.looks import queue_name, show_rows
 from sqlq.cli.options import ids_argument, json_option, require_named, takes_json, those_of_one, time_option
-from sqlq.cli.output import Column, ago, counted, listed, naming_options, of, plain, shortened, show_json
-from sqlq.config.durations import readable
+from sqlq.cli.output import Column, ago, listed, naming_options, of, plain, shortened, show_json
+from sqlq.config.durations import counted, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,14 +119,11 @@ def _over(number: int, rate: str | None) -> str:
 
 def _left_out(found: Replayed) -> None:
     if found.already:
-        job = "job was" if found.already == 1 else "jobs were"
-        click.echo(
-            f"left out: {found.already:,} {job} replayed before, or replays themselves; --again replays "
-            "those, too"
-        )
+        jobs = counted(found.already, "job was", "jobs were")
+        click.echo(f"left out: {jobs} replayed before, or replays themselves; --again replays those, too")
     if found.steps:
-        job = "step of a flow" if found.steps == 1 else "steps of flows"
-        click.echo(f"left out: {found.steps:,} {job}: a step cannot be replayed alone")
+        steps = counted(found.steps, "step of a flow", "steps of flows")
+        click.echo(f"left out: {steps}: a step cannot be replayed alone")
 
 
 def _which(options: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import ids_argument, require_named, takes_json, those_of_one, time_option
-from sqlq.cli.output import answer, counted, listed, naming_options, of
+from sqlq.cli.output import answer, listed, naming_options, of
+from sqlq.config.durations import counted
 from sqlq.errors import JobNotFoundError
 
 

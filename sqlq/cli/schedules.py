@@ -22,8 +22,8 @@ from sqlq.cli.options import (
     takes_json,
     time_option,
 )
-from sqlq.cli.output import Cell, Column, ago, answer, counted, listed, naming_options, plain, show_json
-from sqlq.config.durations import milliseconds, readable, written
+from sqlq.cli.output import Cell, Column, ago, answer, listed, naming_options, plain, show_json
+from sqlq.config.durations import counted, milliseconds, readable, written
 
 if TYPE_CHECKING:
     from sqlq.admin.schedules import LastJob, ScheduleDetails

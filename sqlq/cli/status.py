@@ -12,9 +12,9 @@ from sqlq.cli.context import Context
 from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped, who
 from sqlq.cli.members import for_each_app
 from sqlq.cli.options import exact_option, takes_json
-from sqlq.cli.output import Cell, Column, ago, counted, plain, show_json, span
+from sqlq.cli.output import Cell, Column, ago, plain, show_json
 from sqlq.config.command_hint import command, word
-from sqlq.config.durations import written
+from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:

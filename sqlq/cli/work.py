@@ -23,9 +23,9 @@ from sqlq.cli.context import Context
 from sqlq.cli.leave import leave, leave_in_time
 from sqlq.cli.metrics import show, totals_for, work_options
 from sqlq.cli.options import wait_option
-from sqlq.cli.output import counted, naming_options
+from sqlq.cli.output import naming_options
 from sqlq.cli.title import entitle
-from sqlq.config.durations import milliseconds
+from sqlq.config.durations import counted, milliseconds
 from sqlq.errors import ConfigurationError, SqlqError
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped, who
 from sqlq.cli.options import listing, options, require_names, takes_json
-from sqlq.cli.output import ago, answer, counted, plain, show_json, span
+from sqlq.cli.output import ago, answer, plain, show_json
 from sqlq.config.command_hint import command
+from sqlq.config.durations import counted, span
 
 if TYPE_CHECKING:
     from sqlq.admin.workers import WorkerStatus

@@ -1,4 +1,4 @@
-"""Durations and times as people write them, and as sqlq stores them.
+"""Durations, times and counts as people write them, and as sqlq stores them.
 
 Only the database's clock decides what is due or expired. Durations cross the boundary in whole milliseconds.
 A time given by the caller must carry its time zone, because a naive one means another instant on every
@@ -87,6 +87,16 @@ def readable(ms: float) -> str:
         if abs(ms) < until:
             return f"{ms / _UNITS[unit]:.3g} {name}"
     return f"{ms / _UNITS['d']:.4g} d"
+
+
+def span(seconds: float) -> str:
+    """Write a duration in seconds as `readable` does; one below zero, which clocks may show, is zero."""
+    return readable(max(0.0, seconds) * 1000)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Write a number with its noun: "1 job", "2 jobs"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def written(moment: datetime, timespec: str = "seconds") -> str:

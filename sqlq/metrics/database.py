@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers
+from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
 from sqlq.metrics import names
 from sqlq.metrics.families import by_app, number, numbers, version
@@ -76,8 +77,7 @@ class DatabaseCollector(Collector):
         except (SQLAlchemyError, SqlqError) as error:
             if time.monotonic() >= self._complain_at:
                 self._complain_at = time.monotonic() + COMPLAINT_SECONDS
-                why = str(getattr(error, "orig", error)).strip().splitlines() or [type(error).__name__]
-                log.warning("the database does not answer a scrape: %s", why[0])
+                log.warning("the database does not answer a scrape: %s", refusal(error))
             return [number(names.UP, 0), version(names.VERSION)]
 
     def _ask(self) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq.config.command_hint import command, word
+from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 from sqlq.web.access import RefusedError, Role
 from sqlq.web.pages import SEARCHED, Filter, whole
@@ -42,10 +43,6 @@ class Action:
     """The other fields of its form, which become options of the command."""
 
 
-def _counted(number: int, one: str = "job") -> str:
-    return f"{number:,} {one if number == 1 else one + 's'}"
-
-
 def _cancel(app: App, ids: Sequence[int], form: Form) -> str:
     effects = Counter(app.jobs.cancel(ids, force=bool(form.get("force"))).values())
     if not effects:
@@ -55,21 +52,21 @@ def _cancel(app: App, ids: Sequence[int], form: Form) -> str:
 
 def _retry(app: App, ids: Sequence[int], form: Form) -> str:
     done = app.jobs.move_back(ids)
-    said = f"Retried {_counted(len(done.moved))} of {len(ids):,}."
+    said = f"Retried {counted(len(done.moved), 'job')} of {len(ids):,}."
     if done.held:
-        said += f" {_counted(len(done.held))} stayed failed: a live job holds the unique key."
+        said += f" {counted(len(done.held), 'job')} stayed failed: a live job holds the unique key."
     if len(done.moved) + len(done.held) < len(ids):
         said += " The others have not failed, or somebody has retried or deleted them already."
     return said
 
 
 def _delete(app: App, ids: Sequence[int], form: Form) -> str:
-    return f"Deleted {_counted(len(app.jobs.delete(ids)), 'failed job')} of {len(ids):,}."
+    return f"Deleted {counted(len(app.jobs.delete(ids)), 'failed job')} of {len(ids):,}."
 
 
 def _replay(app: App, ids: Sequence[int], form: Form) -> str:
     done = app.jobs.replay(ids, again=True)
-    return f"Enqueued {_counted(done.number)} once more" + (
+    return f"Enqueued {counted(done.number, 'job')} once more" + (
         f": {', '.join(map(str, list(done.jobs.values())[:20]))}." if done.jobs else "."
     )
 
@@ -78,7 +75,7 @@ def _reschedule(app: App, ids: Sequence[int], form: Form) -> str:
     delay = form.get("in") or None
     moved = app.jobs.reschedule(ids, delay=delay)
     when = f"in {delay}" if delay else "now"
-    return f"Rescheduled {_counted(len(moved))} of {len(ids):,}: due {when}."
+    return f"Rescheduled {counted(len(moved), 'job')} of {len(ids):,}: due {when}."
 
 
 def _switched(names: Iterable[Any], done: str, nothing: str) -> str:
@@ -111,8 +108,7 @@ def _queue_all(app: App, name: str, form: Form) -> str:
 def _worker(verb: str) -> Callable[[App, str, Form], str]:
     def do(app: App, name: str, form: Form) -> str:
         asked = getattr(app.workers, verb)(name)
-        processes = "1 process" if len(asked) == 1 else f"{len(asked):,} processes"
-        return f"Asked {processes} to {verb}; each obeys within 2 seconds."
+        return f"Asked {counted(len(asked), 'process', 'processes')} to {verb}; each obeys within 2 seconds."
 
     return do
 
@@ -129,7 +125,7 @@ def _flow(verb: str) -> Callable[[App, str, Form], str]:
     def do(app: App, name: str, form: Form) -> str:
         answer = getattr(app.flows, verb)(whole(name, "the flow") or 0)
         if verb == "retry":
-            return f"Retried {_counted(len(answer), 'step')}."
+            return f"Retried {counted(len(answer), 'step')}."
         effects = Counter(answer.values())
         return (
             "Cancel: "
@@ -143,7 +139,7 @@ def _flow(verb: str) -> Callable[[App, str, Form], str]:
 def _skip(app: App, ids: Sequence[int], form: Form) -> str:
     for id in ids:
         app.flows.skip(id)
-    return f"Skipped {_counted(len(ids), 'step')}."
+    return f"Skipped {counted(len(ids), 'step')}."
 
 
 def _limit_set(app: App, name: str, form: Form) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sqlq.admin.doctor.finding import in_units
 from sqlq.config.command_hint import escaped_lines, word
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import span, written
 from sqlq.payload.encryption import Unopened
 from sqlq.web import plots
 
@@ -74,10 +74,6 @@ def as_json(value: Any) -> str:
 def number(value: Any, most: int | None = None) -> str:
     """Return a count; one that ended at its cap has a plus."""
     return f"{value:,}" + ("+" if most is not None and value >= most else "")
-
-
-def span(seconds: float) -> str:
-    return readable(max(0.0, float(seconds)) * 1000)
 
 
 def ago(when: datetime | None) -> Markup:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, to_do
 from sqlq.admin.doctor.queue import QueueChecks
 from sqlq.admin.doctor.sqlite import DAMAGED, FileChecks
-from sqlq.config.durations import readable
+from sqlq.config.durations import span
 from sqlq.config.urls import masked, read_url
 from sqlq.database.database import Database
 from sqlq.database.dialects import missing_grant, refusal
@@ -93,7 +93,7 @@ class Doctor(Checks):
         self._database.require_version()
         with reading(self._database) as conn:
             number = ".".join(map(str, conn.dialect.server_version_info or ()))
-        took = readable((time.monotonic() - began) * 1000)
+        took = span(time.monotonic() - began)
         name = self._database.dialect.title
         return ok(f"{masked(self._database.engine.url)}, {name} {number}, connected in {took}")
 

@@ -9,7 +9,6 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.store.health import health
 
@@ -112,11 +111,3 @@ def in_units(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1024
     return f"{number:.3g} TiB"
-
-
-def span(seconds: float) -> str:
-    return readable(max(0.0, seconds) * 1000)
-
-
-def counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

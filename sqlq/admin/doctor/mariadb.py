@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from sqlq.admin.doctor.finding import Answer, ServerChecks, check, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, ServerChecks, check, ok, to_do
+from sqlq.config.durations import span
 from sqlq.database.mariadb import health as healths
 
 OLD_TRANSACTION_S = 300.0

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.doctor.finding import Answer, ServerChecks, check, counted, in_units, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, ServerChecks, check, in_units, ok, to_do
 from sqlq.config.constants import LOOKOUT_MS
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import counted, readable, span, written
 from sqlq.config.urls import hosts
 from sqlq.database.database import LOOKS, Database
 from sqlq.database.dialects import refusal
@@ -224,7 +224,7 @@ class PostgreSQLChecks(ServerChecks):
                 "use postgresql+psycopg:// in the URL",
             )
         elif heard:
-            yield ok(f"a NOTIFY arrives within {readable((time.monotonic() - began) * 1000)}")
+            yield ok(f"a NOTIFY arrives within {span(time.monotonic() - began)}")
         else:
             yield check(
                 f"a NOTIFY did not arrive within {LISTEN_SECONDS:g} s, as behind PgBouncer in transaction "

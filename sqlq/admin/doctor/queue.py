@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from sqlq.admin.doctor.finding import Answer, Checks, check, counted, ok, span, to_do
+from sqlq.admin.doctor.finding import Answer, Checks, check, ok, to_do
 from sqlq.admin.keys import unreadable
 from sqlq.admin.queues import Queues, QueueStatus
 from sqlq.admin.workers import Workers, WorkerStatus, forgotten_pauses, since_it_said
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION
-from sqlq.config.durations import readable, written
+from sqlq.config.durations import counted, readable, span, written
 from sqlq.store import schedules as schedule_rows
 from sqlq.store.flows import flows as flow_rows
 from sqlq.store.health import health
@@ -97,14 +97,14 @@ class QueueChecks(Checks):
     def starts(self) -> Iterator[Answer]:
         short = [worker for worker in self._alive if worker.unstarted]
         for worker in short:
-            jobs = counted(worker.unstarted, "job", "jobs")
+            jobs = counted(worker.unstarted, "job")
             yield check(
                 f"the worker on {worker.host}, pid {worker.pid}, could not start {jobs}, and gave them back",
                 "see its log: threads, open files (ulimit -n), processes or memory are short there",
             )
         held = self._held_long() if any(map(_unstarted, self._alive)) else []
         for worker, number in held:
-            jobs = counted(number, "job", "jobs")
+            jobs = counted(number, "job")
             yield check(
                 f"the worker on {worker.host}, pid {worker.pid}, has held {jobs} for over "
                 f"{span(LONG_HELD_S)} without starting them",
