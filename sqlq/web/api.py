@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
     from sqlq.web.site import View
 
 MOST = 1_000
-PATHS = {
-    f"api.{name}": f"/api/v1/{path}"
-    for name, path in {
-        "queues": "queues",
-        "jobs": "jobs",
-        "job": "jobs/<int:id>",
-        "failures": "failures",
-        "workers": "workers",
-        "flows": "flows",
-        "flow": "flows/<int:id>",
-        "schedules": "schedules",
-        "limits": "limits",
-        "audit": "audit",
-        "database": "database",
-    }.items()
-}
 
 
 def problem(said: str, status: int) -> Response:
@@ -106,16 +91,17 @@ def _listing(name: str, look: Any) -> Any:
     return page
 
 
-PAGES = {
-    "api.jobs": jobs,
-    "api.job": job,
-    "api.failures": failures,
-    "api.flow": flow,
-    "api.queues": _listing("queues", lambda app: app.queues.status()),
-    "api.workers": _listing("workers", lambda app: app.workers.list(silent=True)),
-    "api.flows": _listing("flows", lambda app: app.flows.list(limit=100)),
-    "api.schedules": schedules,
-    "api.audit": _listing("audit", lambda app: app.audit.list(limit=1000)),
-    "api.database": lambda view: _json(asdict(storage_of(view))),
-    "api.limits": _listing("limits", lambda app: app.limits.list(limit=1000)),
+PAGES: Mapping[str, Callable[[View], Response]] = {
+    "/api/v1/queues": _listing("queues", lambda app: app.queues.status()),
+    "/api/v1/jobs": jobs,
+    "/api/v1/jobs/<int:id>": job,
+    "/api/v1/failures": failures,
+    "/api/v1/workers": _listing("workers", lambda app: app.workers.list(silent=True)),
+    "/api/v1/flows": _listing("flows", lambda app: app.flows.list(limit=100)),
+    "/api/v1/flows/<int:id>": flow,
+    "/api/v1/schedules": schedules,
+    "/api/v1/limits": _listing("limits", lambda app: app.limits.list(limit=1000)),
+    "/api/v1/audit": _listing("audit", lambda app: app.audit.list(limit=1000)),
+    "/api/v1/database": lambda view: _json(asdict(storage_of(view))),
 }
+"""The answers by their paths."""

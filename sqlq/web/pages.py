@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
     from sqlq.web.site import View
 
-PATHS = {
-    "overview": "/",
-    "jobs": "/jobs",
-    "job": "/jobs/<int:id>",
-    "failures": "/failures",
-    "failure": "/failures/<fingerprint>",
-    "flows": "/flows",
-    "flow": "/flows/<int:id>",
-    "schedules": "/schedules",
-    "schedule": "/schedules/<path:name>",
-    "limits": "/limits",
-    "queues": "/queues",
-    "workers": "/workers",
-    "database": "/database",
-    "audit": "/audit",
-}
 JOBS_SHOWN = 50
 SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
 """A search on a page reads at most so many of the newest jobs of each table."""
@@ -302,19 +286,20 @@ def storage_of(view: View) -> Storage:
     return replace(found, readings=tuple(replace(each, query=None) for each in found.readings))
 
 
-PAGES = {
-    "audit": audit,
-    "overview": overview,
-    "jobs": jobs,
-    "job": job,
-    "failures": failures,
-    "failure": failure,
-    "flows": flows,
-    "flow": flow,
-    "schedules": schedules,
-    "schedule": schedule,
-    "limits": limits,
-    "queues": queues,
-    "workers": workers,
-    "database": database,
+PAGES: Mapping[str, Callable[[View], Response]] = {
+    "/": overview,
+    "/jobs": jobs,
+    "/jobs/<int:id>": job,
+    "/failures": failures,
+    "/failures/<fingerprint>": failure,
+    "/flows": flows,
+    "/flows/<int:id>": flow,
+    "/schedules": schedules,
+    "/schedules/<path:name>": schedule,
+    "/limits": limits,
+    "/queues": queues,
+    "/workers": workers,
+    "/database": database,
+    "/audit": audit,
 }
+"""The pages by their paths. Each is called by the name of its function."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from importlib import resources
 from typing import Any
 
@@ -74,8 +74,6 @@ HEADERS = {
 LARGEST_FORM = 1 << 20
 FORM_COOKIE, SAID_COOKIE = "sqlq_form", "sqlq_said"
 ASSETS = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
-
-Handler = Callable[["View"], Response]
 
 
 class View:
@@ -207,15 +205,11 @@ class Site:
         self._authorize = authorize
         self._hosts = hosts
         self._logins = authorize if isinstance(authorize, Logins) else None
-        self.pages = pages.PAGES.keys()
         self.has_logins = self._logins is not None
-        self._handlers: dict[str, Handler] = {**pages.PAGES, **api.PAGES, "act": actions.act}
-        paths = {**pages.PATHS, **api.PATHS}
-        rules = [
-            Rule(path, endpoint=name, methods=["GET"])
-            for name, path in paths.items()
-            if name in self._handlers
-        ]
+        named = {page.__name__: (path, page) for path, page in pages.PAGES.items()}
+        named |= {path: (path, page) for path, page in api.PAGES.items()}
+        self._handlers = {name: page for name, (_, page) in named.items()} | {"act": actions.act}
+        rules = [Rule(path, endpoint=name, methods=["GET"]) for name, (path, _) in named.items()]
         rules += [Rule("/act/<verb>", endpoint="act", methods=["POST"])]
         rules += [Rule("/static/<name>", endpoint="static", methods=["GET"])]
         rules += [Rule("/login", endpoint="login"), Rule("/logout", endpoint="logout", methods=["POST"])]
@@ -279,7 +273,7 @@ class Site:
             raise RefusedError("the form has expired: go back, load the page anew and send it again")
 
     def _nobody(self, view: View, endpoint: str) -> Response:
-        if endpoint.startswith("api"):
+        if endpoint.startswith("/api/"):
             return api.problem("give a token of the dashboard: Authorization: Bearer …", 401)
         if self._logins is None:
             raise RefusedError("you have no access to this dashboard")
