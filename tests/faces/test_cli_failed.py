@@ -216,7 +216,6 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
 def test_what_is_no_job_is_one_sentence(sqlq_: Command) -> None:
     assert "there is no job 4711" in sqlq_("show", "4711").sentence()
     assert sqlq_("show", "x").code == 2
-    assert "no such command 'failed show': write sqlq show" in sqlq_("failed", "show", "7").misuse()
 
 
 # -- retry, delete -----------------------------------------------------------------------------
