@@ -11,7 +11,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.config.command_hint import OWNER
-from sqlq.errors import ConfigurationError, SqlqError
+from sqlq.errors import ConfigurationError, JobNotFoundError, SqlqError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sqlq.app.app import App
     from sqlq.config.pyproject import Project
+    from sqlq.model.job import JobDetails
 
 
 @dataclass
@@ -199,6 +200,17 @@ class Context:
                 f"{why}: name the App with --app module:attribute, as in sqlq work --app shop.tasks:app, "
                 "with SQLQ_APP, or in pyproject.toml under [tool.sqlq]"
             )
+
+    def refuse(self, ids: Sequence[int], why: Callable[[JobDetails], str]) -> None:
+        """Explain for each job why it was not changed, and exit with 1 if there are any."""
+        for id in ids:
+            try:
+                reason = why(self.app().jobs.get(id))
+            except JobNotFoundError:
+                reason = "there is no such job"
+            click.echo(f"sqlq: job {id}: {reason}", err=True)
+        if ids:
+            raise SystemExit(1)
 
     def close(self) -> None:
         """Close the connections of the App. The end of the process does not: `main` leaves what was made."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,10 @@ from sqlq.cli.options import (
 from sqlq.cli.output import Column, answer, listed, of
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlq.model.job import JobDetails
 
 
 @click.command()
@@ -106,7 +109,7 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
         stay = counted(len(held), "job stays", "jobs stay")
         lines += [f"{stay} failed, since live jobs hold the same unique keys: {listed(held)}"]
     answer({"retried": moved, "held_back": held, "not_failed": missing}, *lines, as_json=as_json)
-    _report_missing(context, missing)
+    context.refuse(missing, _why_not)
 
 
 @click.command()
@@ -134,7 +137,7 @@ def delete(context: Context, /, yes: bool, as_json: bool, **chosen: Any) -> None
     if not deleted:
         line = f"no failed jobs{which} to delete"
     answer({"deleted": deleted, "not_failed": missing}, line, as_json=as_json)
-    _report_missing(context, missing)
+    context.refuse(missing, _why_not)
 
 
 def _named(chosen: dict[str, Any]) -> dict[str, Any]:
@@ -145,18 +148,7 @@ def _missing(ids: tuple[int, ...], known: list[int]) -> list[int]:
     return sorted(set(ids) - set(known))
 
 
-def _report_missing(context: Context, missing: list[int]) -> None:
-    """Explain the ids that are not those of failed jobs, and exit with 1 if there are any."""
-    for id in missing:
-        try:
-            state = context.app().jobs.get(id).state
-            reason = (
-                "it has failed, but is not of those named, or is locked by another command"
-                if state == "failed"
-                else f"it is {state}"
-            )
-        except JobNotFoundError:
-            reason = "there is no such job"
-        click.echo(f"sqlq: job {id}: {reason}", err=True)
-    if missing:
-        raise SystemExit(1)
+def _why_not(job: JobDetails) -> str:
+    if job.state == "failed":
+        return "it has failed, but is not of those named, or is locked by another command"
+    return f"it is {job.state}"

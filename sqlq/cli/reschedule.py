@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,9 @@ from sqlq.cli.context import Context
 from sqlq.cli.options import ids_argument, require_named, takes_json, those_of_one, time_option
 from sqlq.cli.output import answer, listed, naming_options, of
 from sqlq.config.durations import counted
-from sqlq.errors import JobNotFoundError
+
+if TYPE_CHECKING:
+    from sqlq.model.job import JobDetails
 
 
 @click.command()
@@ -37,29 +39,20 @@ def reschedule(
         raise click.UsageError("--at and --in both say when: give one of the two")
     with naming_options(at="at", delay="in"):
         moved = context.app().jobs.reschedule(**chosen, at=at, delay=delay)
-    missing, which = (
-        sorted(set(chosen["ids"]) - set(moved)),
-        of(chosen["task"], chosen["queue"], group=chosen["group"]),
-    )
+    missing = sorted(set(chosen["ids"]) - set(moved))
+    which = of(chosen["task"], chosen["queue"], group=chosen["group"])
     when = "now" if delay is None else f"in {delay.strip()}"
     when = when if at is None else f"at {at.isoformat()}"
     line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
     if not moved:
         line = f"no waiting jobs{which} to move"
     answer({"rescheduled": moved, "not_waiting": missing}, line, as_json=as_json)
-    for id in missing:
-        click.echo(f"sqlq: job {id}: {_why_not(context, id)}", err=True)
-    if missing:
-        raise SystemExit(1)
+    context.refuse(missing, _why_not)
 
 
-def _why_not(context: Context, id: int) -> str:
-    try:
-        state = context.app().jobs.get(id).state
-    except JobNotFoundError:
-        return "there is no such job"
-    if state == "running":
+def _why_not(job: JobDetails) -> str:
+    if job.state == "running":
         return "it is running, and only waiting jobs are moved"
-    if state in ("available", "scheduled", "blocked"):
-        return f"it is {state}, but not of those named, or locked by another transaction"
-    return f"it is {state} already; sqlq retry and sqlq replay run jobs again"
+    if job.state in ("available", "scheduled", "blocked"):
+        return f"it is {job.state}, but not of those named, or locked by another transaction"
+    return f"it is {job.state} already; sqlq retry and sqlq replay run jobs again"
