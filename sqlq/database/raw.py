@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
@@ -125,15 +125,17 @@ class Driver:
 
 def dispose(engine: Engine) -> None:
     """Close the connections of an engine. One that a thread still uses is closed when it comes back."""
-    pool = engine.pool
+    pool: Any = engine.pool
+    # no event: a thread may be going through the listeners, and the next pool would inherit this one
+    returned = pool._do_return_conn  # noqa: SLF001 - every kind of pool has its own
+
+    def close(record: ConnectionPoolEntry) -> None:
+        record.close()
+        returned(record)  # its place is free for a thread that waits
+
+    # guard: what-comes-back-late-is-closed
+    pool._do_return_conn = close  # noqa: SLF001 - as above
     engine.dispose()
-    event.listen(pool, "checkin", _close)  # guard: what-comes-back-late-is-closed
-    pool.dispose()  # one may have come back between the two lines above
-
-
-def _close(connection: Any, record: ConnectionPoolEntry) -> None:
-    if connection is not None:
-        record.invalidate()
 
 
 _ONE = "one"

@@ -531,6 +531,7 @@ GUARDS = [
     Guard("the-disposed-rest-nowhere", "self._engine.pool is pool", "True", "tests/sql/test_driver.py::test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back[sqlite]"),
     Guard("a-lost-host-is-tried-last", None, "pass", "tests/sql/test_hosts.py::test_a_host_is_tried_last_when_its_connection_has_broken[query-postgresql]"),
     Guard("the-host-that-answers-is-first", None, "pass", "tests/sql/test_hosts.py::test_a_host_is_tried_first_when_it_has_answered_last[postgresql]"),
+    Guard("no-port-is-for-libpq-to-find", '"port" in parameters', "True", "tests/sql/test_hosts.py::test_the_port_of_hosts_is_for_libpq_to_find_when_the_url_has_none[postgresql]"),
     Guard("the-collected-leave-no-connection", "dispose, engine", "int", "tests/sql/test_driver.py::test_connections_are_closed_when_their_database_is_collected[sqlite]"),
     Guard("hosts-draw-lots", None, "if random.random() >= 0:", LOOKOUT + "test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time[24]"),
     Guard("a-silent-lookout-is-noticed", None, "return True", LOOKOUT + "test_a_worker_whose_lookout_falls_silent_looks_for_itself[postgresql]"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import Pool
 
 import sqlq
 from sqlq.database import idle, raw
@@ -185,6 +186,32 @@ def test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back(app: sqlq
         with pytest.raises(app.database.engine.dialect.loaded_dbapi.Error):
             connection.cursor().execute("SELECT 1")
     app.enqueue(app.task(name="t")(lambda: None).new())  # opens another
+
+
+def test_a_close_breaks_no_return_of_a_connection_in_another_thread(app: sqlq.App) -> None:
+    event.listen(app.database.engine, "checkin", lambda *_: app.database.close())
+    app.database.require_tables()
+    app.database.require_tables()
+
+
+def test_connections_are_pooled_after_two_closes_at_once(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = app.database.engine.pool
+    recreate = pool.recreate
+
+    def meanwhile() -> Pool:
+        monkeypatch.setattr(pool, "recreate", recreate)
+        app.database.close()
+        return recreate()
+
+    monkeypatch.setattr(pool, "recreate", meanwhile)
+    app.database.close()
+    made = counting(app.database.engine, "connect")
+    for _ in range(2):
+        with app.database.begin() as conn:
+            conn.execute(text("SELECT 1"))
+    assert len(made) == 1
 
 
 def test_connections_are_closed_when_their_database_is_collected(database_url: str, app: sqlq.App) -> None:

@@ -60,6 +60,28 @@ def test_a_host_is_tried_last_when_its_connection_has_broken(
     assert ports == [f"{first.port},{second.port}", f"{second.port},{first.port}"]
 
 
+def test_a_host_stays_first_when_a_connection_to_it_comes_back_late(
+    hosts: list[Proxy], database_url: str
+) -> None:
+    first, second = hosts
+    with opened(hosts, database_url) as database:
+        with database.read():
+            database.close()
+        ports = tried(database)
+        query(database)
+    assert ports == [f"{first.port},{second.port}"]
+
+
+def test_the_port_of_hosts_is_for_libpq_to_find_when_the_url_has_none(
+    hosts: list[Proxy], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = make_url(database_url)
+    monkeypatch.setenv("PGPORT", str(hosts[0].port))
+    url = URL.create(given.drivername, given.username, host="127.0.0.1,localhost", database=given.database)
+    with Database.open(url) as database, database.read() as conn:
+        assert conn.connection.driver_connection.info.port == hosts[0].port  # type: ignore[union-attr]
+
+
 def test_a_host_is_tried_first_when_it_has_answered_last(hosts: list[Proxy], database_url: str) -> None:
     first, second = hosts
     first.target = 1  # where nobody answers

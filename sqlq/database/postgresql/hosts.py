@@ -18,10 +18,11 @@ def follow_hosts(engine: Engine) -> None:
     """Try the host of the last connection first, and one whose connection broke last."""
     order: list[tuple[str, str]] = []
 
-    def move(host: tuple[str, str] | None, place: int) -> None:
+    def move(host: tuple[str, str] | None, *, first: bool) -> None:
         if host in order:
-            order.remove(host)
-            order.insert(place, host)
+            others = [each for each in order if each != host]
+            # in one step: other threads read the list, and move hosts
+            order[:] = [host, *others] if first else [*others, host]
 
     @event.listens_for(engine, "do_connect")
     def arrange(dialect: Any, record: Any, arguments: Any, parameters: dict[str, Any]) -> None:
@@ -30,18 +31,20 @@ def follow_hosts(engine: Engine) -> None:
             return
         ports = str(parameters.get("port", "")).split(",")
         if not order:
-            order.extend(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False))
-        parameters["host"], parameters["port"] = (",".join(each) for each in zip(*order, strict=True))
+            order[:] = zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
+        names, numbers = (",".join(each) for each in zip(*order, strict=True))
+        parameters["host"] = names
+        if "port" in parameters:  # guard: no-port-is-for-libpq-to-find
+            parameters["port"] = numbers
 
     @event.listens_for(engine, "connect")
     def note(connection: Any, record: Any) -> None:
         if order:
             info = connection.info
-            record.info[_HOST] = next(
-                (each for each in order if each in ((info.host, str(info.port)), (info.host, ""))), None
-            )
-            move(record.info[_HOST], 0)  # guard: the-host-that-answers-is-first
+            names = ((info.host, str(info.port)), (info.host, ""))
+            record.info[_HOST] = next((each for each in names if each in order), None)
+            move(record.info[_HOST], first=True)  # guard: the-host-that-answers-is-first
 
     @event.listens_for(engine, "invalidate")
     def leave(connection: Any, record: Any, error: Any) -> None:
-        move(record.info.pop(_HOST, None), len(order))  # guard: a-lost-host-is-tried-last
+        move(record.info.pop(_HOST, None), first=False)  # guard: a-lost-host-is-tried-last
