@@ -111,7 +111,9 @@ def _refuse_unfit(folder: Path) -> None:
     if not is_empty and next(_sources(folder), None) is None:
         _refuse(f"{folder} holds no Python project: run init where pyproject.toml or manage.py lies")
     for file in sorted([*folder.glob("*.py"), *folder.glob("[!.]*/*.py")]):
-        if found := re.search(r"^(\w+) = (?:sqlq\.)?App\(", file.read_text(errors="replace"), re.MULTILINE):
+        text = file.read_text(errors="replace")
+        found = re.search(r"^(\w+) = (?:sqlq\.)?App\(", text, re.MULTILINE)
+        if found and re.search(r"^(?:from|import) sqlq\b", text, re.MULTILINE):  # other libraries have an App
             module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
             line = f'app = "{module}:{found[1]}"'
             _refuse(f"there is an App already: write {line} under [tool.sqlq] in pyproject.toml")

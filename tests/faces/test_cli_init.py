@@ -20,6 +20,10 @@ FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"
 KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
     "an empty folder": ({}, "plain Python", "tasks:app"),
     "a module": ({"shop.py": "x = 1\n", "README.md": "shop\n"}, "plain Python", "tasks:app"),
+    "an App of another library": (
+        {"bot.py": "from slack_bolt import App\n\napp = App()\n"},
+        *("plain Python", "tasks:app"),
+    ),
     "a package": ({"shop/__init__.py": "", "tests/__init__.py": ""}, "plain Python", "shop.tasks:app"),
     "Flask by its import": (
         {"web.py": FLASK, "pyproject.toml": '[project]\nname = "x"'},

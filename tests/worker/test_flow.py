@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 import sqlq
 from sqlq.worker.maintain.services import Prune
@@ -138,6 +138,22 @@ def test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in(app: 
     tenant.set("the caller's")
     assert drain(app).completed == 1
     assert app.result(job) == "nobody's"
+
+
+def test_maintenance_finds_nothing_of_the_context_that_the_worker_was_run_in(app: sqlq.App) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
+    found: dict[str, str] = {}
+
+    def executing(*given: Any) -> None:
+        found[threading.current_thread().name] = tenant.get()
+
+    tenant.set("the caller's")
+    event.listen(Engine, "before_cursor_execute", executing)
+    try:
+        drain(app)
+    finally:
+        event.remove(Engine, "before_cursor_execute", executing)
+    assert found["sqlq-maintenance"] == "nobody's"
 
 
 def test_what_a_coroutine_sets_in_its_context_is_not_the_next_jobs(app: sqlq.App) -> None:
