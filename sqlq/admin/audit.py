@@ -37,8 +37,4 @@ class Audit(Facet):
         this takes the owner of the tables: no operator takes traces away."""
         work = partial(audit.prune, older_than_ms=milliseconds(older_than, "older_than"))
         self._database.require_tables()
-        total = batch = self._database.run(work)
-        while batch >= audit.BATCH:
-            batch = self._database.run(work)
-            total += batch
-        return total
+        return self._to_the_end(work, audit.BATCH)

@@ -42,6 +42,14 @@ class Facet:
             version.require(conn, self._database.schema)
             yield conn
 
+    def _to_the_end(self, work: Callable[[Connection], int], batch: int) -> int:
+        """Do the work in transactions of at most a `batch` of rows each; return the number of all rows."""
+        total = number = self._database.run(work)
+        while number >= batch:
+            number = self._database.run(work)
+            total += number
+        return total
+
 
 # -- the record of actions -----------------------------------------------------------------------------------
 

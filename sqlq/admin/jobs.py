@@ -467,13 +467,8 @@ class Jobs(Facet):
         return gone
 
     def _prune(self, older_than_ms: int, *, failed: bool = False) -> int:
-        limit = lookup.BATCH
-        work = partial(pruning.prune, older_than_ms=older_than_ms, limit=limit, failed=failed)
-        total = batch = self._database.run(work)
-        while batch >= limit:
-            batch = self._database.run(work)
-            total += batch
-        return total
+        work = partial(pruning.prune, older_than_ms=older_than_ms, limit=lookup.BATCH, failed=failed)
+        return self._to_the_end(work, lookup.BATCH)
 
     def ids_of(self, jobs: Any) -> Any:
         """Return ids in place of the answers of `enqueue`. Raises `JobNotFoundError` for a job that is not
