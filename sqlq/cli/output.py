@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,12 @@ def console(*, err: bool = False) -> Console:
     if not found.is_terminal and not os.environ.get("COLUMNS"):
         found.width = UNLIMITED
     return found
+
+
+def on_terminal() -> bool:
+    """Return whether stderr is a terminal on which a line can be erased."""
+    err = console(err=True)
+    return err.is_terminal and not err.is_dumb_terminal and sys.stderr.isatty()
 
 
 GAP = 2

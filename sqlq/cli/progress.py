@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -14,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.queues import Queues, Waiting
 from sqlq.cli.logs import ERASE, draw
+from sqlq.cli.output import console
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
 
@@ -34,14 +34,6 @@ SUMMARY_SECONDS = 60.0
 WINDOW_SECONDS = 15.0
 """The rate on a terminal is that of the last seconds."""
 FIRST = ("completed", "retried", "failed")
-
-
-def on_terminal() -> bool:
-    """Return whether stderr is a terminal on which a line can be erased."""
-    from sqlq.cli.output import console
-
-    err = console(err=True)
-    return err.is_terminal and not err.is_dumb_terminal and sys.stderr.isatty()
 
 
 class Progress:
@@ -136,8 +128,6 @@ def spent(seconds: float) -> str:
 
 def _fitted(text: str) -> str:
     from rich.text import Text
-
-    from sqlq.cli.output import console
 
     line = Text(text)
     line.truncate(max(1, console(err=True).width - 1), overflow="ellipsis")

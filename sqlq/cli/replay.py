@@ -12,7 +12,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.jobs import attempts
 from sqlq.cli.looks import queue_name, show_rows
 from sqlq.cli.options import ids_argument, json_option, require_named, takes_json, those_of_one, time_option
-from sqlq.cli.output import Column, ago, listed, naming_options, of, plain, shortened, show_json
+from sqlq.cli.output import Column, ago, listed, naming_options, of, on_terminal, plain, shortened, show_json
 from sqlq.config.durations import counted, readable
 
 if TYPE_CHECKING:
@@ -143,7 +143,6 @@ def _shortened(payload: Any) -> str:
 def _told() -> Iterator[Progress]:
     """Show the progress on a terminal, and print what was done if the command is interrupted."""
     from sqlq.cli.logs import ERASE
-    from sqlq.cli.progress import on_terminal
 
     drawn = on_terminal()
     seen = 0

@@ -23,7 +23,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.leave import leave, leave_in_time
 from sqlq.cli.metrics import show, totals_for, work_options
 from sqlq.cli.options import wait_option
-from sqlq.cli.output import naming_options
+from sqlq.cli.output import naming_options, on_terminal
 from sqlq.cli.title import entitle
 from sqlq.config.durations import counted, milliseconds
 from sqlq.errors import ConfigurationError, SqlqError
@@ -196,9 +196,7 @@ def work(
     _keep_numbers_of_closed()
     wait_ms = milliseconds(wait, "--wait")
     options["queues"] = _named_queues(queues)
-    drawn = (
-        options["drain"] and not lines and log_format == "text" and log_level != "debug" and _on_terminal()
-    )
+    drawn = options["drain"] and not lines and log_format == "text" and log_level != "debug" and on_terminal()
     set_up_logs = partial(logs.set_up, log_format, log_level, drawn=drawn, app=member)
     if member is not None:
         context.app_option = f"{context.app_path}.{member}"
@@ -373,12 +371,6 @@ def _refuse_unwritable(health_file: Path | None) -> None:
 
 def _entitle(options: dict[str, Any], member: str | None) -> Callable[[str], None]:
     return entitle(" ".join(name for name in (options["name"], member) if name) or None)
-
-
-def _on_terminal() -> bool:
-    from sqlq.cli.progress import on_terminal
-
-    return on_terminal()
 
 
 def _stop_on_signals(fleet: Fleet) -> None:
