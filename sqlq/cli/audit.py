@@ -7,7 +7,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
 from sqlq.cli.options import limit_option, takes_json
-from sqlq.cli.output import Column, ago, plain, show_json
+from sqlq.cli.output import Column, ago, plain
 
 
 @click.command()
@@ -25,9 +25,6 @@ def audit(
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
     rows = context.looking().audit.list(limit=limit, before=before, actor=actor, action=action)
-    if as_json:
-        show_json([row._asdict() for row in rows])
-        return
     columns = [Column("id", right=True), Column("when"), Column("who"), Column("number", right=True)]
     show_list(
         [*columns, Column("command", wide=True)],
@@ -40,4 +37,6 @@ def audit(
             plain(row.target),
         ],
         nothing="no actions recorded",
+        as_object=lambda row: row._asdict(),
+        as_json=as_json,
     )

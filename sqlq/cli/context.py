@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -451,26 +452,16 @@ def _told(error: BaseException) -> str:
 def _line(trace: TracebackType | None) -> str:
     """Return the line that was running: the last one in the user's own code, or else the last one there
     is."""
-    own = str(Path(__file__).parents[1])
-    places: list[tuple[str, int]] = []
-    while trace is not None:
-        places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    places = [
-        place
-        for place in places
-        if not place[0].startswith(("<frozen importlib", own))
-        and Path(place[0]).parts[-2:-1] != ("importlib",)
-    ]
+    own = ("<frozen importlib", str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent))
+    frames = [frame for frame in extract_tb(trace) if not frame.filename.startswith(own)]
     mine = [
-        place
-        for place in places
-        if Path(place[0]).is_relative_to(Path.cwd()) and "site-packages" not in place[0]
+        frame
+        for frame in frames
+        if Path(frame.filename).is_relative_to(Path.cwd()) and "site-packages" not in frame.filename
     ]
-    if not (mine or places):
-        return "while it was being found"
-    file, line = (mine or places)[-1]
-    return f"{_near(file)}, line {line}"
+    for frame in reversed(mine or frames):
+        return f"{_near(frame.filename)}, line {frame.lineno}"
+    return "while it was being found"
 
 
 def _near(file: str) -> str:
