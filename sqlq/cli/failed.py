@@ -14,7 +14,6 @@ from sqlq.cli.options import (
     ask,
     ids_argument,
     limit_option,
-    of_one,
     options,
     require_named,
     takes_json,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@of_one
+@those_of_one
 @click.option("--exact", is_flag=True, help="Count all of them, and not only the newest 10,000.")
 @limit_option(100, "At most so many errors.")
 @takes_json

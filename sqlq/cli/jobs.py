@@ -13,7 +13,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.history import show_history
 from sqlq.cli.looks import queue_name, show_block, show_field, show_heading, show_rows, show_wrapped
-from sqlq.cli.options import limit_option, of_one, takes_json
+from sqlq.cli.options import limit_option, takes_json, those_of_one
 from sqlq.cli.output import Cell, Column, ago, naming_options, of, plain, plain_lines, shortened, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.constants import DEFAULT_QUEUE
@@ -34,7 +34,7 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 
 @click.command()
 @click.option("--state", type=click.Choice(STATES), help="In one state only.")
-@of_one
+@those_of_one
 @limit_option(20, "At most so many, the newest.")
 @click.option(
     "--exact", is_flag=True, help="Look through all jobs, and not only the newest 100,000 of each kind."
@@ -229,7 +229,7 @@ def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
         yield "reason", job.error
     back = f", released {counted(job.releases, 'time')}" if job.releases else ""
     yield "attempts", f"{attempts(job, ' of ')}{back}"
-    yield "timeout", _timeout(job.timeout_ms)
+    yield "timeout", readable(job.timeout_ms) if job.timeout_ms else "none"
     if job.backoff is not None:
         yield "backoff", _backoff(job.backoff)
     if job.retention_ms is not None:
@@ -286,11 +286,6 @@ def _follower(named: Any) -> str:
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
         return plain(json.dumps(named, ensure_ascii=False))
     return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
-
-
-def _timeout(ms: int | None) -> str:
-    """Return how long an attempt may take."""
-    return readable(ms) if ms else "none"
 
 
 def _backoff(text: str) -> str:

@@ -121,18 +121,12 @@ def json_option(words: str, name: str, example: dict[str, Any] | list[Any]) -> C
 
 
 kwargs_option = json_option("Arguments by name", "--kwargs", {"copy": True})
-of_one = options(
-    click.option("--queue", help="Of one queue only."),
-    click.option("--task", help="Of one task only."),
-    click.option("--group", help="Of one group only."),
-)
-"""Options of lists."""
 those_of_one = options(
     click.option("--task", help="Those of one task."),
     click.option("--queue", help="Those of one queue."),
     click.option("--group", help="Those of one group."),
 )
-"""Options of commands that change jobs. Ids, task, queue and group given together must all fit."""
+"""Options that choose jobs. Ids, task, queue and group given together must all fit."""
 ids_argument = click.argument("ids", type=int, nargs=-1)
 queue_option = click.option("--queue", help="Another queue than the task's own.")
 priority_option = click.option("--priority", type=int, help="-100 to 100; larger runs first.")
