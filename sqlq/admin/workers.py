@@ -169,17 +169,12 @@ def forgotten_pauses(
     if pauses.all is not None:
         return  # workers are paused for that reason
     for worker in workers:
-        since = paused_for(worker)
-        if since is not None and since > longer_than_s:
+        since = since_it_said(worker)
+        if worker.state == PAUSED and since > longer_than_s:
             called = "" if worker.name is None else f"{worker.name} "
             said = f"{called}on {worker.host}, pid {worker.pid}, has been paused for {span(since)}"
             name = worker.name or f"{worker.host}:{worker.pid}"
             yield f"the worker {said}", f"workers resume {word(name)}"
-
-
-def paused_for(worker: WorkerStatus) -> float | None:
-    """Return for how many seconds a worker has been paused, by the database's clock; None where it is not."""
-    return since_it_said(worker) if worker.state == PAUSED else None
 
 
 def since_it_said(worker: WorkerStatus) -> float:

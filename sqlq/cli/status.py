@@ -55,7 +55,7 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
 def _object(found: _Found) -> dict[str, Any]:
     return {
         "queues": [asdict(queue) for queue in found.queues],
-        "workers": [_worker_object(worker) for worker in found.workers],
+        "workers": [{**asdict(worker), "jobs": len(worker.jobs)} for worker in found.workers],
         "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
         "paused_tasks": {name: pause._asdict() for name, pause in found.pauses.tasks.items()},
         "replica": found.replica and found.replica._asdict(),
@@ -179,7 +179,3 @@ def _said(worker: WorkerStatus) -> str:
     return (
         f"{state}{named}, {slots}, started {ago(worker.started_at)}, seen {span(worker.silent_seconds)} ago"
     )
-
-
-def _worker_object(worker: WorkerStatus) -> dict[str, object]:
-    return {**asdict(worker), "jobs": len(worker.jobs)}
