@@ -153,9 +153,9 @@ class View:
             self.set_cookie(response, FORM_COOKIE, self.form_token)
         return response
 
-    def back(self, said: str, to: str | None = None) -> Response:
+    def back(self, said: str) -> Response:
         """Return to the page from which a form was sent, with a sentence."""
-        response = Response(status=303, headers={"Location": to or self.came_from})
+        response = Response(status=303, headers={"Location": self.came_from})
         self.set_cookie(response, SAID_COOKIE, said[:1000], max_age=60)
         return response
 
