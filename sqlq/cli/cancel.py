@@ -52,9 +52,8 @@ def cancel(
     from sqlq.admin.cancel import Cancellation
 
     yes = chosen.pop("yes")
-    named = {name: chosen[name] for name in ("task", "queue", "group")}
     require_named("jobs", "--task, --queue, --group, --flow or --all", ids, flow, *chosen.values())
-    if chosen["all"] and not (ids or flow or of(**named)):
+    if chosen["all"] and not (ids or flow or of(chosen)):
         live = context.app().jobs.ids(states=LIVE, limit=MOST_COUNTED)
         ask("cancel", len(live), "job", yes=yes)
     if flow is None:
@@ -65,7 +64,7 @@ def cancel(
         done = context.app().flows.cancel(flow, force=force)
     by_word = {word: sorted(id for id, each in done.items() if each is word) for word in Cancellation}
     cancelled, requested = by_word.pop(Cancellation.CANCELLED), by_word.pop(Cancellation.REQUESTED)
-    which, lines = of(**named, flow=flow), []
+    which, lines = of(chosen, flow), []
     if cancelled:
         lines += [f"cancelled {counted(len(cancelled), 'job')}{which}: {listed(cancelled)}"]
     if requested:

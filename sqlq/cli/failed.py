@@ -50,7 +50,7 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
         [*columns, Column("error", wide=True)],
         errors[:limit],
         lambda each: [each.number, each.task, str(each.newest), each.fingerprint, each.error],
-        nothing=f"no failed jobs{of(**chosen)}",
+        nothing=f"no failed jobs{of(chosen)}",
     )
     if len(errors) > limit:
         click.echo(f"\nand {counted(len(errors) - limit, 'other error')}; --limit N shows more")
@@ -100,7 +100,7 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
     else:
         moved, held = context.app().jobs.move_back(**chosen)
     missing = _missing(chosen["ids"], [*moved, *held])
-    which = of(**_named(chosen), flow=flow)
+    which = of(chosen, flow)
     lines = [f"no failed jobs{which} moved back"]
     if moved:
         lines = [f"moved back {counted(len(moved), 'job')}{which} to run again: {listed(moved)}"]
@@ -127,20 +127,16 @@ def delete(context: Context, /, yes: bool, as_json: bool, **chosen: Any) -> None
     if error is not None:
         ask("delete", len(chosen["ids"]), "failed job", yes=yes)
     elif not chosen["ids"]:
-        only = _named(chosen)
+        only = {name: chosen[name] for name in ("task", "queue", "group")}
         number = len(context.app().jobs.ids(states=("failed",), limit=MOST_COUNTED, **only))
-        ask("delete", number, "failed job", of(**only), yes=yes)
+        ask("delete", number, "failed job", of(only), yes=yes)
     deleted = context.app().jobs.delete(**chosen)
-    missing, which = _missing(chosen["ids"], deleted), of(**_named(chosen))
+    missing, which = _missing(chosen["ids"], deleted), of(chosen)
     line = f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"
     if not deleted:
         line = f"no failed jobs{which} to delete"
     answer({"deleted": deleted, "not_failed": missing}, line, as_json=as_json)
     context.refuse(missing, _why_not)
-
-
-def _named(chosen: dict[str, Any]) -> dict[str, Any]:
-    return {name: chosen[name] for name in ("task", "queue", "group")}
 
 
 def _missing(ids: tuple[int, ...], known: list[int]) -> list[int]:

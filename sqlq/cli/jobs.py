@@ -60,7 +60,7 @@ def jobs(
         columns += [Column(name, wide=name in ("label", "error")) for name in more_columns]
         show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
-        click.echo(f"no {state + ' ' if state else ''}jobs{of(**chosen)}")
+        click.echo(f"no {state + ' ' if state else ''}jobs{of(chosen)}")
     if (group := chosen["group"]) is not None and not as_json:
         from sqlq.model.job import State
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -230,9 +230,8 @@ def listed(ids: Sequence[int]) -> str:
     return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
 
 
-def of(
-    task: str | None = None, queue: str | None = None, flow: int | None = None, group: str | None = None
-) -> str:
-    """Return " of task … in queue … of flow … of group …" for the jobs that were chosen."""
-    parts = {" of task ": task, " in queue ": queue, " of flow ": flow, " of group ": group}
+def of(chosen: Mapping[str, Any], flow: int | None = None) -> str:
+    """Return " of task … in queue … of group … of flow …" for the jobs that the options have chosen."""
+    parts = {" of task ": chosen["task"], " in queue ": chosen["queue"], " of group ": chosen["group"]}
+    parts[" of flow "] = flow
     return "".join(f"{words}{plain(str(value))}" for words, value in parts.items() if value)

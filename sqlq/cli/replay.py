@@ -127,8 +127,8 @@ def _left_out(found: Replayed) -> None:
 
 
 def _which(options: dict[str, Any]) -> str:
-    state, named = options["state"], {name: options[name] for name in ("task", "queue", "group")}
-    return of(**named) + (f" that {_VERBS[state]}" if state else "")
+    state = options["state"]
+    return of(options) + (f" that {_VERBS[state]}" if state else "")
 
 
 _VERBS = {"finished": "finished", "failed": "failed", "cancelled": "were cancelled"}

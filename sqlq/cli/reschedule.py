@@ -40,7 +40,7 @@ def reschedule(
     with naming_options(at="at", delay="in"):
         moved = context.app().jobs.reschedule(**chosen, at=at, delay=delay)
     missing = sorted(set(chosen["ids"]) - set(moved))
-    which = of(chosen["task"], chosen["queue"], group=chosen["group"])
+    which = of(chosen)
     when = "now" if delay is None else f"in {delay.strip()}"
     when = when if at is None else f"at {at.isoformat()}"
     line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
