@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from sqlq.config.command_hint import command
@@ -205,7 +205,7 @@ class Database:
                 f"{masked(url)} needs the driver {error.name!r}, which is not installed: "
                 f"pip install {_PACKAGES.get(error.name or '', error.name)}"
             ) from None
-        except ValueError as error:  # a parameter of another type than the driver's
+        except (ValueError, ArgumentError) as error:  # of parameters, for the driver or SQLAlchemy
             raise ConfigurationError(f"{masked(url)} cannot be used: {error}") from None
         return cls._prepared(engine, schema, create, use)
 

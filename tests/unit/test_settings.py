@@ -116,9 +116,10 @@ def test_what_is_no_url_is_refused(given: Any) -> None:
         ("sqlite://localhost/shop.db", "as in sqlite:///localhost/shop.db"),
         ("sqlite://me@/shop.db", "as in sqlite:///shop.db"),
         ("sqlite:///shop.db?timeout=soon", "cannot be used: could not convert string to float: 'soon'"),
+        ("postgresql://u@/d?host=a,b&port=1", "cannot be used: number of hosts and ports don't match"),
     ],
 )
-def test_what_names_no_file_is_refused(given: str, said: str) -> None:
+def test_what_names_no_database_is_refused(given: str, said: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=re.escape(said)):
         _ = sqlq.App(given).database
 
