@@ -13,7 +13,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,7 @@ def demo(context: Context) -> None:
 
     Enqueue in a transaction, a rollback, a delay, a retry, a failure, a chain with a group in it, a schedule,
     and the rows. Runs on an SQLite file that is deleted afterwards. With -d it runs on any database, in
-    queues of its own, and deletes their jobs afterwards.
+    a queue of its own, and deletes the jobs in it afterwards.
     """
     if context.database_url is not None:
         _on(context.database_url)
@@ -59,10 +58,12 @@ def demo(context: Context) -> None:
 def _on(url: str) -> None:
     from sqlq.app.app import App
 
-    app = App(url, eager=False)  # it shows the queue at work
+    run = uuid.uuid4().hex[:6]
+    # a queue of its own; not eager, for it shows the queue at work
+    app = App(url, eager=False, defaults={"queue": f"demo.{run}"})
     with closing(app), _tables(app):
         _refuse_company(app)
-        _Shop(app).play()
+        _Shop(app, run).play()
 
 
 @contextmanager
@@ -104,11 +105,11 @@ def _refuse_company(app: App) -> None:
 class _Shop:
     """A shop with an order table of its own and a handful of tasks."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, run: str) -> None:
         from sqlalchemy import Column, Integer, MetaData, String, Table
 
-        run = uuid.uuid4().hex[:6]
         self._app = app
+        self._queue, self._schedule = f"demo.{run}", f"demo.count_stock.{run}"
         self._engine = _own_engine(app)
         self._orders = Table(
             f"sqlq_demo_orders_{run}",
@@ -116,18 +117,10 @@ class _Shop:
             Column("id", Integer, primary_key=True, autoincrement=False),
             Column("customer", String(40), nullable=False),
         )
-        self._schedule = f"demo.count_stock.{run}"
-        mail, card, parcel = self._queues = [f"demo.{name}.{run}" for name in ("mail", "card", "parcel")]
-        self._tasks: dict[str, Task[..., Any]] = {}
-        self._add(send_receipt, queue=mail)
-        self._add(remind, queue=mail)
-        self._add(charge_card, queue=card, backoff="1s")
-        self._add(ship_abroad, queue=card, max_attempts=2, backoff="500ms")
-        for handler in (pack, post, thank, count_stock):
-            self._add(handler, queue=parcel)
-
-    def _add(self, handler: Callable[..., Any], **options: Any) -> None:
-        self._tasks[handler.__name__] = self._app.task(name=f"demo.{handler.__name__}", **options)(handler)
+        self._tasks: dict[str, Task[..., Any]] = {
+            handler.__name__: app.task(name=f"demo.{handler.__name__}", **options)(handler)
+            for handler, options in HANDLERS.items()
+        }
 
     def play(self) -> None:
         self._orders.create(self._engine)
@@ -191,38 +184,27 @@ class _Shop:
     def _work(self, expected: int) -> None:
         """Run a worker until so many jobs have ended."""
         _heading(f"Work, {CONCURRENCY} jobs at a time")
-        worker = self._app.worker(self._queues, concurrency=CONCURRENCY)
         began = time.monotonic()
         _narrate()
-        with ThreadPoolExecutor(1, "sqlq-demo") as thread:
-            running = thread.submit(worker.run)
-            try:
-                while True:
-                    states = self._states()
-                    is_over = states.keys() <= ENDED and states.total() >= expected
-                    if is_over or running.done() or time.monotonic() - began > LONGEST_SECONDS:
-                        break
-                    time.sleep(LOOK_SECONDS)
-            finally:
-                worker.stop()
-            running.result()
+        with self._app.worker([self._queue], concurrency=CONCURRENCY):
+            states, until = self._states(), began + LONGEST_SECONDS
+            while (states.keys() - ENDED or states.total() < expected) and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+                states = self._states()
         took, ended = span(time.monotonic() - began), sum(states[state] for state in ENDED)
         counts = ", ".join(f"{states[state]} {state}" for state in sorted(states))
         click.echo(f"{ended} jobs ended within {took}: {counts}")
 
     def _states(self) -> Counter[str]:
         """Count the jobs of the demo by their state."""
-        return Counter(
-            job.state.value for queue in self._queues for job in self._app.jobs.list(queue=queue, limit=1_000)
-        )
+        return Counter(job.state.value for job in self._app.jobs.list(queue=self._queue, limit=1_000))
 
     def _show(self, flow_id: int) -> None:
         from sqlq.schema import version
 
         with self._app.database.read() as conn:
             view = version.qualified(conn, self._app.database.requested_schema, "job_states")
-        queues = ", ".join(f"'{name}'" for name in self._queues)
-        source = f"  FROM {view}\n WHERE queue IN ({queues})"
+        source = f"  FROM {view}\n WHERE queue = '{self._queue}'"
         columns = "task, state, COUNT(*) AS jobs, MIN(attempts) AS least, MAX(attempts) AS most"
         _heading("What plain SQL shows")
         self._query(f"SELECT {columns}\n{source}\n GROUP BY task, state\n ORDER BY task")
@@ -247,7 +229,7 @@ class _Shop:
         self._orders.drop(self._engine)
         if any(each.name == self._schedule for each in self._app.schedules.list()):
             self._app.schedules.remove(self._schedule)
-        erase(self._app.database, self._queues)
+        erase(self._app.database, [self._queue])
 
 
 def _heading(text: str) -> None:
@@ -321,3 +303,11 @@ def thank(what: str) -> str:
 
 def count_stock() -> None:
     pass
+
+
+HANDLERS: dict[Callable[..., Any], dict[str, Any]] = {
+    **{handler: {} for handler in (send_receipt, remind, pack, post, thank, count_stock)},
+    charge_card: {"backoff": "1s"},
+    ship_abroad: {"max_attempts": 2, "backoff": "500ms"},
+}
+"""The handlers, each with the options of its task."""
