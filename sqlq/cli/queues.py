@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 
 import click
 
@@ -12,7 +11,6 @@ from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, listing, require_names, takes_json
 from sqlq.cli.output import answer, naming_options, plain, show_json
 from sqlq.cli.status import show_queues
-from sqlq.config.durations import milliseconds
 
 
 @listing
@@ -52,34 +50,31 @@ def pause(
     pause workers, and not queues: sqlq workers pause.
     """
     require_names("queues", names, everything, task)
-    length = None if lasting is None else _length(lasting)
     ending = "" if lasting is None else f" for {lasting.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
     queues = context.app().queues
+    unknown = queues.unknown(names)
+    with naming_options(lasting="for"):
+        changed = queues.pause(*names, all=everything, task=task, lasting=lasting)
     if everything:
-        changed = queues.pause(all=True, lasting=length)
         line = f"paused all queues{ending}" if changed else f"all queues are {already}"
         answer({"all": True, "paused": bool(changed)}, line, as_json=as_json)
-        return
-    if task is not None:
-        changed = queues.pause(task=task, lasting=length)
+    elif task is not None:
         known = context.app().tasks
         undeclared = "" if not known or task in known else "; the code here has no task of that name"
         line = f"paused {plain(task)}{ending}{undeclared}" if changed else f"{plain(task)} is {already}"
         answer({"task": task, "paused": bool(changed)}, line, as_json=as_json)
-        return
-    unknown = queues.unknown(names)
-    changed = queues.pause(*names, lasting=length)
-    nothing = (
-        "; nothing else is known of a queue of that name: no job is in it, and no worker or task names it"
-    )
-    lines = [
-        f"paused {plain(name)}{ending}{nothing if name in unknown else ''}"
-        if name in changed
-        else f"{plain(name)} is {already}"
-        for name in sorted({*names})
-    ]
-    answer(_switched(names, "paused", changed, unknown), *lines, as_json=as_json)
+    else:
+        nothing = (
+            "; nothing else is known of a queue of that name: no job is in it, and no worker or task names it"
+        )
+        lines = [
+            f"paused {plain(name)}{ending}{nothing if name in unknown else ''}"
+            if name in changed
+            else f"{plain(name)} is {already}"
+            for name in sorted({*names})
+        ]
+        answer(_switched(names, "paused", changed, unknown), *lines, as_json=as_json)
 
 
 @queues.command()
@@ -96,31 +91,20 @@ def resume(
     """
     require_names("queues", names, everything, task)
     queues = context.app().queues
+    unknown = queues.unknown(names) if as_json else []
+    changed = queues.resume(*names, all=everything, task=task)
     if everything:
-        changed = queues.resume(all=True)
         line = "resumed all queues that are not paused by name" if changed else "all queues are not paused"
         answer({"all": True, "resumed": bool(changed)}, line, as_json=as_json)
-        return
-    if task is not None:
-        changed = queues.resume(task=task)
+    elif task is not None:
         line = f"resumed {plain(task)}" if changed else f"{plain(task)} is not paused"
         answer({"task": task, "resumed": bool(changed)}, line, as_json=as_json)
-        return
-    unknown = queues.unknown(names) if as_json else []
-    changed = queues.resume(*names)
-    lines = [
-        f"resumed {plain(name)}" if name in changed else f"{plain(name)} is not paused"
-        for name in sorted({*names})
-    ]
-    answer(_switched(names, "resumed", changed, unknown), *lines, as_json=as_json)
-
-
-def _length(lasting: str) -> timedelta:
-    with naming_options("for"):
-        ms = milliseconds(lasting, "for")
-    if ms == 0:
-        raise click.UsageError("--for is zero: a pause has a length, or leave it out for one without end")
-    return timedelta(milliseconds=ms)
+    else:
+        lines = [
+            f"resumed {plain(name)}" if name in changed else f"{plain(name)} is not paused"
+            for name in sorted({*names})
+        ]
+        answer(_switched(names, "resumed", changed, unknown), *lines, as_json=as_json)
 
 
 def _switched(

@@ -12,7 +12,7 @@ from tests.faces.command import Command
 def test_a_pause_of_a_task_is_recorded_as_its_command(sqlq_: Command) -> None:
     sqlq_.ok("queues", "pause", "--task", "mail.send", "--for", "10m")
     (row,) = sqlq_("audit", "--json").json()
-    assert (row["action"], row["target"]) == ("queues pause", "queues pause --task mail.send --for 0:10:00")
+    assert (row["action"], row["target"]) == ("queues pause", "queues pause --task mail.send --for 10m")
 
 
 def test_commands_are_recorded_as_their_users(sqlq_: Command, app: sqlq.App) -> None:
