@@ -1,8 +1,8 @@
-"""What every test can ask for: servers, databases and an App on each kind of database.
+"""The fixtures of all tests: servers, databases and an App on each kind of database.
 
 `database_url`, and what rests on it (`engine`, `app`), gives every test twice, once for SQLite and once for
 PostgreSQL. With SQLQ_TEST_DATABASES=mariadb it gives each once, for MariaDB. A test for one of them alone
-says so:
+names it:
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -39,8 +39,10 @@ SERVERS = [kind for kind in DATABASES if kind != "sqlite"]
 
 
 def pytest_configure() -> None:
-    """Forget what the shell says of sqlq's settings, so that no test sees, or touches, the database they
-    name, of Ctrl-C, and of files with bytecode."""
+    """Forget the shell's settings of sqlq, of Ctrl-C, and of files with bytecode.
+
+    So no test sees, or touches, the database that they name.
+    """
     for name in [
         name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")
     ]:
@@ -48,9 +50,8 @@ def pytest_configure() -> None:
     # what is started in the background ignores Ctrl-C, and so would each process that a test interrupts
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # an import, and collecting tests, make many objects and no garbage
-    # pytest rewrites the assertions of three hundred files, which takes each process six seconds, and keeps
-    # them for the next run
+    gc.disable()  # an import, and collecting tests, make many objects and no garbage.
+    # Pytest keeps the rewritten assertions of three hundred files, which take each process six seconds
     sys.dont_write_bytecode = False
 
 
@@ -77,18 +78,20 @@ ON_EACH = (
     ),
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
-"""Tests of what is above the database run on one kind of it, but for files about what each kind does: the
-statements below have tests of their own on each kind. `poe test-all` runs them all on both, the scorecard's
-command those of faults."""
+"""Tests of the layers above the database run on one kind of it, but for files about each kind.
+
+The statements below have tests of their own on each kind. `poe test-all` runs them all on both, the
+scorecard's command those of faults.
+"""
 ALL = "SQLQ_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what repeats, unless a test is asked for by name or SQLQ_TEST_ALL is set.
+    """Leave out repetitions, unless the command line names a test or SQLQ_TEST_ALL is set.
 
-    Of tests that are alike one runs, chosen by their name: tests of the layers above the database are alike
-    on both kinds of it, and those marked `variants` with all their parameters. Tests marked
-    `integration` run when their folder or file is asked for.
+    One of several alike tests runs, chosen by its name. Tests of the layers above the database are alike on
+    both kinds of it, and those marked `variants` with all their parameters. Tests marked `integration` run
+    when the command line names their folder or file.
     """
     for item in items:
         if item.get_closest_marker("slow") is not None:
@@ -106,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> str | None:
-    """Say aloud that the tests of MariaDB do not run."""
+    """Return a line that the tests of MariaDB do not run."""
     if "mariadb" in DATABASES:
         return None
     return "MariaDB is not tested: SQLQ_TEST_DATABASES=mariadb does so, with the programs of mariadb-server"
@@ -119,7 +122,7 @@ def _needs_mariadb(item: pytest.Item) -> bool:
 
 
 def _repeated(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that are like another one, and those of real processes unless they are asked for."""
+    """Return the tests that are like another one, and those of real processes unless they are named."""
     left_out: set[pytest.Item] = set()
     folder = Path(__file__).parent
     asked_for = [config.invocation_params.dir.joinpath(argument).resolve() for argument in config.args]
@@ -136,7 +139,7 @@ def _repeated(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Ite
 
 
 def _but_for_what_is_alike(item: pytest.Item) -> str:
-    """Return a test's name without what tells it from tests that are alike."""
+    """Return the part of a test's name that alike tests share."""
     name = item.nodeid
     if item.get_closest_marker("variants") is not None:
         name = name.partition("[")[0]
@@ -155,9 +158,11 @@ def pytest_sessionstart() -> None:
 
 
 class Compiled(dict[Any, Any]):
-    """What one engine of sqlq's own has compiled, for all of them: each test makes engines, and a quarter of
-    its time went into compiling the same statements. An engine keeps it by its dialect; those of one class,
-    for servers of one version, compile alike."""
+    """A cache of compiled statements that all engines of sqlq's own share.
+
+    Each test makes engines, and a quarter of its time went into compiling the same statements. An engine
+    keeps them by its dialect. Dialects of one class, for servers of one version, compile alike.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__()
@@ -221,13 +226,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # Hypothesis, which the summary imports, asks who refers to what
+    gc.unfreeze()  # Hypothesis, which the summary imports, searches for referrers
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None, Any, Any]:
-    """Stop the workers that a test has left in threads when it failed: they would disturb all later ones, and
-    keep the process from its end."""
+    """Stop the workers that a failed test has left in threads.
+
+    They would disturb all later tests, and keep the process from its end.
+    """
     for worker in list(_RUNNING):
         worker.stop()
         worker.stop()
@@ -236,8 +243,10 @@ def pytest_runtest_teardown() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """Escape lone surrogates in what a test logged: a report with one cannot be sent to the process that
-    gathers the reports, and would end the whole run."""
+    """Escape lone surrogates in the log of a test.
+
+    A report with one cannot be sent to the process that gathers the reports, and would end the whole run.
+    """
     return _without_surrogates((yield))
 
 

@@ -38,7 +38,7 @@ def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
 
 
 def drain(app: sqlq.App, **options: Any) -> Any:
-    """Run a worker until nothing is available; return its tally."""
+    """Run a worker until nothing is available; return its counts."""
     return app.worker(drain=True, **options).run()
 
 
@@ -141,8 +141,11 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def for_each(
     names: str | Sequence[str], rows: Iterable[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test for all rows of a table, as one case with the same fixtures, where a case for each costs
-    more than the test. Each row that fails is told, and one that is skipped leaves the others to run."""
+    """Run a test for all rows of a table, as one case with the same fixtures.
+
+    It is for tables where a case for each row costs more than the test. Each row
+    that fails is reported; a row that is skipped does not skip the others.
+    """
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = list(rows)
 

@@ -3,8 +3,8 @@
 Half a second of each command is Python importing; there are a thousand of them. A command so started is a
 process of its own with the environment, directory, arguments and standard streams that it was given. It is
 forked by the fork server of `sqlq work`.
-What is about processes themselves (signals, the first process of a container, the interpreter's own options)
-is started as people start it.
+Tests about processes themselves (signals, the first process of a container, the interpreter's own options)
+start them as people do.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DJANGO = (
     ),
     *("django.db.backends.sqlite3.base", "django.db.backends.postgresql.base"),
 )
-"""What a process imports that forks for a project's manage.py, besides."""
+"""The modules that a process imports besides, which forks for a project's manage.py."""
 INTERPRETERS = ("PYTHON", "LC_", "LANG")
 """Variables that begin so are read when Python starts."""
 Stream = int | IO[Any]
@@ -138,7 +138,7 @@ class Preloaded:
 
 
 def be_the_command() -> None:
-    """Be the process that was asked for, in one that was just forked."""
+    """Be the requested process, in one that was just forked."""
     args, directory, environment, streams, new_session = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forkserver.GROUP_SIGNALS)
     if new_session:

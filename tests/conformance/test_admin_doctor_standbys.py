@@ -1,4 +1,4 @@
-"""What the doctor says of standbys: whether commits wait for one, which server answers, what keeps WAL."""
+"""The doctor reports on standbys: whether commits wait for one, which server answers, what keeps WAL."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_commits_that_wait_for_less_are_named(pair: Pair, whose: str, said: str)
 
 
 def durability(pair: Pair) -> list[Finding]:
-    """The tests' servers run with fsync off, which would be all that is said."""
+    """The tests' servers run with fsync off, which would hide every other finding."""
     from sqlq.database.postgresql import health
 
     told: Callable[..., dict[str, str]] = health.settings

@@ -228,9 +228,9 @@ WAITING = 60_000
 
 @pytest.fixture
 def crowded(app: sqlq.App) -> sqlq.App:
-    """A database in which a careless count would read some thousand pages. No statistics tell the planner so.
+    """A database in which a careless count would read some thousand pages. The planner has no statistics.
 
-    What is scheduled at a higher priority lies before what is due, and few jobs are of another queue.
+    In the index scheduled jobs of a higher priority lie before due ones. Few jobs are of another queue.
     """
     kind = app.database.dialect.name
     postgresql = kind == "postgresql"
@@ -292,7 +292,7 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     "cancels": lambda conn: health.unheeded_cancels(conn, longer_than_ms=1_000),
     "unknown": health.unknown_tasks,
 }
-"""What `status`, `jobs`, `workers`, and `doctor` ask for."""
+"""The queries of `status`, `jobs`, `workers`, and `doctor`."""
 NEED_STATISTICS = {"reserved", "stuck", "failures", "listing_queue", "listing_available"}
 """The others are bounded whatever the planner takes the tables for."""
 

@@ -129,12 +129,12 @@ def test_a_worker_that_is_at_work_already_stops_and_goes_on(
         def claimed() -> bool:
             if looks.acquire(timeout=1):
                 return True
-            if hints:  # one may be lost, and of a paused queue nothing else tells
+            if hints:  # one may be lost, and a paused queue has no other
                 notify.notify(app.database)
             return False
 
         monkeypatch.setattr(Claimer, "claim", counted)
-        # the worker hears of four jobs, claims in vain, and nothing has run
+        # the worker receives four notifications, claims in vain, and nothing has run
         hears = hints or app.database.dialect.sees_commits
         for number in (2, 3, 4, 5):
             app.enqueue(task.new(number))

@@ -1,4 +1,4 @@
-"""What is read of the database itself: sizes, sessions and statements, each with what the doctor finds."""
+"""Readings of the database itself: sizes, sessions and statements, each with the doctor's findings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Enqueueing and completing on a connection that SQLAlchemy knows nothing of: the caller's writes and the job
-live and die together, and the connection stays as it was."""
+"""Enqueueing and completing on a connection of a driver, without SQLAlchemy.
+
+The caller's writes and the job commit or roll back together, and the connection stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -803,7 +805,7 @@ def test_completing_makes_a_transaction_of_its_own(
 
 @modes(
     lambda name, mode: not name.endswith("pep249"), in_all=True
-)  # always in one, of which nobody can tell who began it
+)  # always in one, and nothing shows who began it
 def test_completing_in_a_transaction_that_is_open_is_refused(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:

@@ -497,7 +497,7 @@ def test_the_same_file_by_another_name_does_not(
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that takes connections and never says a word."""
+    """A port that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -742,7 +742,7 @@ def test_the_metadata_of_the_tables_is_not_the_callers() -> None:
 def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against_it(
     database_url: str, users_threshold: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "QUIET_SECONDS", 3600.0)  # only the first takes a hint along
+    monkeypatch.setattr(notify, "QUIET_SECONDS", 3600.0)  # only the first sends a notification along
     engine = create_engine(database_url, connect_args={"prepare_threshold": users_threshold})
     with closing(sqlq.App(engine=engine)) as app:
         task = app.task(name="t")(lambda: None)

@@ -1,4 +1,4 @@
-"""What becomes of a waiting job whose unique key a new one has: it is kept, or replaced, or postponed too."""
+"""A new job with the unique key of a waiting one keeps, replaces or postpones it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Listener:
         return bool(list(driver.notifies(timeout=seconds, stop_after=1)))
 
     def hears_no_more(self) -> bool:
-        """Whether nothing comes before a last word of our own, which is sent after all the App had to say."""
+        """Return whether nothing comes before a last message, which is sent after all of the App's."""
         self._app._connected.enqueuer.close()
         with self._app.database.begin() as conn:
             conn.execute(
@@ -159,7 +159,7 @@ def test_an_enqueue_without_a_session_is_heard(
 def test_a_lone_job_takes_its_hint_along(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then it is heard without a word from the thread, which the next jobs leave theirs to."""
+    """The thread sends nothing for it. It sends the notifications of the next jobs."""
     by_the_thread = threading.Event()
     monkeypatch.setattr(notifys, "notify", lambda database: by_the_thread.set())
     monkeypatch.setattr(notify, "QUIET_SECONDS", 60.0)  # a busy machine may pause between the two
@@ -197,7 +197,7 @@ def test_a_hint_waits_for_the_commit_it_speaks_of(
 def test_a_hint_for_a_session_finds_a_connection_made(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
 ) -> None:
-    """To make one takes ten times as long as a hint, and a transaction lasts a while."""
+    """To make one takes ten times as long as a notification, and a transaction lasts a while."""
     made: list[object] = []
     event.listen(app.database.for_loops.engine, "connect", lambda connection, _: made.append(connection))
     with Session(engine) as session:
@@ -209,7 +209,7 @@ def test_a_hint_for_a_session_finds_a_connection_made(
 
 
 def test_a_hint_waits_for_no_disk_and_all_else_does(app: sqlq.App, listener: Listener) -> None:
-    """What it sets for its own transaction does not stay with the connection, which may settle jobs next."""
+    """The setting is for its own transaction alone, since the connection may settle jobs next."""
     statements = "SELECT pg_backend_pid(), current_setting('synchronous_commit')"
     before = app.database.run_statement(statements, None)
     notifys.notify(app.database)

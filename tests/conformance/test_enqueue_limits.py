@@ -59,7 +59,7 @@ def test_by_every_session(
     assert [str(job.state) for job in done] == [*["blocked"] * 2, "available", *["blocked"] * 3]
     limited, free = ("stripe", "limit", True), (None, None, False)
     assert sorted(committed(watch, JOBS), key=str) == sorted([*[limited] * 5, free], key=str)
-    # what the limit says is said at once; when the delayed job is due, its wake says no more of it
+    # the limit is stored at once; when the delayed job is due, its wake does not have it
     wakes = [*[STRIPE] * 3, ("stripe", None, None, None, False, False)]
     assert sorted(committed(watch, WAKES), key=str) == sorted(wakes, key=str)
 

@@ -39,7 +39,7 @@ class Unknown:
 
 
 class Bad:
-    """What a caller may get wrong, given an App with a task and an open session."""
+    """Mistakes of a caller, given an App with a task and an open session."""
 
     def __init__(self, app: sqlq.App, task: sqlq.Task[..., Any], session: Any) -> None:
         self.app, self.task, self.session = app, task, session

@@ -228,8 +228,8 @@ def test_batches_with_reversed_keys_do_not_deadlock(
 ) -> None:
     """Each batch takes its keys in one order, whatever order they were given in.
 
-    A rival holds the key in the middle until both batches wait; had they come from both ends, each would then
-    hold what the other wants next.
+    A rival holds the key in the middle until both batches wait. Had they come from both ends, each would then
+    hold the key that the other needs next.
     """
     new = [send.new(i).set(unique_key=f"k{i}") for i in range(9)]
 
@@ -307,8 +307,7 @@ def test_under_stricter_isolation_the_databases_own_error_passes(
 def test_a_key_that_was_freed_between_the_insert_and_the_look_is_taken(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rival's job ends in the moment after the insert met it: it must not be answered with, nor be
-    missed."""
+    """The rival's job ends just after the insert met it: it must not be answered with, nor be missed."""
     first = app.enqueue(send.new(1).set(unique_key="k"))
     freed: list[int] = []
 

@@ -1,5 +1,5 @@
-"""What `enqueue` answered in a transaction that was rolled back names no other job, though SQLite gives its
-id to the next one."""
+"""A handle from a transaction that was rolled back names no other job, though SQLite gives its id to the next
+one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def task(app: sqlq.App) -> sqlq.Task[..., Any]:
 
 
 def refuses(app: sqlq.App, job: sqlq.Job[Any], *, all_uses: bool = False) -> None:
-    """Expect that what a handle is given to says that its job is not there."""
+    """Expect that every call with a handle reports that its job is not there."""
     uses: list[Callable[[], Any]] = [
         lambda: app.result(job),
         lambda: app.wait([job], "1s"),
@@ -76,7 +76,7 @@ def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
 
 
 def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any]) -> sqlq.Job[Any]:
-    """Enqueue a stranger's job, which on SQLite gets the id that was given back."""
+    """Enqueue another job, which on SQLite gets the id of the one rolled back."""
     stranger = app.enqueue(task.new(100))
     assert (stranger.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
     return stranger
@@ -100,7 +100,7 @@ def test_a_handle_of_a_rollback_names_no_other_job(
 def test_a_handle_of_another_databases_rollback_names_no_job(
     app: sqlq.App, task: sqlq.Task[..., Any], tmp_path: Path
 ) -> None:
-    """The session's database says whether ids are given again, not the App's."""
+    """The session's database decides whether ids are used again, not the App's."""
     app.enqueue(task.new(1))
     with closing(sqlq.App(f"sqlite:///{tmp_path}/other.db")) as other:
         other.migrate()
@@ -168,7 +168,7 @@ def test_a_handle_of_an_atomic_block_names_no_other_job(
 def test_a_handle_of_a_connection_that_was_dropped_names_no_other_job(
     app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
 ) -> None:
-    """Its pool rolls it back, and tells nobody."""
+    """Its pool rolls it back, and fires no event."""
     conn = engine.connect()
     stale = app.enqueue(task.new(1), session=conn)
     del conn

@@ -1,5 +1,7 @@
-"""What applications of other people do, and once was in their way here: three of them in small, each on both
-databases, with the hooks, sessions and arguments that it really has."""
+"""Three applications of other people in small, each on both databases.
+
+Each has its real hooks, sessions and arguments, which once were in its way here.
+"""
 
 from __future__ import annotations
 

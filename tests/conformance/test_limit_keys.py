@@ -182,8 +182,8 @@ def test_an_operators_word_on_a_forgotten_key_counts(app: sqlq.App, engine: Engi
 def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between finding that the key has a row and locking that: the wake is taken, and its word is the only
-    one."""
+    """The row is deleted between the look that finds it and its lock. The wake is taken, and has the only
+    copy of the limit."""
     task = call(app, running=3)
     app.enqueue(task.new())
     drain(app)
@@ -206,7 +206,7 @@ def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_to_forget_waits_for_no_key(app: sqlq.App, engine: Engine) -> None:
-    """Who waited could deadlock with admissions, which lock keys in their order."""
+    """A sweep that waited could deadlock with admissions, which lock keys in their order."""
     for key in ("a", "b"):
         app.enqueue(app.task(name=key, limit=sqlq.Limit(key, running=1))(lambda: None).new())
     drain(app)

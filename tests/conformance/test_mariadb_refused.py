@@ -1,4 +1,4 @@
-"""What leads to no MariaDB that sqlq runs on is refused, in one sentence and before anything is written."""
+"""Servers and URLs that sqlq does not run on are refused in one sentence, before anything is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def pretender(version: str) -> Iterator[MariaDB]:
-    """A server that says it is of another version."""
+    """A server that reports another version."""
     server = OwnMariaDB(f"--version={version}")
     try:
         yield server

@@ -132,7 +132,7 @@ def test_a_replay_is_told_of_as_any_job_that_is_enqueued(
 
 
 def test_stamps_are_not_asked_of_a_replay(play: Play) -> None:
-    """What they said of the job stays: they would speak of who replays it."""
+    """Its headers stay those of the first enqueue. New ones would be about the operator who replays it."""
     who = ["web"]
     play.app.stamp(lambda job: {"who": who[0]})
     (id,) = play.ended()

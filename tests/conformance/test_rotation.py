@@ -1,4 +1,4 @@
-"""Keys are changed without a job lost: what is sealed is counted, and sealed anew in batches."""
+"""Keys are changed without a lost job: signed and encrypted rows are counted, and rewritten in batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Apps = Callable[..., sqlq.App]
 
 @pytest.fixture
 def apps(database_url: str) -> Iterator[Apps]:
-    """Makes Apps on the test's database, each with a task `t` that fails where it is told to."""
+    """Makes Apps on the test's database, each with a task `t` that fails on request."""
     made: list[sqlq.App] = []
 
     def make(**options: Any) -> sqlq.App:

@@ -1,8 +1,8 @@
-"""Nobody who may create in a schema of the search_path has code of theirs run by sqlq's statements.
+"""A role that may create in a schema of the search_path cannot make sqlq's statements run its code.
 
-PostgreSQL looks for what a statement names alone in every schema of the path, and takes what fits best. So
-for each function, operator and type of sqlq's statements, one that fits as well, and one that fits better, is
-made by another role in the schema of the tables; whoever runs one of them is seen.
+PostgreSQL looks for an unqualified name in every schema of the path, and takes the best fit. So another role
+makes two rivals in the schema of the tables for each function, operator and type of sqlq's statements. One
+fits as well, the other fits better. Each run of a rival is counted.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tests.waiting import wait_until
 GOLDEN = Path(__file__).parents[1] / "sql" / "postgresql"
 SOURCES = Path(sqlq.__file__).parent
 RULES = {"length", "statement_timestamp", "timezone"}
-"""What the tables' own rules and defaults call, beside the statements."""
+"""Functions that the tables' own rules and defaults call, beside the statements."""
 BY_SQLALCHEMY = {"current_schema"}
-"""What SQLAlchemy itself asks for, by its name alone, when it connects."""
+"""Functions that SQLAlchemy itself calls unqualified when it connects."""
 BASES = {"text": ["text", "varchar"], "int8": ["int8", "int4"], "int4": ["int4", "int2"]}
 ARRAYS = ("text[]", "varchar[]", "int8[]", "int4[]", "bool[]", "timestamptz[]")
 IN_DOMAINS = {"timestamp": "timestamptz", "smallint": "int2", "integer": "int4", "bigint": "int8"}
 MOST = 400
-"""So many of one name are made at most."""
+"""At most this many rivals of one name are made."""
 
 
 def names() -> tuple[set[str], set[str]]:

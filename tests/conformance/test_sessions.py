@@ -1,5 +1,7 @@
-"""Whoever ends the session's transaction, a framework perhaps: a job is kept exactly if it commits (G1), and
-a session that cannot keep this promise is refused."""
+"""A job is kept exactly if the session's transaction commits, even where a framework ends it (G1).
+
+A session that cannot keep this promise is refused.
+"""
 
 from __future__ import annotations
 

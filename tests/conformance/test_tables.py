@@ -98,7 +98,7 @@ def test_a_schema_of_its_own(empty_database_url: str) -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone(database_url: str) -> None:
-    """In a zone whose clocks are changed, sums and comparisons would be of what its clocks show."""
+    """In a zone with daylight saving time, sums and comparisons would be of its wall clock."""
     engine = create_engine(database_url, connect_args={"options": "-c TimeZone=Europe/Berlin"})
     app = sqlq.App(engine=engine)
     moment = datetime(2030, 10, 27, 1, 30, tzinfo=UTC)

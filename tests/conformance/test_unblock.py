@@ -125,8 +125,8 @@ def test_what_stands_in_no_table_is_no_success(seam: Seam, engine: Engine) -> No
 
 
 def test_of_many_that_see_the_last_one_end_one_unblocks(seam: Seam) -> None:
-    """Each looks after its own settle's commit, so that the last of them sees all; and the step's row lets
-    one through."""
+    """Each looks after its own settle's commit, so that the last of them sees all. The step's row lets one
+    through."""
     width, rounds = 4, 12
     steps = []
     with ThreadPoolExecutor(width) as pool:

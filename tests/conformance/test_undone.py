@@ -1,6 +1,6 @@
 """MariaDB undoes a whole transaction after a deadlock, savepoints too, and the connection is outside any.
 
-What a caller writes next would be committed alone, so each connection refuses it.
+The next write of a caller would be committed alone, so each connection refuses it.
 """
 
 from __future__ import annotations

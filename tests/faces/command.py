@@ -62,7 +62,7 @@ class Done:
         return json.loads(self.out)
 
     def sentence(self) -> str:
-        """What it said was wrong: one line, for people."""
+        """Return its error: one line, for people."""
         assert self.code == 1, self
         assert not self.out, self
         (line,) = self.err.splitlines()
@@ -70,7 +70,7 @@ class Done:
         return line.removeprefix("sqlq: ")
 
     def misuse(self) -> str:
-        """What it said was wrong with the command line."""
+        """Return its error about the command line."""
         assert self.code == 2, self
         assert not self.out, self
         *usage, line = self.err.splitlines()

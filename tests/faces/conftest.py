@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Fixtures of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def desk(tmp_path: Path) -> Desk:
 
 @pytest.fixture
 def names(app: sqlq.App, engine: Engine) -> dict[str, Any]:
-    """What the pages' Python finds around it."""
+    """The names that the pages' Python finds around it."""
     return around(app, engine)

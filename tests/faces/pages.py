@@ -58,7 +58,7 @@ def block(kind: str, name: str) -> str:
 
 
 def headings(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the headings of a page, in the form that URLs name them."""
     prose = BLOCK.sub("", page.read_text())
     return {
         re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""The command line: help, migrate and enqueue, and what it says to bad input."""
+"""The command line: help, migrate and enqueue, and its errors for bad input."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_st
     ) as process:
         os.close(follow)
         shown = b""
-        with suppress(OSError):  # how Linux says that the other end is closed
+        with suppress(OSError):  # the error of Linux when the other end is closed
             while chunk := os.read(lead, 65_536):
                 shown += chunk
     os.close(lead)

@@ -1,4 +1,4 @@
-"""`sqlq flow`, and what `app.flows.get` tells."""
+"""`sqlq flows`, and the details of `app.flows.get`."""
 
 from __future__ import annotations
 

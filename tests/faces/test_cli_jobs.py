@@ -71,7 +71,7 @@ class Desk:
         return json.loads(self(*args, "--json"))
 
     def sentence(self, *args: str) -> str:
-        """Return what the command says is wrong."""
+        """Return the error of the command."""
         with pytest.raises(Exception) as caught:  # noqa: PT011 - any, as for a person
             self(*args)
         return str(explain(caught.value, Context(database_url=self.url)))

@@ -1,4 +1,4 @@
-"""`sqlq keys`, and what other commands show of sealed jobs."""
+"""`sqlq keys`, and how other commands show signed and encrypted jobs."""
 
 from __future__ import annotations
 

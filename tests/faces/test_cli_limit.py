@@ -44,7 +44,7 @@ def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.
     assert admit.look(app.database).number == 2
     app.limits.set("stripe", running=4)
     assert admit.look(app.database).number == 2  # at once, and two more
-    app.enqueue(call.new())  # a deploy that says 2
+    app.enqueue(call.new())  # a deploy with 2
     assert admit.look(app.database).number == 0
     assert allowed(app) == ["stripe: 4 running"]
     app.limits.clear("stripe")

@@ -1,4 +1,4 @@
-"""What `sqlq work` lets through of the App's own logging, and how its lines say which job they are of."""
+"""The App's own log lines under `sqlq work`: which of them appear, and how they name their job."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_level_holds_for_them_too(chatty: Chatty) -> None:
     ids=["basicConfig", "dictConfig"],
 )
 def test_what_the_apps_module_sets_up_counts_for_all_lines(chatty: Chatty, set_up: str) -> None:
-    """dictConfig, unless told otherwise, disables all loggers there are: sqlq's, too."""
+    """dictConfig by default disables all existing loggers, sqlq's too."""
     lines = chatty.log(set_up, jobs=(("plain", "1"), ("alone", "2"))).splitlines()
     assert "MINE chatty.mail plain 1" in lines
     assert "MINE chatty.mail alone 2" in lines
@@ -325,8 +325,10 @@ def test_what_was_logged_is_there_when_the_process_is_killed(many: Command, app:
 @pytest.mark.variants
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"], ids=["stderr", "all"])
 def test_closed_descriptors_stop_nothing(many: Command, app: sqlq.App, closed: str) -> None:
-    """What a handler, or a program that it starts, writes to stderr then must not end in a file or socket
-    that was opened under this number since."""
+    """The number of the closed stderr may belong to a new file or socket.
+
+    The output of a handler, or of a program that it starts, must not end there.
+    """
     enqueue(app, "wordy", 3)
     enqueue(app, "looks", 1)
     command = f'exec "{sys.executable}" -m sqlq work --drain {closed}'

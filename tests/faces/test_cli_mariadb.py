@@ -1,4 +1,4 @@
-"""`sqlq` at a MariaDB that refuses, or goes away: one sentence says so, and no job is lost."""
+"""`sqlq` at a MariaDB that refuses, or goes away: it prints one sentence, and loses no job."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ SECRETS = ("password=SEKRET", "sslpassword=SEKRET", "passfile=/SEKRET", "sslmode
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("secret", [None, *SECRETS])
 def test_no_output_shows_a_password(bare: Command, database_url: str, secret: str | None) -> None:
-    """Of a database that answers, and of one that does not; as an option and as a variable."""
+    """The database answers, or does not; its URL is an option, or a variable."""
     url = make_url(database_url)
     if secret is None:
         url = url.set(password="SEKRET")

@@ -1,5 +1,4 @@
-"""`sqlq cancel`, `pause`, `resume`, `prune`, `workers` and `doctor` as people run them, and what they say of
-bad input."""
+"""`sqlq cancel`, `pause`, `resume`, `prune`, `workers` and `doctor`, and their errors for bad input."""
 
 from __future__ import annotations
 

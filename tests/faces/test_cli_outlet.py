@@ -64,7 +64,7 @@ def pair(
     opened: Callable[[Callable[[], Pair]], Pair],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Pair:
-    if request.param == "inherited pipe":  # another user's, say
+    if request.param == "inherited pipe":  # for example another user's
         monkeypatch.setattr(outlet, "_opened_anew", lambda fd: None)
     return opened({"terminal": terminal, "socket": unix_socket}.get(request.param, pipe))
 

@@ -1,4 +1,4 @@
-"""What a drain shows while it works, on a terminal and elsewhere, and what it says at its end."""
+"""The output of a drain while it works, on a terminal and elsewhere, and at its end."""
 
 from __future__ import annotations
 

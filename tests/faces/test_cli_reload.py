@@ -28,7 +28,7 @@ Said = Callable[[str], None]
 
 @pytest.fixture
 def said(sqlq_: Command) -> Said:
-    """Waits until the worker has said a thing, beyond what this was asked for before."""
+    """Waits until the worker has logged a text, after those that were waited for before."""
     heard = 0
 
     def said(words: str) -> None:
@@ -139,7 +139,7 @@ def test_a_worker_that_waits_for_a_change_can_be_stopped(sqlq_: Command, said: S
 
 @pytest.mark.integration
 def test_a_change_while_a_process_starts(sqlq_: Command, said: Said, send: Callable[[], object]) -> None:
-    """It is told to stop before it is at work, and how it ends then is no failure."""
+    """It is stopped before it is at work, and its end then is no failure."""
     held = "import os, time\nfrom pathlib import Path\n"
     held += "Path('pid').write_text(str(os.getpid()))\nPath('importing').touch()\n"
     save(sqlq_, held + "while not Path('go').exists():\n    time.sleep(0.01)\nos._exit(3)\n")

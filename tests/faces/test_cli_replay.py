@@ -54,8 +54,8 @@ def ended(sqlq_: Command, *args: Any) -> int:
 
 
 def test_show_tells_the_whole_story_of_a_job(sqlq_: Command, app: sqlq.App) -> None:
-    """Attempts that fail, that kill their process, that snooze; then it fails for good, an operator puts it
-    back, and it finishes."""
+    """Attempts fail, kill their process and snooze. Then the job fails for good, an operator retries it, and
+    it finishes."""
     (sqlq_.directory / "odd.py").write_text(ODD)
     id: int = sqlq_("-a", "odd:app", "enqueue", "odd.odd", "--json").json()["id"]
 

@@ -1,4 +1,4 @@
-"""`sqlq schedule` as people run it, and what it says of bad input."""
+"""`sqlq schedules`, and its errors for bad input."""
 
 from __future__ import annotations
 

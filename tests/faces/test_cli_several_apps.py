@@ -187,7 +187,7 @@ def test_a_url_goes_with_one_app(shards: Command) -> None:
 
 
 class FakeSupervisor:
-    """Runs until it is told how to end."""
+    """Runs until a test sets its exit code."""
 
     def __init__(self, apps: list[str] | None = None) -> None:
         self.apps = apps

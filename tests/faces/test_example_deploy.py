@@ -1,5 +1,8 @@
-"""The files of examples/deploy: their `sqlq` commands are parsed by the command line, and their workers start
-and stop as processes. systemd's own checker reads the units where it is installed."""
+"""The files of examples/deploy: the command line parses their `sqlq` commands, and their workers start and
+stop as processes.
+
+systemd's own checker reads the units where it is installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/orders_flow as its README tells: an order that goes well, and one that is repaired."""
+"""examples/orders_flow by the commands of its README: a good order, and one that is repaired."""
 
 from __future__ import annotations
 

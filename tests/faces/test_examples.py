@@ -1,5 +1,4 @@
-"""The examples for frameworks as their READMEs tell: a real server, asked over HTTP, and a real `sqlq
-work`."""
+"""The examples for frameworks by the commands of their READMEs: a real HTTP server and a real `sqlq work`."""
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ SQLMODEL = Example(
 
 
 Taken: TypeAlias = "list[tuple[str | None, Any]]"
-"""What a mail service was sent: idempotency keys and mails."""
+"""The idempotency keys and mails that a mail service received."""
 MailService: TypeAlias = "tuple[str, Taken]"
 """Its address, and what it was sent."""
 
@@ -189,7 +188,7 @@ class Running:
             yield
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """Ask the server, and return the status and the JSON that it answers."""
+        """Send a request to the server, and return the status and the JSON of its answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers={"Content-Type": "application/json"})
         try:

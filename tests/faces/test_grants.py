@@ -192,7 +192,7 @@ class Poor:
         self.as_owner(f"REVOKE ALL ON {every} FROM {self.quoted}")
 
     def __call__(self, *arguments: str, ends_with: int = 0) -> str:
-        """Run a command; return what it prints, or else what it says is wrong."""
+        """Run a command; return its output, or else its error."""
         environment = os.environ | {"SQLQ_DATABASE_URL": self.url}
         done = preloaded().run([*arguments], self._directory, environment, timeout=60)
         assert done.returncode == ends_with, f"{arguments}\n{done.stdout}\n{done.stderr}"

@@ -1,5 +1,7 @@
-"""`inline(app, at="commit")`: jobs run when the transaction that enqueued them has committed, for every kind
-of session; nothing is run that the real thing would not have."""
+"""`inline(app, at="commit")`: jobs run when the transaction that enqueued them has committed.
+
+This holds for every kind of session. No job runs that a worker would not have run.
+"""
 
 from __future__ import annotations
 
@@ -246,8 +248,10 @@ class TestSession:
     def test_on_a_connection_that_the_test_rolls_back_in_the_end(
         self, shop: Shop, session: Session, engine: Engine, mode: Any
     ) -> None:
-        """The session commits, and what it tells others is that; see SQLAlchemy's notes on joining a session
-        into an external transaction."""
+        """The session commits, and fires the events of a commit.
+
+        See SQLAlchemy's notes on joining a session into an external transaction.
+        """
         with engine.connect() as conn, conn.begin() as transaction, inline(shop.app, at="commit"):
             with Session(conn, join_transaction_mode=mode) as joined:
                 shop.app.enqueue(shop.note.new("committed"), session=joined)

@@ -87,7 +87,7 @@ def url_in(said: str) -> str:
 
 @contextmanager
 def scraped(run: Command, *options: str) -> Iterator[tuple[str, subprocess.Popen[str] | Forked]]:
-    """`sqlq work` with an endpoint, at the URL that it says."""
+    """`sqlq work` with an endpoint, at the URL that it logs."""
     with run.working("--metrics-port", "0", *options) as process:
         url = wait_until(lambda: url_in(run.log()), what="the URL of the endpoint")
         yield url, process
@@ -162,8 +162,10 @@ def test_a_worker_process_that_dies_loses_and_doubles_nothing(sqlq_: Command, ap
 
 @pytest.mark.slow
 def test_under_a_storm_of_kills_nothing_is_counted_twice(sqlq_: Command, app: sqlq.App) -> None:
-    """What a killed process had not told yet is not counted at all: less than it had in its slots and in its
-    last batch."""
+    """Jobs that a killed process had not reported are not counted at all.
+
+    They are fewer than it had in its slots and in its last batch.
+    """
     number, kills = 400, 3
     with (sqlq_.directory / "shop.py").open("a") as shop:
         shop.write("@app.task(queue='mail', max_attempts=9)\ndef nap() -> None:\n    time.sleep(0.005)\n")

@@ -1,5 +1,7 @@
-"""What costs nothing where nobody asks for it: of metrics, traces, error reports, sealed payloads and results
-that are waited for, no line runs for a job. Counted by Python's own profiler, in a process of its own."""
+"""Unused features cost nothing: metrics, traces, error reports, encryption and waiting for results.
+
+No line of theirs runs for a job. Python's own profiler counts them, in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ EXTRAS = (
     *("jinja2", "werkzeug", "a2wsgi", "waitress"),
 )
 OF_A_WORKER = ("__init__", "abandon", "are_wanted")
-"""What is called of who answers waiters: once for a worker, or, whether anybody waits, once for a batch."""
+"""Methods of `Answers` that are called anyway, once for a worker or once for a batch."""
 
 
 def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:

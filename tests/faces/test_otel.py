@@ -1,5 +1,4 @@
-"""Traces through the queue, with OpenTelemetry's own SDK: what spans there are, whose they are, and what the
-log says of them."""
+"""Traces through the queue, with OpenTelemetry's own SDK: the spans, their parents, and ids in the log."""
 
 from __future__ import annotations
 
@@ -197,7 +196,7 @@ def test_a_replay_begins_a_trace_of_its_own_and_links_to_the_job(traced: Traced)
 
 
 def test_a_replay_is_in_the_trace_of_who_asks_for_it(traced: Traced) -> None:
-    """However many jobs, and attempts; and so is what follows a job that was replayed."""
+    """This holds for many jobs and attempts, and for the callback of a replayed job."""
 
     @traced.app.task(name="follows")
     def follows(ended: sqlq.JobResult) -> None:

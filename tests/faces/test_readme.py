@@ -1,8 +1,9 @@
 """Every block of the README and of the guide is run: commands as processes, Python and SQL on each database,
 GRANTs with real roles.
 
-A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block
-without one fails a test. test_cookbook.py runs the recipes, test_moved.py the applications that moved here.
+A comment before a block, invisible on the page, names the test that runs it: `<!-- sql: question -->`. A
+block without one fails a test. test_cookbook.py runs the recipes, test_moved.py the applications that
+moved here.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ from tests.servers import PostgreSQL, async_database_url
 LINKED = sorted(
     {*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")}
 )
-"""Those whose links must lead somewhere."""
+"""Pages whose relative URLs must exist."""
 LONGEST_README, WIDEST = 250, 140
 
 
@@ -195,8 +196,10 @@ def test_pyproject_names_the_app_and_the_database(desk: Desk) -> None:
 
 
 def test_the_two_commands() -> None:
-    """All but installing, which .ci/run does, and the demo, which has tests of its own: each is one line,
-    installs what pyproject.toml has, and runs what exists."""
+    """Each is one line, installs an extra of pyproject.toml, and runs an existing command.
+
+    .ci/run tests installing, and the demo has tests of its own.
+    """
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for name, package, last in (
         ("demo", ".", [".venv/bin/sqlq", "demo"]),
@@ -446,7 +449,7 @@ def test_one_worker_serves_several_databases(desk: Desk) -> None:
 
 
 def test_why_a_job_does_not_run(desk: Desk) -> None:
-    """The page quotes what the command says."""
+    """The page quotes the output of the command."""
     desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
     asked, examined, workers = block("sh", "why").splitlines()
     assert "no worker serves its queue" in desk.run(asked)
@@ -471,7 +474,7 @@ WORDS = {
     "Horizon": "dashboard.md",
     "burst": "operating.md",
 }
-"""What people search for, and the page that answers."""
+"""The words that people search for, and the page that answers."""
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -1188,7 +1191,7 @@ HOW_IT_WORKS = ("how_enqueue", "how_claim", "how_heartbeat", "how_settle", "how_
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_how_it_works(names: dict[str, Any]) -> None:
-    """The five statements, as the page has them, take two jobs on their ways."""
+    """The five statements of the page take two jobs from enqueue to their ends."""
     app: sqlq.App = names["app"]
     assert tuple(b.name for b in BLOCKS if b.name.startswith("how_")) == HOW_IT_WORKS
     enqueue, claiming, heartbeat, settling, rescue = [text(block("sql", name)) for name in HOW_IT_WORKS]
@@ -1340,7 +1343,7 @@ def enqueue_as(url: str) -> None:
 
 
 def enqueue_plainly_as(url: str) -> None:
-    """Enqueue with all that a plain job can say, one at a time and several."""
+    """Enqueue with all options of a plain job, one at a time and several."""
     said: dict[str, Any] = {
         "priority": 3,
         "timeout": "5s",
@@ -1532,7 +1535,7 @@ def fill(owner: Engine) -> None:
 
 
 def fill_sealed(owner: Engine) -> None:
-    """Put jobs in each state, and a schedule, sealed with the old key."""
+    """Write jobs in each state, and a schedule, signed with the old key."""
     with closing(sqlq.App(engine=owner, keys=KEYS[1:])) as app:
         task = app.task(name="shop.note", max_attempts=1)(lambda n: 1 // n)
         app.enqueue_many([task.new(0), task.new(1), task.new(1).set(delay="1h")])
@@ -1592,7 +1595,7 @@ class TestGrants:
         operate_as(urls["shop_operator"])
 
     def test_a_role_may_change_keys_alone(self, roles: tuple[Engine, dict[str, str]]) -> None:
-        """In each table that has sealed rows, of each kind of them; and an operator's may, too."""
+        """It may in each table that has signed or encrypted rows; and so may an operator's role."""
         owner, urls = roles
         fill_sealed(owner)
         with closing(sqlq.App(urls["shop_keys"], keys=KEYS)) as app:
@@ -1620,7 +1623,7 @@ class TestGrants:
             assert app.jobs.delete([second]) == [second]
 
     def test_a_workers_role_may_do_every_chore(self, roles: tuple[Engine, dict[str, str]]) -> None:
-        """Those that a drain ends before: each is run twice, since some begin with a wait."""
+        """A drain ends before some services. Each is run twice, since some begin with a wait."""
         with closing(sqlq.App(roles[1]["shop_worker"])) as app:
             services = [service for _, _, service, _ in app.worker()._maintenance._due]
             assert {type(service).__name__ for service in services} > {"Rescue", "Prune", "Vacuum"}

@@ -40,8 +40,10 @@ _SENTRYS: list[Any] = []
 
 @pytest.fixture
 def sent() -> Iterator[list[Event]]:
-    """The events that Sentry would get, with the integrations that it always has: that for logging is one,
-    which puts a function in the place of logging's, once in a process, and leaves it there."""
+    """The events that Sentry would get, with the integrations that it always has.
+
+    One is for logging. It replaces a function of logging once in a process, and leaves it there.
+    """
     transport = Memory()
     before = logging.Logger.callHandlers
     with sentry_sdk.isolation_scope():
@@ -157,7 +159,7 @@ def test_what_is_no_failure_is_no_issue(app: sqlq.App, sent: list[Event], signal
 
 
 def test_a_job_that_lost_its_worker_is_an_issue(app: sqlq.App, sent: list[Event]) -> None:
-    """Its exception was met by no process: what the row says stands for it."""
+    """No process met its exception: the error in the row stands for it."""
     sentry.instrument(app)
     lost = JobEvent(
         name="failed",

@@ -1,4 +1,4 @@
-"""examples/shop as its README tells: real `sqlq work` processes, and a real mail server on loopback."""
+"""examples/shop by the commands of its README: real `sqlq work` processes, and a mail server on loopback."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Shop:
         return [(job.state.value, job.attempts) for job in reversed(self.app.jobs.list())]
 
     def run(self, *command: str, ends_with: int = 0) -> str:
-        """Run `python -m …` to its end and return what it said."""
+        """Run `python -m …` to its end and return its output."""
         done = subprocess.run(
             [sys.executable, "-m", *command],
             cwd=ROOT / "examples",
@@ -101,7 +101,7 @@ class Shop:
 
     @contextmanager
     def worker(self) -> Iterator[subprocess.Popen[str]]:
-        """A `sqlq work` in a process of its own; at the end it is asked to stop, and must end well."""
+        """A `sqlq work` in a process of its own. A signal stops it at the end, and it must end well."""
         process = subprocess.Popen(
             [sys.executable, "-m", "sqlq", "--app", "shop.tasks:app", "work"],
             cwd=ROOT / "examples",

@@ -1,4 +1,4 @@
-"""sqlq.testing, as users' tests use it: inline, drain, and asking what was enqueued."""
+"""sqlq.testing, as users' tests use it: inline, drain, and assertions about enqueued jobs."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class TestInline:
 
 
 def decorated(handler: Any) -> Any:
-    """What an ordinary decorator makes of a handler: a `def` that returns what the handler's call gives."""
+    """Return a `def` that returns the handler's result, as an ordinary decorator does."""
 
     @functools.wraps(handler)
     def inner(*args: object, **kwargs: object) -> object:

@@ -1,5 +1,7 @@
-"""While a test database is open, nothing outside it is written or emptied, whatever the code under test does:
-every row of a real database beside it, before and after."""
+"""While a test database is open, nothing outside it is written or emptied, whatever the code under test does.
+
+Each test compares every row of a real database beside it, before and after.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,7 @@ def test_the_app_is_given_back_whole(database_url: str, place: dict[str, Any]) -
 
 
 def test_no_url_is_not_the_apps_own(shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
-    """What `os.environ.get` gives where the variable is not set."""
+    """None is the result of `os.environ.get` where the variable is not set."""
     monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
     with (
         pytest.raises(sqlq.errors.ConfigurationError, match="the test database's URL is None"),
@@ -215,7 +217,7 @@ def test_no_url_is_not_the_apps_own(shop: Shop, monkeypatch: pytest.MonkeyPatch,
 
 
 class TestWhatWasMadeBefore:
-    """Of the real database, and kept: a worker, or what the App is made of."""
+    """Objects of the real database that a test keeps: a worker, or parts of the App."""
 
     def test_a_worker_refuses_to_run(self, shop: Shop, place: dict[str, Any]) -> None:
         workers = [shop.app.worker(drain=True), shop.app.worker(["default"], drain=True)]

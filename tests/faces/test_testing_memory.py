@@ -155,7 +155,7 @@ def left(engine: Engine) -> list[str]:
 
 class TestCreateTables:
     def test_what_migrate_makes(self, empty: Engine) -> None:
-        """Twice is as good as once, on a Connection as on a Session."""
+        """A second call changes nothing, on a Connection as on a Session."""
         with empty.begin() as conn:
             create_tables(conn)
             create_tables(conn)

@@ -3,12 +3,12 @@
     python -m tests.faults [--markdown FILE] [--mariadb] [--operated] [--patroni [N]] [what pytest takes …]
 
 It runs on PostgreSQL and SQLite, with --mariadb on MariaDB.
-With --operated those of its tests that start workers run with payloads encrypted, somebody who waits for each
-job, and metrics on, in their short forms: what holds without must hold with it.
+With --operated the tests that start workers run in their short forms, with encrypted payloads, a waiter for
+each job, and metrics on.
 With --patroni it runs N failovers of a cluster of three nodes, 30 without a number.
 
-Exits with 1 when a test fails, or when a figure that must be zero is not, or was not measured (which it need
-not be when pytest was told what to run).
+It exits with 1 when a test fails, or when a figure that must be zero is not. A figure that was not measured
+fails, too, unless the command line names tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guards of the border, as `tests.faults.mutations` takes them away: what strangers say, ask, and write into rows."""
+"""Guards of the border, as `tests.faults.mutations` takes them away: messages, queries and rows of strangers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fault tests run with when SQLQ_TEST_OPERATED is set: see `operated`."""
+"""Fixtures of the fault tests that SQLQ_TEST_OPERATED turns on: see `operated`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What takes part in the crowd around one SQLite file, each in a process of its own; see
-test_sqlite_contention.
+"""The processes of the crowd around one SQLite file; see test_sqlite_contention.
 
 `python -m tests.faults.crowd ROLE URL NUMBER SEED`: works until its standard input ends, then leaves and
 prints one line of JSON. The file `acknowledged-NUMBER` beside the database takes the number of each job whose
@@ -27,7 +26,7 @@ TURN_SECONDS = 0.02
 
 
 class LockErrors(logging.Handler):
-    """Counts what sqlq says of locks: its own transactions should never meet one."""
+    """Counts sqlq's log lines about locks: its own transactions should never meet one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""A process that dies at the n-th moment of its talk with the database, for every n.
+"""A process that dies at the n-th point of its work with the database, for every n.
 
 `python -m tests.faults.dying` reads requests from its input, one a line: URL, STEP, N and ARGUMENT as JSON.
-It does the step in a fork of itself that dies (as by SIGKILL: nothing is flushed, closed or rolled back) at
-its N-th moment, and answers `died MOMENT` or `done`. A moment lies before or after each statement, and before
-or after each COMMIT. No connection is open when it forks.
+It does the step in a fork of itself that dies at its N-th point, and answers `died MOMENT` or `done`. The
+death is like a SIGKILL: nothing is flushed, closed or rolled back. A point lies before or after each
+statement, and before or after each COMMIT. No connection is open when it forks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|UPDATE \S+ SET|SET STATEMENT|UP
 
 
 class Mortal:
-    """Counts the moments of an engine, and ends the process at one of them."""
+    """Counts the points of an engine, and ends the process at one of them."""
 
     def __init__(self, last: int, tell: int, every_thread: bool) -> None:
         self._last, self._tell, self._every_thread = last, tell, every_thread
@@ -68,7 +68,7 @@ class Mortal:
 
     def moment(self, what: str) -> None:
         if not self._every_thread and threading.current_thread() is not threading.main_thread():
-            return  # hints leave by a thread of their own, when they like
+            return  # a thread of their own sends notifications at any time
         with self._lock:  # held for ever by the thread that dies: no other gets a statement through
             self._count += 1
             if self._count == self._last:
@@ -198,7 +198,7 @@ class Life:
             retry.retry_failed(conn, lookup.Selection(ids=(argument,)))
 
     def tick(self, argument: Any) -> None:
-        """What schedules have due at a moment, by a clock that is an input."""
+        """Enqueue the due runs of schedules, by a clock that is an input."""
         schedules.tick(self.database, at=datetime.fromisoformat(argument))
 
     def work(self, argument: Any) -> None:
@@ -235,8 +235,10 @@ def main() -> None:
 
 @contextmanager
 def dying_process() -> Iterator[Callable[..., str | None]]:
-    """Start the process; what is given takes a URL, a step, a number and an argument, and returns the moment
-    of death, None for none."""
+    """Start the process, and yield a function of a URL, a step, a number and an argument.
+
+    It returns the point of death, None for none.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.dying"],
         cwd=ROOT,

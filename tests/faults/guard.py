@@ -1,12 +1,12 @@
 """A trigger that rejects every transition the contract does not list, and every change of a lease token but
 its four.
 
-Installed in a test's database, it watches whatever writes there: sqlq, another process, or the test by
-mistake. A rejection is an error of the database whose text begins with `ILLEGAL`; a worker survives such
-errors, so a test that runs workers looks for the word in their logs.
+In a test's database it watches every write: of sqlq, another process, or the test by mistake. A rejection is
+an error of the database whose text begins with `ILLEGAL`. A worker survives such errors, so a test that runs
+workers looks for the word in their logs.
 
-What one row's change cannot show is judged at COMMIT on PostgreSQL (deferred triggers), and on SQLite, which
-has none, by the order in which its statements come: copied first, deleted then.
+Some rules concern several rows. On PostgreSQL deferred triggers judge them at COMMIT. SQLite has none, so
+there the order of statements counts: first the copy, then the delete.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ILLEGAL = "illegal transition:"
 
 
 class Rule(NamedTuple):
-    """What must not be, for one kind of write; `{now}`, `{is}` and `{is not}` are each database's words for
-    it.
+    """A condition that must not hold, for one kind of write.
 
-    `{before}` is where a job stood before it ended, and a rule with `at_commit` may only be asked there.
+    `{now}`, `{is}` and `{is not}` are each database's words. `{before}` is the table of a job before it
+    ended. A rule with `at_commit` is judged there alone.
     """
 
     table: str
@@ -394,7 +394,7 @@ def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_d
     """Install the guard in a database that has sqlq's tables, whatever is in them by now.
 
     `keep_finished` False allows a job that was reserved to leave no row. With `owners_may_be_known_dead` jobs
-    may be taken from an owner whose lease still runs, as a supervisor does for a child that died, or an
+    may be taken from an owner whose lease still runs. A supervisor does so for a child that died, and an
     operator by force.
     """
     kind = engine.dialect.name
@@ -437,7 +437,7 @@ _WORDS = {
 
 def _sqlite(rules: list[Rule]) -> Iterator[str]:
     for table, event in _EVENTS:
-        # "still reserved at the end" cannot be asked before the end; `check` asks it
+        # "still reserved at the end" cannot be judged before the end; `check` judges it
         these = [
             r
             for r in rules
@@ -489,7 +489,7 @@ def _postgresql(rules: list[Rule]) -> Iterator[str]:
                 for r in these
             )
             yield f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN\n{checks}\nRETURN {row}; END $$"
-            # the condition of a constraint trigger is asked at once, its function at COMMIT
+            # the condition of a constraint trigger is judged at once, its function at COMMIT
             kind, deferred = (
                 ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("TRIGGER", "")
             )

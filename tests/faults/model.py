@@ -1,4 +1,4 @@
-"""What the jobs of one queue should be: a small reference model, which knows no database."""
+"""A small reference model of the jobs of one queue, which knows no database."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class Model:
     # -- what the tables should say --------------------------------------------------------------------------
 
     def expected(self) -> dict[int, tuple[object, ...]]:
-        """Return for each job what its row should say."""
+        """Return the expected row of each job."""
         return {
             j.id: (
                 j.place,

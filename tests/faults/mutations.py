@@ -4,8 +4,8 @@
     python -m tests.faults.mutations --hundredth    a hundredth of them, others each day; MariaDB's where it is
 
 A guard is a line of sqlq that carries the comment `# guard: NAME`, or the statement below a line that is such a
-comment. Of it `was` is replaced by `instead`; without `was` all of it is. So neither a reformatted line nor one
-that moves makes the list stale. Each is tried in a copy of the tree; nothing is written here.
+comment. Its part `was` is replaced by `instead`; without `was` all of it is. So neither a reformatted line nor
+one that moves makes the list stale. Each is tried in a copy of the tree; nothing is written here.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
 SECONDS = 40
 AT_A_TIME = 8
-"""More than there are processors: most tests that miss a guard wait until their patience is at an end."""
+"""More than there are processors: most tests that miss a guard wait until their timeout."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 PYTEST_FAILED = 1
 OF_MARIADB = re.compile("mariadb|pymysql")
-"""What names a test that runs on MariaDB."""
+"""Words in the name of a test that runs on MariaDB."""
 MARK = re.compile(r"(?:#|;) guard: ([\w-]+)$")
 
 
@@ -131,7 +131,7 @@ ISOLATION, PROJECTS, AT_COMMIT, KIT = (
 # ruff: noqa: E501 - a guard is one line
 # fmt: off
 GUARDS = [
-    # what is said of a database that is away
+    # log lines about a database that is away
     Guard("who-asked-nothing-knows-nothing", "asked.times > times", "True", "tests/worker/test_outage.py::test_a_turn_that_asks_nothing_says_nothing_of_the_database[sqlite]"),
     Guard("a-look-is-no-write", "asked.writing > writing", "True", "tests/worker/test_outage.py::test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("who-watches-does-not-hasten-itself", "is_refused(error) and ", "", "tests/worker/test_outage.py::test_only_what_is_refused_hastens_the_look_at_the_tables[sqlite-away]"),
@@ -270,7 +270,7 @@ GUARDS = [
     Guard("what-has-to-stay-keeps-its-partition", "_has_to_stay(conn, name)", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql]"),
     Guard("what-stays-is-pruned-by-rows", "False not in gone", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql]"),
     Guard("no-check-is-left", None, "pass", "tests/migrations/test_partitions.py::test_what_the_new_table_would_lack_is_refused[postgresql]"),
-    # what travels with a job, and what it says of itself
+    # headers, labels and progress of a job
     Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
     Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
     Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
@@ -659,7 +659,7 @@ GUARDS = [
     Guard("follows-into-the-test-database", None, "pass", INSIDE + "test_inside[sqlite-test_enqueue]"),
     Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
     Guard("jobs-are-flushed-in-tests-alone", "is_testing()", "True", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
-    # what surrounds attempts and processes
+    # middleware and lifespans
     Guard("arounds-nest-in-order", "(*common, *self.around)", "(*self.around, *common)", AROUND + "test_it_surrounds_each_attempt_in_the_order_registered[sqlite-def]"),
     Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_what_it_sets_is_there_for_the_handler_and_not_for_the_next[sqlite-def]"),
     Guard("a-swallowed-stop-is-not-finished", None, "pass", AROUND + "test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception[sqlite]"),
@@ -852,8 +852,10 @@ def run(
 
 
 def kill_what_runs_on(copy: Path) -> None:
-    """Kill what a test has left behind that hung and was killed: the workers it had started, in sessions of
-    their own, would compete with every later mutant, and run what the copy holds then."""
+    """Kill the workers that a test has left behind, which hung and was killed.
+
+    They have sessions of their own. They would compete with every later mutant, and run its code.
+    """
     path = os.fsencode(copy)
     while found := [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if path in _read(p)]:
         for pid in found:
@@ -880,7 +882,7 @@ def chosen(words: Sequence[str]) -> list[Guard]:
 
 
 def _that_can_run(guards: Sequence[Guard]) -> list[Guard]:
-    """Return the guards without those of MariaDB where its programs are not, and say so."""
+    """Return the guards, without those of MariaDB where its programs are missing, and print a line then."""
     try:
         found("mariadbd")
     except RuntimeError as error:

@@ -1,8 +1,7 @@
-"""Everything that is there to operate a queue, on at once: sealed payloads, somebody who waits for each job,
-and workers with an endpoint for metrics.
+"""All features for operators on at once: encrypted payloads, a waiter for each job, and workers with metrics.
 
-`python -m tests.faults --operated` sets SQLQ_TEST_OPERATED, with which the tests of this folder run so: what
-holds without all of it must hold with it.
+`python -m tests.faults --operated` sets SQLQ_TEST_OPERATED, with which the tests of this folder run so. Every
+promise must hold with them, too.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ def is_on() -> bool:
 
 
 class Answer(NamedTuple):
-    """What somebody was told who waited for a job."""
+    """The answer that a waiter for a job got."""
 
     state: str
     value: Any = None
-    """What was returned; else the reason."""
+    """The result of the job; else the reason."""
 
 
 async def answer(app: sqlq.App, job: sqlq.Job[Any] | int, seconds: int | None = None) -> Answer:
@@ -59,15 +58,17 @@ async def _answer(app: sqlq.App, job: sqlq.Job[Any] | int, seconds: int | None) 
         return Answer("failed", error.reason)
     except sqlq.JobCancelledError as error:
         return Answer("cancelled", error.reason)
-    except sqlq.NoResultError:  # a step that an operator skipped, say
+    except sqlq.NoResultError:  # for example a step that an operator skipped
         return Answer("finished")
     except sqlq.JobNotFoundError:
         return Answer("gone")
 
 
 class Waiters:
-    """Waits for each job that is found at `url`, while the block lasts, and demands at its end that each was
-    told what became of it."""
+    """Waits for each job that is found at `url`, while the block lasts.
+
+    At its end every waiter must have got the job's end as its answer.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -121,7 +122,7 @@ class Waiters:
         engine.dispose()
 
     def _all_answered(self) -> bool:
-        """Whether nobody waits for a job that has ended; raises where one was told something else."""
+        """Return whether nobody waits for an ended job; raise where an answer differs from the job."""
         unanswered = 0
         for id, state in self._found():
             task = self._answers.get(id)
@@ -129,7 +130,7 @@ class Waiters:
                 unanswered += state in ENDED
             elif state in ENDED:
                 told = task.result()
-                # what has failed an operator may put back, or skip, once that was told
+                # an operator may retry or skip a failed job after the answer
                 assert told.state in (state, "failed"), f"job {id} is {state}, and who waited was told {told}"
         return unanswered == 0
 

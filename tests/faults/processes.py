@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 OPERATED = "SQLQ_TEST_OPERATED"
-"""With it workers show metrics, payloads are sealed, and somebody waits for each job: see `operated`."""
+"""With it workers show metrics, payloads are encrypted, and a waiter waits for each job: see `operated`."""
 MORE = [
     *shlex.split(os.environ.get("SQLQ_TEST_WORK_OPTIONS", "")),
     *(["--metrics-port", "0"] if os.environ.get(OPERATED) else []),

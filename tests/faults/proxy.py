@@ -1,7 +1,7 @@
 """A TCP proxy that plays a bad network between a worker and its server: it swallows bytes, breaks
 connections, loses replies.
 
-What it swallows it has received, so both kernels think that all is well: the case no TCP timeout finds.
+It receives the bytes that it swallows, so both kernels think that all is well: no TCP timeout finds this.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Pipe:
         self._proxy = proxy
         self._client, self._server = client, server
         self.asked = b""
-        """What the client sent last."""
+        """The last bytes that the client sent."""
         self.answered = b""
-        """What the server sent last, passed on or not."""
+        """The last bytes that the server sent, passed on or not."""
         self.listens = False
         self.made = False
         """Whether the server has let the client in."""
@@ -87,7 +87,7 @@ class Pipe:
     def _to_client(self, data: bytes) -> bool:
         self.answered = (self.answered + data)[-65536:]
         self.made = self.made or READY in self.answered
-        if self._swallow_reply:  # what was asked for is done by now, and nobody hears of it
+        if self._swallow_reply:  # the request is done by now, and the client does not know it
             self.reset()
         return not self._proxy.swallows(self, "to client")
 
@@ -118,9 +118,9 @@ def made(link: Pipe) -> bool:
 
 
 class Proxy:
-    """Passes connections on to a port of 127.0.0.1, as long as it is not told otherwise.
+    """Passes connections on to a port of 127.0.0.1, until a test calls one of its methods.
 
-    `only` chooses the connections that are concerned, at the moment their bytes come by.
+    `only` chooses the concerned connections when their bytes come by.
     """
 
     def __init__(self, target: int) -> None:
@@ -157,7 +157,7 @@ class Proxy:
         self._deaf = set()
 
     def drop(self, only: Callable[[Pipe], bool] = every) -> int:
-        """Reset connections and return how many; the other sides have heard of it then."""
+        """Reset connections and return how many; the other sides have received the reset then."""
         with self._entrance:  # nobody comes back while others still have a connection
             links = self.links(only)
             for link in links:

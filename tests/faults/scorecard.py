@@ -1,4 +1,4 @@
-"""What the fault tests measured, collected for the scorecard that `python -m tests.faults` prints."""
+"""Collects the figures of the fault tests for the scorecard that `python -m tests.faults` prints."""
 
 from __future__ import annotations
 
@@ -48,11 +48,10 @@ DISTRIBUTIONS = {
 
 
 def record(guarantee: str, **figures: object) -> None:
-    """Note what a test measured: one line of JSON in the file that SQLQ_TEST_SCORECARD names, if it names
-    one.
+    """Append the figures of a test as one line of JSON to the file in SQLQ_TEST_SCORECARD, if it is set.
 
     `guarantee` is the contract's, or words of one's own. Figures of `MUST_BE_ZERO` are whole numbers, those
-    of `DISTRIBUTIONS` lists of seconds; `cases` says how many were tried, `seed` and others are shown as they
+    of `DISTRIBUTIONS` lists of seconds. `cases` is how many were tried. `seed` and others are shown as they
     are.
     """
     file = os.environ.get(VARIABLE)

@@ -1,4 +1,4 @@
-"""The guards of sealed payloads, for `tests.faults.mutations`."""
+"""The guards of signed and encrypted payloads, for `tests.faults.mutations`."""
 
 from __future__ import annotations
 

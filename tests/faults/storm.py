@@ -1,4 +1,4 @@
-"""What takes part in the storm on a server, each in a process of its own; see test_storm.
+"""The processes of the storm on a server; see test_storm.
 
 `python -m tests.faults.storm ROLE URL FOLDER NUMBER SEED`: works until its standard input ends, then leaves
 and prints one line of JSON. In the folder the file `acknowledged-NUMBER` takes the number of each job whose

@@ -1,8 +1,8 @@
 """The database blinks: restarts, lost connections, a network that swallows packets, a standby. Workers go on
 by themselves.
 
-Workers are real processes. Where the network is at fault they reach the server through a proxy; the producer
-has a way of its own, so that what it enqueues while the worker is cut off is known.
+Workers are real processes. Where the network is at fault they reach the server through a proxy. The producer
+connects directly, so that its jobs are known while the worker is cut off.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 RESUME_SECONDS = 15.0
-"""What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard
-shows."""
+"""The limit for a loaded machine. A quiet one takes less than five seconds, which the scorecard shows."""
 
 
 @pytest.fixture
@@ -254,7 +253,7 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, 
 @on_servers
 @pytest.mark.slow
 def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
-    """What was claimed without the worker's knowledge comes back when the lease runs out."""
+    """Jobs that were claimed without the worker's knowledge come back when the lease runs out."""
 
     def claims(link: Pipe) -> bool:
         return b"SET reserved_at" in link.asked

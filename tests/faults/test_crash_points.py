@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 
 HOUR = 3_600_000
 MOST = 400
-"""More moments than this no step has; beyond it something goes round in circles."""
+"""No step has more points than this; beyond it something goes round in circles."""
 
 Die = Callable[..., str | None]
 
@@ -51,7 +51,7 @@ def die(dying: Die, database_url: str, app: sqlq.App, engine: Engine) -> Die:
 
 
 class Points:
-    """The moments a step died at, each on a queue of its own, and what the step had to work on."""
+    """The points a step died at, each on a queue of its own, and the arguments of the step."""
 
     def __init__(self, app: sqlq.App, engine: Engine, die: Die, step: str) -> None:
         self.app, self.engine, self._die, self.step = app, engine, die, step
@@ -59,7 +59,7 @@ class Points:
         self.made = 0
 
     def all(self, prepare: Callable[[int], Any]) -> None:
-        """Die at each moment of the step; `prepare` is given the number and returns the step's argument."""
+        """Die at each point of the step; `prepare` takes the number and returns the step's argument."""
         for n in range(1, MOST):
             moment = self._die(self.step, n, prepare(n))
             self.wait_until_gone()
@@ -72,13 +72,13 @@ class Points:
         print(f"{self.step}: {len(self.moments)} moments")
 
     def took(self, n: int) -> bool:
-        """Whether what the step wrote was committed when it died at this moment, or did not die."""
+        """Return whether the step's writes were committed when it died at this point, or did not die."""
         moments = sorted(self.moments)
         wrote = next(m for m in moments if self.moments[m].startswith("after WRITE"))
         return n >= next(m for m in moments if m > wrote and self.moments[m] == "after COMMIT")
 
     def wait_until_gone(self) -> None:
-        """The server takes a moment to notice that a client died, and holds its locks until then."""
+        """The server takes a while to notice that a client died, and holds its locks until then."""
         if self.engine.dialect.name != "sqlite":
             wait_until(lambda: self.others() == 0, what="the server noticing the death")
 
@@ -313,8 +313,8 @@ def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int
 
 @pytest.mark.integration
 def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> None:
-    """Each flow has a step that becomes free, and one that is cancelled with what waits for it. Its first
-    moment is that after the settle and before anything of the unblock."""
+    """Each flow has a step that becomes free, and one that is cancelled with the steps that wait for it. Its
+    first point is after the settle and before anything of the unblock."""
     crash = points("unblock")
     task = crash.app.tasks["note"]
     made: dict[int, list[int]] = {}
@@ -392,7 +392,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
 @pytest.mark.variants
 @pytest.mark.parametrize("outcome", ["retry", "release", "fail", "complete"])
 def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outcome: str) -> None:
-    """With the end of the attempt, or not at all: nobody runs without a slot."""
+    """It is released with the end of the attempt, or not at all: no job runs without a slot."""
     crash = points("end")
     made: dict[int, int] = {}
     seen: dict[int, tuple[str, str | None]] = {}
@@ -470,8 +470,8 @@ def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points
 
 
 def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -> None:
-    """A whole worker, with all its threads, dies at one of so many of its moments; which ones come when
-    differs from run to run."""
+    """A whole worker, with all its threads, dies at one of so many of its points. Their order differs from
+    run to run."""
     crash = points("work")
     crash.app.task(name="follow")(lambda ended: None)
     ran: dict[int, Path] = {}

@@ -113,8 +113,10 @@ def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
 
 
 def test_a_waiter_does_not_believe_a_primary_that_has_lost_its_standby(pair: Pair) -> None:
-    """As one that was frozen, and wakes after another was promoted: until it is demoted it takes itself for
-    the primary, and knows nothing of newer jobs."""
+    """The old primary was frozen, and wakes after another was promoted.
+
+    Until it is demoted it takes itself for the primary, and knows nothing of newer jobs.
+    """
     primary, standby, name = pair
     standby.configure("synchronous_standby_names = '*'")
     standby.catch_up()

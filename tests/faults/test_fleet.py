@@ -1,5 +1,7 @@
-"""Many idle processes on one PostgreSQL: what they ask, how many connections they hold, and who goes when
-there is one job; counted in the server's log and its list of sessions."""
+"""Many idle processes on one PostgreSQL: their statements, connections, and which of them claim one job.
+
+The counts are from the server's log and its list of sessions.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ class Fleet:
         self._read_from = self._log.stat().st_size
 
     def asked(self, what: str = "") -> list[Statement]:
-        """What the workers have asked, in order."""
+        """Return the statements of the workers, in order."""
         with self._log.open(errors="replace") as log:
             log.seek(self._read_from)
             text = log.read()
@@ -98,8 +100,10 @@ class Fleet:
         return [statement for statement in found if what in statement.text and statement.session != own]
 
     def look(self, times: int) -> list[Statement]:
-        """Wait until the workers' lookout has looked so often, and nobody has claimed since; return what was
-        asked meanwhile."""
+        """Wait until the workers' poller has looked so often, and nobody has claimed since.
+
+        Return the statements meanwhile.
+        """
 
         def looked() -> bool:
             asked = [LOOK in s.text for s in self.asked() if CLAIM in s.text or LOOK in s.text]
@@ -141,7 +145,7 @@ def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> No
         sessions = fleet.sessions()
         fleet.forget()
         asked = fleet.look(times=12)
-    # twelve looks in a row, and no claim between them: what was asked before was not at rest
+    # twelve looks in a row, and no claim between them: earlier statements were not at rest
     first = [i for i, statement in enumerate(asked) if LOOK in statement.text][-12]
     asked = asked[first:]
     seconds = (asked[-1].at - asked[0].at).total_seconds()
@@ -153,7 +157,7 @@ def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> No
 
 
 def test_where_there_is_one_worker_nobody_looks_for_it(fleet: Fleet) -> None:
-    """It hears itself what its supervisor would tell it later."""
+    """It receives notifications itself, which its supervisor would forward later."""
     with fleet.working(processes=1):
         assert len({statement.session for statement in fleet.look(times=5) if LOOK in statement.text}) == 1
 
@@ -203,7 +207,7 @@ def test_many_jobs_at_once_bring_all_of_the_fleet(fleet: Fleet) -> None:
 def test_workers_whose_supervisor_is_stopped_look_for_themselves(fleet: Fleet) -> None:
     with fleet.working() as worker:
         os.kill(worker.process.pid, signal.SIGSTOP)
-        fleet.producer.execute(INSERT)  # of which no hint speaks
+        fleet.producer.execute(INSERT)  # without a notification
         wait_until(lambda: fleet.number("SELECT count(*) FROM finished_jobs") == 1, what="the job done")
         os.kill(worker.process.pid, signal.SIGCONT)
         fleet.forget()

@@ -82,7 +82,7 @@ def followed_once(
     new = [new_job(KINDS[n % len(KINDS)], n) for n in range(number)] + [new_job("dies", -1)] * dying
     new += [new_job("completes_alone", -2)] * dying
     chance.shuffle(new)
-    # the row says what follows, or its task, when a worker claims it
+    # the row names the callback, or its task has it when a worker claims it
     app.enqueue_many(
         [
             replace(job, on_success=FOLLOWER, on_failure=FOLLOWER) if i % 2 else job

@@ -1,5 +1,7 @@
-"""A disk that is full: what cannot be written is kept, and written when there is room; nothing is refused for
-it, and no attempt is counted twice."""
+"""A disk that is full: outcomes are kept, and written when there is room.
+
+No job is refused for it, and no attempt is counted twice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ RESULT = "x" * 200_000
 
 @contextmanager
 def full_sqlite(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
-    """Let the file grow no more, for whoever opens it here: SQLite says SQLITE_FULL, as for a full disk."""
+    """Let the file grow no more for all connections here: SQLite raises SQLITE_FULL, as for a full disk."""
     with app.database.read() as conn:
         pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
     limit = [pages]

@@ -123,7 +123,7 @@ def test_what_the_database_rolled_back_is_run_again(app: sqlq.App, error: str) -
     ("database_url", "error"), raising("25006", 1290, 1792, 1836, 1047), indirect=["database_url"]
 )
 def test_a_connection_of_no_use_is_given_up(app: sqlq.App, error: str) -> None:
-    """A standby's, for example, which says that it is read-only."""
+    """For example the connection of a standby, which is read-only."""
     with pytest.raises(DBAPIError) as caught, app.database.begin() as conn:
         conn.exec_driver_sql(error)
     assert caught.value.connection_invalidated

@@ -1,5 +1,7 @@
-"""Data nobody means to send, and sends: what sqlq accepts arrives equal, the rest is refused or ends as a row
-to look at, and a hundred jobs behind it run within five seconds."""
+"""Data that nobody means to send: accepted data arrives equal, the rest is refused or ends as a failed job.
+
+A hundred jobs behind it run within five seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Limits while workers are killed in the middle of their jobs: never more at a time, no slot lost, and the
-order of serial jobs kept. Judged by the begin and the end of every run, which the handlers note."""
+"""Limits while workers are killed in the middle of their jobs.
+
+Never do more jobs run at a time, no slot is lost, and serial jobs keep their order. Handlers note the begin
+and the end of every run.
+"""
 
 from __future__ import annotations
 
@@ -152,8 +155,10 @@ def done(app: sqlq.App, number: int) -> bool:
 
 
 def intervals(found: list[Note], killed: dict[int, float]) -> dict[str, list[tuple[float, float, int]]]:
-    """Return begin, end and number of each run by its key, in the order in which they began; a run in a
-    process that was killed ended then."""
+    """Return begin, end and number of each run by its key, in the order in which they began.
+
+    A run in a process that was killed ended then.
+    """
     runs: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     begun: dict[tuple[int, str, int], float] = {}
     for each in found:
@@ -168,7 +173,7 @@ def intervals(found: list[Note], killed: dict[int, float]) -> dict[str, list[tup
 
 
 def most_at_once(runs: list[tuple[float, float, int]]) -> int:
-    """Return how many of these runs there were at the same moment, at the most."""
+    """Return how many of these runs there were at the same time, at the most."""
     changes = sorted([(end, -1) for _, end, _ in runs] + [(begin, 1) for begin, _, _ in runs])
     most = now = 0
     for _, change in changes:

@@ -1,4 +1,4 @@
-"""Whatever comes over a link between processes of a worker: no process goes deaf of it, none ends."""
+"""Bad messages on the pipes between processes of a worker: no process ends, or stops receiving."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_no_word_ends_a_supervisor(child: Child) -> None:
 
 
 def test_a_child_that_is_stopped_has_no_words_piled_up_for_it(child: Child) -> None:
-    """Hints come as often as anybody wants, and it reads none."""
+    """Anybody may send notifications, and a stopped process reads none."""
     child.worker = "w"
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
     host = Dispatcher(lambda: [child], keeper)
@@ -159,7 +159,7 @@ def a_job() -> Attempt:
 
 @fuzzed(st.lists(messages(said_by_an_isolate), max_size=6))
 def test_what_an_isolate_says_is_an_outcome_or_its_end(said: list[dict[str, Any]]) -> None:
-    """What raises is for the caller, who kills the process and counts the attempt."""
+    """The caller handles exceptions: it kills the process and counts the attempt."""
     here, there = Pipe.pair()
     other = Pipe(there)
     for message in said:

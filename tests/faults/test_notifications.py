@@ -1,4 +1,4 @@
-"""What a role without any right says by NOTIFY, and how much of it: jobs, and who waits for them, go on."""
+"""A role without any right sends bad and many NOTIFYs: jobs and waiters go on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stranger(database_url: str, engine: Engine) -> Iterator[Callable[[], psycopg
 
 
 def channels(app: sqlq.App) -> tuple[str, str]:
-    """Those on which workers hear of jobs, and who waits of their ends."""
+    """Return the channels on which workers receive jobs, and waiters the ends of jobs."""
     named = notify.channel(app.database.schema)
     return named, f"{named}_ended"
 
@@ -270,7 +270,7 @@ def test_a_flood_grows_no_worker_and_holds_up_no_job(
 def test_what_comes_in_one_transaction_is_read_before_the_next_look(
     app: sqlq.App, stranger: Callable[[], psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libpq would keep all of it until the look is answered."""
+    """libpq would keep all notifications until the look is answered."""
     dry: list[bool] = []
     look = Poller._look
 
@@ -311,7 +311,7 @@ def test_what_was_asked_for_is_forgotten_once_a_second(
 
 @on_postgresql
 def test_what_is_said_at_once_of_many_jobs_stands_for_any(app: sqlq.App) -> None:
-    """Beyond so many bytes a second nothing is read, and all is looked at."""
+    """Beyond so many bytes a second no ids are read, and the next look covers all jobs."""
     here, engine = Hearing(), app.database.engine
     with engine.connect() as ear, app.database.begin() as conn:
         ear.exec_driver_sql("LISTEN many")

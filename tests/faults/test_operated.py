@@ -1,5 +1,7 @@
-"""A storm in which everything is on that is there to operate a queue: payloads are encrypted, somebody waits
-for each job, and the workers show metrics. Whatever is killed, everybody is told what became of their job."""
+"""A storm with all features for operators: encrypted payloads, waiters for each job, and metrics.
+
+Whatever is killed, every waiter gets the end of its job.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.integration
 
 SECRET = "4111-1111"
 WAITERS = 4
-"""So many wait for each job: of a round, 200 at once."""
+"""Waiters for each job: 200 at once in a round."""
 MODULE = """
 import asyncio
 import os
@@ -98,14 +100,14 @@ def poison(n: int, card: str) -> None:
 
 
 class Storm:
-    """Jobs of every kind, who waits for them, and what they must be told."""
+    """Jobs of every kind, their waiters, and the answers they must get."""
 
     def __init__(self, app: sqlq.App) -> None:
         self.app = app
         self.jobs: dict[int, tuple[str, int]] = {}
         """Their kinds and numbers."""
         self.told: dict[int, list[Future[Answer]]] = {}
-        """Who waits for each."""
+        """The waiters of each job."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -142,8 +144,7 @@ class Storm:
         self.app.jobs.cancel([id for id, (kind, _) in self.jobs.items() if kind == "late"])
 
     def wrong(self) -> dict[int, tuple[str, list[Answer]]]:
-        """Return what somebody was told that is not what must come of a job of that kind, or not what others
-        were told."""
+        """Return answers that are no end of a job of that kind, or differ from others for the job."""
         answers = {id: [each.result(120) for each in told] for id, told in self.told.items()}
         return {
             id: (self.jobs[id][0], told)

@@ -1,5 +1,4 @@
-"""The worker of the release before and that of the new one side by side: what only one of them knows is done
-by that one."""
+"""Workers of the old and the new release side by side: each runs the tasks that it alone knows."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Work) -> None:
     )
 
     def done() -> bool:
-        with app.database.begin() as conn:  # the time of being put back passes
+        with app.database.begin() as conn:  # the delay of the release passes
             table = f"{app.database.schema}.jobs" if app.database.schema else "jobs"
             conn.execute(
                 text(

@@ -1,4 +1,4 @@
-"""However workers die, each moment of a schedule gets its job, and gets it once."""
+"""However workers die, each run of a schedule gets its job, and gets it once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ app = sqlq.App()
 
 
 def account(found: list[sqlq.JobDetails], wanted: dict[str, list[datetime]]) -> tuple[int, int]:
-    """How many moments got no job, and how many jobs there are beside one for each."""
+    """Return how many runs got no job, and how many jobs there are beside one for each."""
     had = Counter((job.schedule, job.scheduled_for) for job in found)
     due = [(name, moment) for name, moments in wanted.items() for moment in moments]
     lost = sum(had[each] == 0 for each in due)
@@ -68,7 +68,7 @@ def test_whoever_dies_in_a_tick_leaves_it_undone_or_done(
 
 
 def moments_of(each: ScheduleDetails, since: datetime) -> list[datetime]:
-    """The moments from some time before `since` up to where the schedule is decided."""
+    """Return the runs from some time before `since` up to where the schedule is decided."""
     assert each.plan is not None
     return each.plan.due(since - MINUTE, each.last_at).moments
 

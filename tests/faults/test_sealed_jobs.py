@@ -1,4 +1,4 @@
-"""Sealed jobs under real processes that die."""
+"""Signed and encrypted jobs under real processes that die."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dies() -> None:
 def test_what_follows_a_job_whose_worker_died_is_sealed(
     database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its supervisor, which imports no App."""
+    """Its supervisor signs it, which imports no App."""
     monkeypatch.setenv("SQLQ_KEYS", new_key())
     (tmp_path / "sealed_shop.py").write_text(SHOP)
     app = sqlq.App(database_url)

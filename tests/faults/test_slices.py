@@ -26,7 +26,7 @@ SLICE = 10
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run a command of the example, as its README tells."""
+    """Run a command of the example's README."""
     done = subprocess.run(
         [sys.executable, "coupons.py", *arguments],
         cwd=folder,

@@ -45,9 +45,10 @@ ASKS_THE_TIME = {
     "worker/attempt/attempt.py",
     "worker/report/meter.py",
 }
-"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job
-of this process was enqueued, begun and ended, when an attempt was, for its line, how far away a moment is,
-for a line and a look, how long a job has waited, for the metrics, and what pages say of all that."""
+"""The modules that read the machine's clock: for errors, log lines, events, metrics, and ages on pages.
+
+No module that decides when a job runs is among them.
+"""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
@@ -101,8 +102,7 @@ def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sql
 def test_a_claim_outlives_a_change_of_a_column_it_returns(
     database_url: str, app: sqlq.App, engine: Engine
 ) -> None:
-    """What is prepared on a connection cannot return another type than when it was; on the next one it
-    can."""
+    """A prepared statement cannot return another type on its connection; on the next connection it can."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
     with closing(Database.beside(create_engine(database_url, pool_size=1, max_overflow=0))) as one_connection:
@@ -118,8 +118,7 @@ def test_a_claim_outlives_a_change_of_a_column_it_returns(
 
 
 def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL) -> None:
-    """The server has room for so many notifications; here a listener that stays in its transaction keeps them
-    from going."""
+    """The server's queue of notifications is full: an idle listener in a transaction keeps them there."""
     server = restartable_postgresql
     url = server.create_database()
     engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
@@ -146,7 +145,7 @@ def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL
 
 
 def test_a_standby_is_not_asked_what_became_of_a_job(restartable_postgresql: OwnPostgreSQL) -> None:
-    """It may not know of the claim yet, and so say that somebody else has the job."""
+    """It may not have the claim yet, and would show another owner of the job."""
     url = restartable_postgresql.create_database()
     with closing(sqlq.App(url)) as app:
         app.migrate()
@@ -259,7 +258,7 @@ def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(
         wait_until(
             lambda: together.n_waiting == slots, timeout=30, what="every slot in the middle of its job"
         )
-        # a heartbeat's may be open for a moment
+        # a heartbeat's may be open for a short time
         wait_until(lambda: sessions("xact_start IS NOT NULL") == 0, what="no transaction being open")
         assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, maintenance, LISTEN, and the App's own"
     finally:
@@ -308,7 +307,7 @@ def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptur
 
 
 def test_a_machines_own_clock_is_asked_by_nothing_that_decides() -> None:
-    """What is due or expired, the database says; how long something took, a clock that is never set."""
+    """The database's clock decides what is due or expired; a monotonic clock measures durations."""
     wall_clock = re.compile(r"\btime\.time\(|datetime\.now\(|utcnow\(|\.today\(")
     package = Path(sqlq.__file__).parent
     assert {

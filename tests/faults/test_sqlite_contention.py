@@ -1,5 +1,8 @@
-"""One SQLite file, and everybody at it: eight processes that enqueue, claim and settle, an application that
-reads before it writes in deferred transactions, a reader that stays, and kill -9 in the middle of it."""
+"""One SQLite file under contention: eight processes enqueue, claim and settle.
+
+An application reads before it writes in deferred transactions, a reader stays, and kill -9 comes in the
+middle.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class Crowd:
         process.communicate()
 
     def end(self) -> list[dict[str, Any]]:
-        """Ask all to leave, and return what they have to say."""
+        """Stop all of them, and return their reports."""
         said = []
         for process in self.alive:
             assert process.stdin is not None

@@ -1,10 +1,10 @@
 """Every transition in every order, beside a model that fits on a page.
 
-Two owners, the crash of either at any moment, replies that are lost, an operator, and a clock that the test
-moves. After each step the database must say what the model says, and the guard must have rejected nothing.
-Nothing an owner does with a right it has lost may change a row.
+There are two owners, the crash of either at any point, lost replies, an operator, and a clock that the test
+moves. After each step the database must equal the model, and the guard must have rejected nothing. No
+statement of an owner with a lost lease may change a row.
 
-Moments are whole hours, so that the seconds a test takes decide nothing.
+Times are whole hours, so that the seconds a test takes decide nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.faults.scorecard import record
 OWNERS = ("one", "two")
 ERROR = ErrorText("ValueError", "no")
 FOLLOWER = '{"task": "follows", "queue": "follow"}'
-"""Of another queue, from which nothing is claimed."""
+"""A callback in another queue, from which nothing is claimed."""
 Right = tuple[int, int]
 
 
@@ -260,7 +260,7 @@ class Contract(Model, RuleBasedStateMachine):
     @precondition(lambda self: any(job.in_line for job in self.model.values()))
     @rule(crash=st.sampled_from([False, False, True]), swept=st.booleans())
     def admit(self, crash: bool, swept: bool) -> None:
-        """Whoever comes by admits what may run, whether a wake tells it or a sweep."""
+        """Any owner admits jobs of a limit, after a wake or in a sweep."""
         before = {id: job.in_line for id, job in self.model.items()}
         if swept:
             admission.sweep(self.database, "")
@@ -401,7 +401,7 @@ class Contract(Model, RuleBasedStateMachine):
     @precondition(lambda self: self.rights)
     @rule()
     def look(self) -> None:
-        """What an owner learns about each of its rights, once a reply was lost."""
+        """An owner reads the state of each of its leases, once a reply was lost."""
         with self.database.read() as conn:
             fates = lease.fates(conn, [(job.id, job.lease_token) for job in self.rights])
         for job in self.rights:
@@ -463,7 +463,7 @@ class Contract(Model, RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def expire(self, crash: bool) -> None:
-        """What waits, was never tried and should have been by now is cancelled, and nothing else is."""
+        """Cancel expired jobs that were never tried, and no others."""
         late = self.late()
         with self.transaction(crash) as conn:
             expired = expiring.expire(conn, limit=500)

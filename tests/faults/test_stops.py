@@ -1,7 +1,7 @@
-"""A worker that is told to stop ends soon after its grace time, whatever the database does: it is away,
-swallows what it is sent, has no tables any more, or keeps them locked.
+"""A stopped worker ends soon after its grace time, whatever the database does.
 
-What could not be written is named, and runs again when its lease has run out.
+The database is away, swallows messages, has no tables any more, or keeps them locked. The log names jobs
+whose outcome could not be written. They run again when their leases have run out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.integration
 GRACE_SECONDS = 1.0
 SOON_SECONDS = 5.0
 BUSY_SECONDS = 5.0
-"""What a loaded machine is allowed beyond that."""
+"""Seconds that a loaded machine may take beyond that."""
 
 MODULE = """
 import os, threading, sqlq
@@ -189,7 +189,7 @@ def test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience(database_
 
 
 def test_outcomes_may_be_written_until_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is asked."""
+    """Repeated calls do not move its end."""
     monkeypatch.setattr("sqlq.worker.stop.LAST_SETTLES_SECONDS", 0.1)
     grace = Grace(50, lambda: None)
     assert grace.patience() == float("inf")

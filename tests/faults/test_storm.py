@@ -64,7 +64,7 @@ class Storm:
         self._alive.append(process)
 
     def end(self, number: int) -> list[dict[str, Any]]:
-        """Ask so many of those that started last to leave, and return what they have to say."""
+        """Stop so many of those that started last, and return their reports."""
         leaving, self._alive[-number:] = self._alive[-number:], []
         for process in leaving:
             assert process.stdin is not None

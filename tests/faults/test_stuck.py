@@ -1,5 +1,7 @@
-"""A worker process that is stuck, frozen or in a call that holds the interpreter's lock, is killed and
-replaced, and what it held goes on; one that only seems to be is left alone."""
+"""A stuck worker process is killed and replaced, and its jobs go on; one that only seems stuck is left alone.
+
+It is stuck when it is frozen, or in a call that holds the interpreter's lock.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Play:
         return self.app.enqueue(self.new(task, *args)).id
 
     def ran(self) -> list[tuple[str, int, int, float]]:
-        """What has started, in order: what, which job, in which process, when."""
+        """Return the starts in order: handler, job, process and time."""
         file = self.folder / "ran.txt"
         lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
         return [(what, int(id), int(pid), float(at)) for what, id, pid, at in lines]
@@ -499,8 +499,7 @@ def test_a_hang_up_that_nohup_ignores_is_ignored(play: Play) -> None:
 
 @pytest.mark.parametrize("runs", ["nothing", "wait", "deaf"])
 def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
-    """What heeds `cancelled`, and what does not and cannot be stopped: both are given back, and keep
-    nobody."""
+    """One handler observes `cancelled`, another does not and cannot be stopped. Both jobs are released."""
     grace = 0 if runs == "nothing" else 1
     with play.working("--grace", "1s") as worker:
         given_back = [play.enqueue(runs)] if runs != "nothing" else []

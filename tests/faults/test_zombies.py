@@ -1,10 +1,9 @@
-"""A worker that was frozen past its lease wakes after others have taken its jobs: it changes nothing, however
-it ends.
+"""A worker that was frozen past its lease wakes after others have taken its jobs: it changes nothing.
 
 `WAYS` is the list of ways to end. One line there adds one to every test of this file.
 
-The whole of `sqlq work` is frozen, as a machine is: a supervisor that lives goes on renewing for a child that
-is frozen, for it would see it die.
+The whole of `sqlq work` is frozen, as a machine is. A live supervisor would go on renewing for a frozen
+child, since it would see its death.
 """
 
 from __future__ import annotations
@@ -50,10 +49,12 @@ WAYS = {
     "heartbeat": "wait_until(lambda: sqlq.current_job().cancelled, timeout=60)",
     "release": "threading.Event().wait(60)",
 }
-"""What a handler does once its worker has woken. "complete" writes and completes the job in a transaction of
-its own, and lets through the LeaseLostError that this raises; "checkpoint" saves so how far it is.
-"heartbeat" ends when it is told that its lease is lost; "release" does not end: its worker is told to stop
-and gives the job back."""
+"""The actions of a handler once its worker has woken.
+
+"complete" writes and completes the job in a transaction of its own, and lets its LeaseLostError pass.
+"checkpoint" saves its cursor so. "heartbeat" ends when its lease is lost. "release" does not end: its worker
+is stopped and releases the job.
+"""
 
 MODULE = """
 import os, threading
@@ -119,8 +120,10 @@ def freeze(app: sqlq.App, worker: WorkerProcess) -> bool:
 
 
 def is_free(app: sqlq.App, *questions: str) -> bool:
-    """Whether all questions about rows without a lock are answered by yes, or on SQLite whether the database
-    has no lock; without waiting for whoever has one."""
+    """Return whether all queries for unlocked rows find one, or on SQLite whether the database has no lock.
+
+    No query waits for a lock.
+    """
     url = app.database.engine.url
     if url.get_backend_name() == "sqlite":
         with closing(sqlite3.connect(str(url.database), timeout=0, isolation_level=None)) as conn:

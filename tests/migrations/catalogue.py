@@ -1,7 +1,6 @@
-"""What a database says about itself: the tables, rules, indexes and views in it, as data that can be
-compared.
+"""The catalogue of a database: its tables, rules, indexes and views, as data that can be compared.
 
-Not Alembic's comparison, which sees neither CHECKs nor views.
+Alembic's comparison sees neither CHECKs nor views.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of migrations share."""
+"""Fixtures of the tests of migrations."""
 
 from __future__ import annotations
 

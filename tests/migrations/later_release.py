@@ -58,8 +58,7 @@ def become(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Migrator:
-    """The later release's `sqlq migrate`, the command itself, in a process of its own; what it logs and
-    prints are lines it says."""
+    """The later release's `sqlq migrate`, the command itself, in a process of its own."""
 
     def __init__(
         self, url: str, directory: Path, *, lock_timeout_ms: int = 300, command: Sequence[str] = ("migrate",)
@@ -84,15 +83,17 @@ class Migrator:
         self._lines.put(None)
 
     def says(self, words: str) -> bool:
-        """Wait for a line with these words, and say whether one came before the end; hearing nothing for a
-        minute fails the test."""
+        """Wait for a line with these words, and return whether one came before the end.
+
+        A minute without a line fails the test.
+        """
         while (line := self._lines.get(timeout=60)) is not None:
             if words in line:
                 return True
         return False
 
     def migrated_from(self, revision: str) -> bool:
-        """Wait for the command to say from which revision it has brought the tables to the newest."""
+        """Wait for the line that names this revision as the one before the migration."""
         if revision == HEAD:
             return self.says("are up to date, at revision")
         return self.says(f"from revision {revision} to {HEAD}")

@@ -324,7 +324,7 @@ def test_include_name_knows_sqlqs_schema_from_the_hosts(
 def test_include_name_knows_the_default_schema_by_its_name(
     make_host: Callable[..., Host], engine: Engine, given: str | None, schemas: bool
 ) -> None:
-    """Alembic says None for the schema that a search_path begins with."""
+    """Alembic gives None for the schema that a search_path begins with."""
     with engine.begin() as connection:
         connection.execute(text("CREATE SCHEMA app"))
         connection.execute(text(f"ALTER DATABASE {engine.url.database} SET search_path = app"))

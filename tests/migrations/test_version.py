@@ -1,5 +1,4 @@
-"""Asking for the revision on a caller's connection: any driver, inside any transaction, which stays
-usable."""
+"""Reading the revision on a caller's connection: any driver, inside any transaction, which stays usable."""
 
 from __future__ import annotations
 
@@ -202,7 +201,7 @@ CHANGES = {
     "a column": ("ALTER TABLE jobs DROP COLUMN label", "jobs has no label"),
     "a table": ("DROP TABLE sqlq_limits", "sqlq_limits has no columns"),
 }
-"""What tables of an earlier, unpublished 0001 may lack."""
+"""Columns and rules that tables of an earlier, unpublished 0001 may lack."""
 
 
 @pytest.mark.parametrize("change", CHANGES)

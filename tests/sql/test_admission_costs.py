@@ -51,7 +51,7 @@ def test_an_admission_reads_no_more_beside_a_long_line(app: sqlq.App, engine: En
     plans: list[dict[str, Any]] = []
 
     class Explaining:
-        """A connection that asks for the plan of each statement, and runs it thereby."""
+        """A connection that runs each statement by EXPLAIN ANALYZE, for its plan."""
 
         def __init__(self, conn: Any) -> None:
             self._conn = conn

@@ -1,5 +1,7 @@
-"""What must not come back: rules that are read anew for each row, and statements that a job or an idle worker
-could do without. Counted, not timed."""
+"""Regressions of cost: rules that are read anew for each row, and needless statements.
+
+The tests count, and do not measure time.
+"""
 
 from __future__ import annotations
 

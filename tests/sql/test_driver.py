@@ -93,7 +93,7 @@ def test_a_connection_cut_off_between_two_statements_is_replaced(
 ) -> None:
     pid = backend(app.database)
     with engine.connect() as conn:
-        # waits until that process is gone, which has said so on its connection by then
+        # waits until that process is gone, which has ended its connection by then
         assert conn.scalar(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid})
     assert backend(app.database) != pid
 
@@ -117,7 +117,7 @@ def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, 
 def test_a_connection_that_cannot_be_rolled_back_is_given_up(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it was broken off by is raised, and not what came of that."""
+    """It raises the exception that broke it off, and not its consequence."""
 
     def interrupted(connection: Any, statement: str, parameters: Any) -> None:
         connection.close()

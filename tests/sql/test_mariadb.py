@@ -199,7 +199,7 @@ def fill(database: Database, number: int) -> None:
 
 
 def row_locks(conn: Connection) -> int:
-    """Return how many rows the transaction has locked. What information_schema says is a tenth of a second
+    """Return how many rows the transaction has locked. The data of information_schema is a tenth of a second
     old."""
     thread = conn.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
     status = conn.exec_driver_sql("SHOW ENGINE INNODB STATUS").one()[2]

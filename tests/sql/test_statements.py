@@ -1,8 +1,8 @@
-"""What each database receives for the hot statements, and how it runs them.
+"""The hot statements that each database receives, and their plans.
 
-The golden files hold the statements as the driver gets them, because an error of a template or a parameter is
-not seen by reading the code that builds it. `SQLQ_TEST_WRITE_GOLDEN=1` writes them anew; read the difference
-before committing it.
+The golden files hold the statements as the driver gets them. The code that builds them does not show an error
+of a template or a parameter. `SQLQ_TEST_WRITE_GOLDEN=1` writes them anew; read the difference before
+committing it.
 """
 
 from __future__ import annotations

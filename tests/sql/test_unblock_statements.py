@@ -1,4 +1,4 @@
-"""What each database receives for an unblock and the sweeps, and how it runs them beside many that wait.
+"""The statements of an unblock and the sweeps on each database, and their plans beside many waiting steps.
 
 `SQLQ_TEST_WRITE_GOLDEN=1` writes the golden files anew; read the difference before committing it.
 """
@@ -59,7 +59,7 @@ def asked(database: Database, call: Call) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_database_receives_the_golden_statement(app: sqlq.App, engine: Engine, name: str) -> None:
-    """Of two steps that wait one becomes free, and one is cancelled."""
+    """One of two waiting steps becomes free, and one is cancelled."""
     flow = sqlq.Flow()
     first, second = flow.add(job()), flow.add(job())
     flow.add(job(), after=[first])

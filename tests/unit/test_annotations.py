@@ -258,8 +258,10 @@ def test_the_json_of_a_value_stands_for_it(hint: Any, value: Any, form: Any) -> 
 
 
 def equals_itself(moment: datetime) -> bool:
-    """Whether a moment equals itself with its offset as its zone, as it arrives: one in an hour that is
-    skipped, or comes twice, equals none of another zone (PEP 495)."""
+    """Return whether a time equals itself with its offset as its zone, as it arrives.
+
+    A time in an hour that is skipped, or comes twice, equals none of another zone (PEP 495).
+    """
     offset = moment.utcoffset()
     return offset is None or moment == moment.replace(tzinfo=timezone(offset))
 
@@ -396,7 +398,7 @@ def test_what_a_type_checker_lets_pass_arrives_as_annotated(hint: Any, value: An
     [
         Unequal(datetime(2030, 1, 1)),
         Unequal(datetime(2030, 1, 1), Decimal("NaN")),
-        # an hour that comes twice: such a moment equals none of another zone
+        # an hour that comes twice: such a time equals none of another zone
         Unequal(datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN)),
         Unequal(datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=1)),
     ],

@@ -1,4 +1,4 @@
-"""Durations and moments: what is accepted means one thing, and everything else is refused in a sentence."""
+"""Durations and times: an accepted text has one meaning, and everything else is refused in a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between databases stands in `sqlq/database`: another database is one folder there."""
+"""The differences between databases stand in `sqlq/database`: another database is one folder there."""
 
 from __future__ import annotations
 

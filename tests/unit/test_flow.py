@@ -1,4 +1,4 @@
-"""What a flow refuses where it is written, and what it is written as."""
+"""The errors of a flow where it is written, and its jobs and edges."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nothing() -> None: ...
 
 
 untyped: Any = {"count": count, "say": say, "total": total}
-"""What type checkers would refuse, too."""
+"""The same tasks without types, for mistakes that type checkers would refuse, too."""
 
 
 def taking(step: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_result_of_another_type_is_refused(wrong: Callable[[Any], Any], says: 
 
 @for_each("text", [lambda result: f"{result:>9}", str, "of %s".__mod__])
 def test_a_result_is_no_part_of_a_text(text: Callable[[Any], str]) -> None:
-    """The text would be stored, and say nothing of the value."""
+    """The stored text would not have the value."""
     step: Any = sqlq.Flow().add(count.new(1))
     with pytest.raises(EnqueueError, match=r"the result of step 1 \(count\) is not known yet"):
         say.new(text(step.result))

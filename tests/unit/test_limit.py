@@ -1,4 +1,4 @@
-"""Limits as they are declared: their keys, what they say, and what is refused."""
+"""Limits as they are declared: their keys, their descriptions, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of a worker share: messages over a link, and the memory of what has started."""
+"""Messages through the pipe between processes of a worker, and their shared memory of started jobs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_word_that_waits_begins_after_the_one_that_did_not_fit() -> None:
 
 
 def test_a_word_cut_off_is_no_message() -> None:
-    """Nor one that cannot be read: its sender died, which is told otherwise."""
+    """A message that cannot be read is ignored, too. Its sender died, which the supervisor sees otherwise."""
     here, there = Pipe.pair()
     there.sendall(b'{"half": ')
     there.close()

@@ -1,4 +1,4 @@
-"""[tool.sqlq] in pyproject.toml: where it is found, what it may say, and what comes before it."""
+"""[tool.sqlq] in pyproject.toml: where it is found, which keys it has, and what comes before it."""
 
 from __future__ import annotations
 

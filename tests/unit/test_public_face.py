@@ -1,4 +1,4 @@
-"""What `import sqlq` offers, and what it costs."""
+"""The names of `import sqlq`, and the time that it takes."""
 
 from __future__ import annotations
 

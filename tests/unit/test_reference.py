@@ -1,4 +1,4 @@
-"""The generated reference has all that the code has, and says of exit codes what commands do."""
+"""The generated reference has all that the code has, and the exit codes of commands."""
 
 from __future__ import annotations
 

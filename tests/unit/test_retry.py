@@ -1,5 +1,5 @@
-"""What becomes of an attempt: backoffs within their bounds for ever, every exception storable, each signal
-its outcome."""
+"""The outcome of an attempt: backoffs stay within their bounds, and every exception and signal has its
+outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a schedule is due, and what becomes of its moments: no clock, no database."""
+"""The times of a schedule, and which of them get a job: no clock, no database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def at(text: str) -> datetime:
 
 
 def within(plan: Schedule, begin: datetime, end: datetime) -> list[datetime]:
-    """The moments after one and up to another, each asked for by itself, as ticks ask for them."""
+    """Return the times after one and up to another, each by a call of its own, as ticks make it."""
     found: list[datetime] = []
     moment = plan.next(begin)
     while moment is not None and moment <= end:
@@ -148,8 +148,10 @@ MINUTE = timedelta(minutes=1)
 def decide(
     plan: Schedule, since: datetime, now: datetime, *, ticks: int = 0, alive: bool = False
 ) -> tuple[list[int], int, int, float | None]:
-    """The minutes from noon of: the moments that get a job, up to where it is decided, and the next look; and
-    the number skipped."""
+    """Return the minutes from noon of the runs that get a job, the number skipped, and two more times.
+
+    These are the time up to which it is decided, and that of the next look.
+    """
     done = turn(plan, last_at=since, now=now, ticks=ticks, alive=alive)
     minutes = [(moment - NOON) // MINUTE for moment in done.moments]
     next_at = None if done.next_at is None else (done.next_at - NOON) / MINUTE

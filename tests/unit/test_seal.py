@@ -1,4 +1,4 @@
-"""Seals: what they are bound to, which keys are taken, and that nothing of a key is ever said."""
+"""Signatures and encryption: their context, the accepted keys, and no key in any output."""
 
 from __future__ import annotations
 

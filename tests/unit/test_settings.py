@@ -324,7 +324,7 @@ def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
 ) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queue")
     monkeypatch.chdir(tmp_path)
-    app = sqlq.App()  # it may be told of its database later
+    app = sqlq.App()  # its database may be set later
     for ask in (lambda: app.jobs.list(), app.migrate, app.worker):  # noqa: PLW0108 - `jobs` is opened in it
         with pytest.raises(
             sqlq.errors.ConfigurationError,
@@ -355,7 +355,7 @@ def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyP
 
 
 def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
-    """Also in a factory, which knows of the session alone."""
+    """This holds in a factory, too, which knows the session alone."""
     engine = create_engine("postgresql+psycopg://pooler/shop")
     given = {"schema": "queue", "listen_url": "postgresql://direct/shop"}
 
@@ -431,7 +431,7 @@ def inlined(app: sqlq.App, job: Any, eager: Any) -> None:
 
 @for_each("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
 def test_eager_is_no_text(wrong: Any) -> None:
-    """As that of an environment variable, which is true whatever it says."""
+    """For example that of an environment variable, which is true whatever its value."""
     app = sqlq.App("sqlite:///shop.db")
     job = app.named("t").new()
     for refused in (

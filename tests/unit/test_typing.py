@@ -1,6 +1,6 @@
 """Type checkers refuse wrong arguments of `.new()` and wrong options, and nothing else.
 
-Each line that must be reported says so itself; whatever is reported beyond them is a failure, too.
+Each line that must be reported has a mark; any other report is a failure, too.
 """
 
 from __future__ import annotations

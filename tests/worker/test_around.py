@@ -1,4 +1,4 @@
-"""What surrounds attempts: in which order, wherever they run, and what it makes of their outcomes."""
+"""Middleware of attempts: its order, in every kind of process, and its influence on outcomes."""
 
 from __future__ import annotations
 

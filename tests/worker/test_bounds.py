@@ -1,5 +1,7 @@
-"""A worker that ends by itself, because of its memory or because nothing comes; and one in a thread of a
-program of its own: start, wait until it is ready, stop."""
+"""A worker that ends by itself, because of its memory or because nothing comes.
+
+Another runs in a thread of a program: start, wait until it is ready, stop.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,7 @@ def test_a_number_of_jobs_is_a_whole_one(app: sqlq.App, given: Any) -> None:
 def test_a_worker_stops_in_good_order_whatever_the_database_raises(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a hook of the host's may, in place of what the driver said."""
+    """A hook of the host may raise so, in place of the driver's error."""
 
     def raises(*given: Any, **more: Any) -> None:
         raise LookupError("the host's own")

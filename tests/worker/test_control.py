@@ -1,5 +1,4 @@
-"""What operators ask of a worker that is at work, on every database: to pause, resume, stop, restart, and to
-look for jobs that are to be cancelled."""
+"""Requests of operators to a worker, on every database: pause, resume, stop, restart, and cancel its jobs."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def held(app: sqlq.App) -> Iterator[Held]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have workers look often where a test does not ask how soon they do."""
+    """Let workers look often where a test does not measure how soon they do."""
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.2)
 
 
@@ -355,7 +354,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
 
 
 def test_who_looks_sends_no_statement_for_it(app: sqlq.App) -> None:
-    """What operators want comes with the look that a host makes anyway."""
+    """Requests of operators come with the look that a host makes anyway."""
     if app.database.dialect.sees_commits:
         return
     with working(app) as worker:

@@ -1,4 +1,4 @@
-"""What a dead host, or a dead process, has held: given back in batches that follow each other at once."""
+"""The jobs of a dead host, or a dead process, are released in batches that follow each other at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
 
 
 def is_as_the_contract_says(app: sqlq.App, engine: Engine, ids: list[int]) -> None:
-    """Of each job the token has risen by one, and it is due again, in line, or failed and followed."""
+    """Assert that each token has risen by one, and each job is due, blocked, or failed with a callback."""
     spent = len(ids[::SPENT])
     with engine.connect() as conn:
         rows = conn.execute(text("SELECT * FROM jobs WHERE task <> 'alarm'")).all()
@@ -149,7 +149,7 @@ def test_several_that_rescue_at_once_take_each_job_once(app: sqlq.App, engine: E
 def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two transactions that follow at once, who waits for SQLite's write lock looks in vain."""
+    """A process that waits for SQLite's write lock gets no turn between two transactions without a pause."""
     die(app, engine, services.RESCUE_BATCH)
     clock, rescue = [0.0], settle.rescue
 

@@ -1,4 +1,4 @@
-"""What has become of jobs is told to those who listen: each route, after the fact, never in the way."""
+"""Listeners receive the outcomes of jobs: on each route, after the commit, and never in the way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOLD = [name for name in NAMES if name != "enqueued"]
 
 
 def listening(app: sqlq.App, *names: EventName) -> list[JobEvent]:
-    """A list that gets what is told."""
+    """Return a list that receives the events."""
     told: list[JobEvent] = []
     app.on(*names or TOLD)(told.extend)
     return told
@@ -77,7 +77,7 @@ def test_a_job_that_fails_at_last(app: sqlq.App) -> None:
 
     app.enqueue(fails.new())
     drain(app)
-    told.sort(key=lambda event: event.attempt)  # the next attempt may start before this one's end is told
+    told.sort(key=lambda event: event.attempt)  # the next attempt may start before this one's event arrives
     assert names(told) == ["started", "retried", "started", "failed"]
     retried, failed = told[1], told[3]
     assert (retried.reason, retried.delay_seconds, retried.attempt) == ("error", 0.0, 1)

@@ -258,7 +258,7 @@ def test_what_nobody_claims_is_cancelled_by_a_chore(
 def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its service comes when a look has found something, long before it would by itself."""
+    """Its service runs when a look has found a job, long before it would by itself."""
     monkeypatch.setattr("sqlq.worker.wait.poller.RESCUE_MS", 100)
     monkeypatch.setattr("sqlq.worker.maintain.services.RESCUE_MS", 3_600_000)
     job = app.enqueue(task.new(1).set(expires="1h"))

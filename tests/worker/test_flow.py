@@ -188,7 +188,7 @@ def test_a_coroutine_that_is_cancelled_at_its_end_costs_no_other_job(app: sqlq.A
 
 
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
-    """What a worker has no slot for it does not hold: with long jobs, no more is reserved than runs."""
+    """A worker does not hold jobs without a slot: with long jobs, no more are reserved than run."""
     release = threading.Event()
     task = app.task(name="t")(lambda: release.wait(30))
     app.enqueue_many([task.new() for _ in range(10)])
@@ -207,8 +207,7 @@ def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> No
 
 
 def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
-    """After a run of short jobs a worker claims ahead; when the jobs turn long it gives back what it cannot
-    start."""
+    """After a run of short jobs a worker claims ahead. When the jobs turn long it releases some."""
     release = threading.Event()
     quick = app.task(name="quick")(lambda: None)
     slow = app.task(name="slow")(lambda: release.wait(120))
@@ -402,8 +401,7 @@ def test_bad_options_are_one_sentence(app: sqlq.App, options: dict[str, Any], me
 def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(
     app: sqlq.App, engine: Engine
 ) -> None:
-    """The hint comes from a transaction of the caller's own: on PostgreSQL by NOTIFY, on SQLite by
-    data_version."""
+    """A transaction of the caller's own notifies: on PostgreSQL by NOTIFY, on SQLite by data_version."""
     started: list[int] = []
     task = app.task(name="t")(started.append)
     with working(app) as worker:
@@ -423,7 +421,7 @@ def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(
 def test_an_idle_worker_starts_a_delayed_job_at_its_moment(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks once, when it is told of the job, and sees when that is due."""
+    """It looks once, when the notification comes, and reads when the job is due."""
     monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
     monkeypatch.setattr(wake, "LOOK_AFTER_HINT_SECONDS", 3600.0)
     started: list[tuple[int, float]] = []
@@ -443,7 +441,7 @@ def test_an_idle_worker_starts_a_delayed_job_at_its_moment(
             conn.commit()
 
         def knows() -> bool:
-            worker._wake.call()  # the hint may have come before the commit was to be seen
+            worker._wake.call()  # the notification may have come before the commit was visible
             return bool(worker._claimer.next_due < time.monotonic() + 60) or len(started) == 2
 
         wait_until(knows, what="the worker knowing when the next job is due")

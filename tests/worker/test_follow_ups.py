@@ -1,4 +1,4 @@
-"""What follows the end of a job is written with it: once, by whoever ends the job, and by nobody else."""
+"""Callbacks are written with the end of their job: once, by the owner that ends it, and by nobody else."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_job_with_a_bad_payload_is_followed(shop: Shop, engine: Engine) -> Non
 
 
 def test_a_job_whose_task_is_gone_is_followed(shop: Shop, engine: Engine) -> None:
-    """The row says what follows: its task's code need not be there any more."""
+    """The row names the callback: the code of the task need not be there any more."""
     gone = Shop(sqlq.App(shop.url), shop.url).task(lambda: None, name="gone")
     shop.app.enqueue(gone.new())
     assert shop.work() == []
@@ -274,8 +274,8 @@ def test_a_job_that_is_moved_back_and_fails_again_is_followed_again(shop: Shop) 
 def test_what_is_not_written_is_no_end(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, after_the_insert: bool
 ) -> None:
-    """The connection breaks beside the insert of the follow-ups: the jobs have not ended, and end later,
-    followed once."""
+    """The connection breaks beside the insert of the callbacks: the jobs have not ended. They end later, with
+    one callback each."""
     insert, broken = inserting.insert, threading.Semaphore(1)
 
     def breaks(*args: Any) -> Any:

@@ -36,7 +36,7 @@ def run():
 
 
 def said(program: str) -> str:
-    """What a program of its own prints, which may start a fork server."""
+    """Return the output of a program of its own, which may start a fork server."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + program],
         capture_output=True,

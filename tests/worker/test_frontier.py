@@ -70,7 +70,7 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = app.task(name="t")(lambda: None)
-    # all due at the same moment: ids tell them apart
+    # all due at the same time: their ids order them
     one_transaction = app.enqueue_many([task.new() for _ in range(8)])
     urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
     claimer = Claimer(app.database.for_loops, "somebody", WorkerOptions(("default",), 10, 30_000))

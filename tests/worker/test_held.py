@@ -1,4 +1,4 @@
-"""A job that is claimed and not started is told from one that runs."""
+"""A claimed job that has not started is distinguished from one that runs."""
 
 from __future__ import annotations
 

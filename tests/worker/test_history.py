@@ -1,4 +1,4 @@
-"""What each attempt of a job leaves in its history, and what it does not."""
+"""The record that each attempt of a job leaves in its history."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def forked(*words: str, passed: int, **environment: str) -> Forked:
 
 
 class Spawned:
-    """Isolates, and the processes that were started for them."""
+    """`IsolatedProcesses`, and the subprocesses that it has started."""
 
     def __init__(self, program: str = ISOLATE, **options: Any) -> None:
         self.program = program
@@ -188,7 +188,7 @@ def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: t
         def mark_started(self) -> None:
             super().mark_started()
             (isolate,) = some.isolates._all
-            some.isolates._kill_hanging(isolate, self)  # as the timer that comes at this moment
+            some.isolates._kill_hanging(isolate, self)  # as the timer that fires now
             isolate.link.send(go=True)
 
     assert some.run(kind=Begun) == Completed()

@@ -316,8 +316,7 @@ def test_each_claim_raises_the_token_and_counts_the_attempt(app: sqlq.App, noop:
 def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
-    """A job put back may be claimed again by the same worker before it has noted the end of the attempt
-    before."""
+    """The same worker may claim a released job again before it has noted the end of the last attempt."""
     app.enqueue(noop.new())
     leases = app.worker()._leases
     (first,) = (Attempt(job, noop, 0.0) for job in claim(app))
@@ -334,7 +333,7 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
 
 
 def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) -> None:
-    """A supervisor renews all that is in its worker's name, so it would never run out."""
+    """A supervisor renews all jobs in its worker's name, so the lease would never run out."""
     job = app.enqueue(noop.new())
     (claimed,) = claim(app)
     leases = app.worker()._leases
@@ -358,7 +357,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back_during_the_next_one(app: sql
 
 
 def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that stood still hears of two renewals at once, and then of what it has claimed."""
+    """A process that stood still receives two renewals at once, and then the reply to its claim."""
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(sqlq.current_job().attempts))
     reached, goes_on = threading.Event(), threading.Event()

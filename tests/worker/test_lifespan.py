@@ -1,5 +1,4 @@
-"""What an App sets up in each process: where it lives, and that it is left at each kind of stop but a
-kill."""
+"""The lifespan of an App in each process: its thread or task, and its exit at each stop but a kill."""
 
 from __future__ import annotations
 
@@ -328,7 +327,7 @@ def enqueue(app: sqlq.App, *names: str) -> list[int]:
 
 
 def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
-    """What each process did, in order."""
+    """Return the actions of each process, in order."""
     found: dict[int, list[str]] = {}
     for what, pid in lines:
         found.setdefault(pid, []).append(what)

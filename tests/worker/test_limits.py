@@ -218,7 +218,7 @@ def test_a_line_that_nobody_has_said_the_limit_of_goes_one_by_one(app: sqlq.App)
     with app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
     assert admission.sweep(app.database, "")[0].number == 1
-    app.enqueue(call.new())  # which says it
+    app.enqueue(call.new())  # which has the limit
     assert admission.look(app.database).number == 4
 
 
@@ -469,7 +469,7 @@ def test_nothing_is_left_of_a_transaction_that_is_rolled_back(app: sqlq.App, eng
 def test_a_drain_waits_for_an_admission_that_is_under_way(
     gauge: Gauge, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the worker's own thread holds locked to admit it, its last look passes over."""
+    """The last look of a drain skips rows that the worker's own thread has locked to admit them."""
     task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     held, looked = threading.Event(), threading.Event()
     worker = gauge.app.worker(drain=True)
@@ -477,7 +477,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     enqueued: list[int] = []
 
     def starts() -> None:
-        """Let the thread have looked before the first claim, and look again only when it is told to."""
+        """Let the thread have looked before the first claim, and look again only when it is called."""
         start()
         wait_until(lambda: worker._admissions.is_idle and worker._admissions._looked_at > 0)
         worker._admissions._look_at = float("inf")
@@ -513,7 +513,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
 def test_a_drain_claims_once_more_after_its_last_look(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a service admits after the claim, the last look does not find in line, and no thread tells of."""
+    """A service admits a job after the claim: the last look finds none blocked, and no thread reports it."""
     producer = sqlq.App(engine=engine)
     limited = producer.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     app.task(name="call")(lambda: None)  # this worker knows of no limits, and so has no thread for them

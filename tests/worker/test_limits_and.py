@@ -1,5 +1,5 @@
-"""Limits and what else may become of a job: a slot, or a turn, comes back whatever ends it, and what a limit
-says is what was said last."""
+"""Limits together with other features: every end of a job releases its slot or turn, and the last set limit
+counts."""
 
 from __future__ import annotations
 

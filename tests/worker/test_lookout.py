@@ -1,4 +1,4 @@
-"""Who looks for work for a host: what the lookout hears and sees, and whom a supervisor sends."""
+"""The poller of a host: its notifications and looks, and the workers that a supervisor wakes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time(hosts:
 
 @dataclass
 class Seen:
-    """What a lookout has done."""
+    """The actions of a poller."""
 
     lookout: Poller | None = None
     went: int = 0
@@ -139,7 +139,7 @@ def test_a_hint_sends_a_worker_before_the_next_look(
 def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have overtaken the COMMIT it speaks of, so that the look finds nothing."""
+    """It may have overtaken its COMMIT, so that the look finds nothing."""
     heard = Poller._heard
 
     def hears(looking: Poller, said: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
 
     def looks(looking: Poller, conn: Connection) -> Any:
         found = look(looking, conn)
-        # what a session tells itself comes with the answer
+        # a session receives its own notification with the answer
         conn.exec_driver_sql("SELECT pg_notify(%s, '')", (notify.channel(app.database.schema),))
         return found
 
@@ -275,7 +275,7 @@ def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, tas
 
 
 class Noted(services.PolledService):
-    """A service that notes its turns, and has the next one when it is told to."""
+    """A service that notes its turns, and has the next one when it is called."""
 
     doing = "noting"
 
@@ -372,7 +372,7 @@ def test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one(app: sqlq.App) -> 
 
 
 def test_of_the_moments_that_a_worker_knows_it_keeps_the_next_ones_alone(app: sqlq.App) -> None:
-    """A worker that puts back a hundred jobs a second for a day would know of millions."""
+    """A worker that releases a hundred jobs a second for a day would keep millions of times."""
     wake, moment = Wake(app.database), time.monotonic() + 3600
     for n in reversed(range(10 * MOST_KNOWN)):
         wake.at(moment + n)
@@ -470,7 +470,7 @@ def test_a_service_runs_soon_when_the_supervisor_has_fallen_silent(
 
 
 class Links:
-    """The supervisor's end of links: notes who was sent."""
+    """The supervisor's end of pipes: it notes which worker was woken."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -558,7 +558,7 @@ def test_who_finds_more_than_it_can_take_is_followed_by_others_that_rest(childre
 
 
 def test_a_worker_that_has_died_keeps_no_other_from_being_sent(children: Any) -> None:
-    """Who asks may have the list of the children from before."""
+    """The caller may have an older list of the children."""
     gone = Child(lambda link, box: [sys.executable, "-c", ""], lambda child, message: None)
     wait_until(lambda: gone.end() is not None, what="its process ending")
     gone.worker, gone.slots = "gone", 4

@@ -1,5 +1,4 @@
-"""What a worker counts, and how it reaches the supervisor: once, in bounded names, at no cost where nobody
-asks."""
+"""The counts of a worker reach the supervisor once, in bounded names, and cost nothing without metrics."""
 
 from __future__ import annotations
 
@@ -120,7 +119,7 @@ def test_a_task_that_takes_the_place_of_another_is_named() -> None:
 
 
 class Asked(NoParent):
-    """A worker in a test whose numbers are asked for."""
+    """The parent of a worker in a test that counts."""
 
     def __init__(self) -> None:
         self.totals = Totals()

@@ -1,4 +1,4 @@
-"""`max_attempts=1`: what has started never starts again, and what has not is given back as ever."""
+"""`max_attempts=1`: a started job never starts again, and one that has not started is released."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def claimed(app: sqlq.App, handler: Handler) -> Attempt:
 
 @on_sqlite
 def test_what_was_given_back_before_it_began_does_not_start(app: sqlq.App) -> None:
-    """A slot may take its job up after the worker has given it back: another may run it by then."""
+    """A slot may take up its job after the worker has released it: another worker may run it by then."""
     ran: list[str] = []
     running = claimed(app, lambda: ran.append("charged"))
     running.cancel()

@@ -1,4 +1,4 @@
-"""What is said of a database that is away, once for all loops of a worker."""
+"""Log lines about a database that is away, once for all loops of a worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outages_end() -> Iterator[None]:
 
 @pytest.fixture
 def refusal(database_url: str) -> DBAPIError:
-    """What a standby answers to an UPDATE."""
+    """The error of a standby for an UPDATE."""
     options: dict[str, Any] = (
         {"init_command": "SET SESSION TRANSACTION READ ONLY"}
         if database_url.startswith("mariadb")
@@ -145,7 +145,7 @@ def writes(app: sqlq.App) -> None:
 def test_a_turn_that_asks_nothing_says_nothing_of_the_database(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a service that the host does, or that is not due: the database may still be away."""
+    """For example a service of the host, or one that is not due: the database may still be away."""
     told: list[list[str]] = []
     away = fails(AWAY)
 
@@ -189,7 +189,7 @@ class Watch(SchemaWatch):
 def test_only_what_is_refused_hastens_the_look_at_the_tables(
     app: sqlq.App, database_url: str, trouble: str
 ) -> None:
-    """For a column may be gone. In an outage each loop would have the tables asked for once more."""
+    """A column may be gone. In an outage each loop would query the tables once more."""
     fail = fails(AWAY if trouble == "away" else refused(database_url, "SELECT gone FROM nowhere"))
     watch = Watch()
     Turns(fail, fail, fail).do(watch)
@@ -219,7 +219,7 @@ def test_a_look_at_the_tables_that_fails_waits_before_the_next(app: sqlq.App, da
 
 
 def refused(database_url: str, *statements: str) -> DBAPIError:
-    """What the database says to the last of some statements."""
+    """Return the error of the database for the last of some statements."""
     engine = create_engine(database_url)
     try:
         with engine.connect() as conn:
@@ -235,7 +235,7 @@ def refused(database_url: str, *statements: str) -> DBAPIError:
 def test_what_is_refused_is_told_where_others_speak_of_outages(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others do not meet it: nobody would ever hear of a service that is never done."""
+    """Other loops do not meet the error. Without this line a service that never runs would go unnoticed."""
     pruning, sweeping = Outage("pruning jobs", quiet=True), Outage("sweeping", quiet=True)
     pruning.met(DBAPIError("SELECT 1", None, ConnectionError("refused")))
     assert caplog.messages == []

@@ -559,7 +559,7 @@ def test_errors_of_many_attempts_stay_bounded(app: sqlq.App, engine: Engine) -> 
 
 
 def logged(function: Any) -> Any:
-    """A decorator as people write them: nothing tells that it calls an `async def` function."""
+    """A decorator as people write them: nothing shows that it calls an `async def` function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 
 class Steps:
-    """A task whose jobs note that they have started, and end when they are told to."""
+    """A task whose jobs note their start, and end when a test lets them."""
 
     def __init__(self, app: sqlq.App) -> None:
         self.app = app
@@ -71,7 +71,7 @@ def steps(app: sqlq.App) -> Steps:
 
 
 def die(app: sqlq.App, owner: str) -> None:
-    """Give back what a worker of a supervisor held that died and had started nothing."""
+    """Release the jobs of a worker that died under its supervisor, and had started none of them."""
     keeper = Heartbeat(1_000)
     keeper._database = app.database
     assert keeper._give_back_of(Dead(owner, set(), "died", time.monotonic() + 60)) is None

@@ -166,7 +166,7 @@ def test_it_is_fenced(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         assert progress_notes.write(conn, [Note(*wrong, 1.0, None, None, None)]) == set()
         assert progress_notes.write(conn, [Note(*right, 2.0, 4.0, "a", None)]) == {right}
-        # nothing said: what is there stays, and a retention is written where there is none
+        # nothing is set: a stored value stays, and a retention is written where there is none
         assert progress_notes.write(conn, [Note(*right, None, None, None, 1_000)]) == {right}
         assert progress_notes.write(conn, [Note(*right, None, None, None, 2_000)]) == {right}
     found = app.jobs.get(id)
@@ -197,7 +197,7 @@ def test_a_locked_row_delays_the_end_and_loses_no_word(app: sqlq.App, engine: En
 def test_what_the_database_refuses_fails_no_job(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with engine.begin() as conn:  # another program's trigger, say
+    with engine.begin() as conn:  # for example another program's trigger
         if engine.dialect.name == "sqlite":
             conn.exec_driver_sql(
                 "CREATE TRIGGER refuse BEFORE UPDATE OF progress ON jobs WHEN NEW.progress IS NOT NULL "

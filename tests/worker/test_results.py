@@ -84,7 +84,7 @@ def watched(app: sqlq.App) -> set[int]:
 
 @contextmanager
 def statements(app: sqlq.App) -> Iterator[list[str]]:
-    """Count what is asked for those who wait."""
+    """Collect the queries of waiters."""
     sent: list[str] = []
 
     def note(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
@@ -390,7 +390,7 @@ def held_task(app: sqlq.App) -> tuple[Any, threading.Event]:
 
 
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the jobs for which workers hear that somebody waits."""
+    """Return the jobs for which workers receive a request of a waiter."""
     heard: list[int] = []
     asked = Answers.asked
 
@@ -403,7 +403,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
-    """Say whether a worker has heard of a job that there is not; each call tells it once more."""
+    """Return whether a worker has received a request for a missing job; each call sends it once more."""
     with app.database.begin() as conn:
         results.ask(conn, [2**62])
     return bool(heard)
@@ -413,7 +413,7 @@ def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
 @pytest.mark.usefixtures("no_looks")
 def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
-    monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it says so once
+    monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it sends its request once
     held, go = held_task(app)
     with working(app):
         if app.database.dialect.notifies:
@@ -454,7 +454,7 @@ def test_a_worker_answers_only_where_somebody_waits(
         go.set()
         assert waiter.result(60) == 7, "by its own looks, for no answer went out"
         wait_until(lambda: app.jobs.get(other.id).state == "finished", what="the other job")
-        # by itself, or together with the other where they end at the same moment
+        # by itself, or together with the other where they end at the same time
         wait_until(lambda: any(job.id in ids for ids in answered), what="the answer")
     assert {id for ids in answered for id in ids} <= {job.id, other.id}, "nothing of the twenty"
 

@@ -1,4 +1,4 @@
-"""Workers tick: at the moment, by the database's clock, and with what their code declares."""
+"""Workers tick: when a run is due, by the database's clock, and with the schedules of their code."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_schedule_that_another_ticks_is_looked_at_again_soon(app: sqlq.App, en
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
-    """So that a change is seen soon, though the service itself sleeps for long."""
+    """So a change is seen soon, though the service itself sleeps for long."""
     heard: list[float] = []
     expect = Ticks.expect
     with pytest.MonkeyPatch.context() as patch:
@@ -167,7 +167,7 @@ def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
 
 
 def test_while_a_lookout_looks_nothing_else_is_asked(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a database without schedules has nothing to answer; what the lookout tells of is ticked."""
+    """So a database without schedules gets no queries. A due time from the poller is ticked."""
     asked: list[Database] = []
     next_in = schedules.next_in
     monkeypatch.setattr(schedules, "next_in", lambda database: (asked.append(database), next_in(database))[1])  # type: ignore[func-returns-value]
@@ -182,11 +182,11 @@ def test_while_a_lookout_looks_nothing_else_is_asked(app: sqlq.App, monkeypatch:
     assert asked == []
     wait_until(lambda: (next_in(app.database) or 0) <= 0, what="its moment")
     ticks.expect(time.monotonic())
-    # the moment after it is not left to the lookout, which may look later than that
+    # the next run is not left to the poller, which may look later than that
     assert ticks.run() <= 1.0
     assert counted(app, "beat") == 1
     assert len(asked) == 1
-    looked[0] -= 3_600  # the lookout is silent
+    looked[0] -= 3_600  # the poller is silent
     wait_until(lambda: ticks.run() and counted(app, "beat") >= 2, what="the next tick")
 
 

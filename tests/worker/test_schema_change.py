@@ -1,4 +1,4 @@
-"""A worker whose tables are migrated beneath it: it goes on, or says why not and stops in good order."""
+"""A worker whose tables are migrated beneath it goes on, or logs the reason and stops in good order."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_enqueue_goes_by_the_same_rule(app: sqlq.App, engine: Engine, database_u
     with engine.begin() as connection:
         app.enqueue(task.new(), session=connection)
     execute(engine, TOO_NEW)
-    other = sqlq.App(database_url)  # one that has not asked yet
+    other = sqlq.App(database_url)  # one that has not read the revision yet
     with engine.connect() as connection, connection.begin():
         with pytest.raises(sqlq.errors.SchemaVersionError, match="newer than"):
             other.enqueue(task.new(), session=connection)

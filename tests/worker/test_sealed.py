@@ -1,5 +1,7 @@
-"""Sealed jobs: they run as others do, what was tampered with fails alone, and no text of theirs is seen
-without the key."""
+"""Signed and encrypted jobs: they run as others do, and a tampered row fails alone.
+
+No encrypted text is shown without the key.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_payloads_of_two_tasks_cannot_be_exchanged(sealing: sqlq.App, engine: En
 
 
 def test_a_result_is_no_payload(sealing: sqlq.App, engine: Engine) -> None:
-    """What a task has returned cannot be fed to it as its arguments."""
+    """The result of a task cannot be fed to it as its arguments."""
     ran: list[Any] = []
 
     @sealing.task(name="t")
@@ -440,7 +442,7 @@ def test_cursors_are_as_ever(sealing: sqlq.App, engine: Engine) -> None:
 
 
 def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine: Engine) -> None:
-    """Its results are sealed in its own transaction, too."""
+    """Its results are signed in its own transaction, too."""
     app = sqlq.App(database_url, keys=[KEY], queues={"slow": {"timeout": "1m"}})
 
     @app.task(name="t")

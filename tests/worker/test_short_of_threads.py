@@ -1,5 +1,7 @@
-"""Threads that a worker begins when it first needs them: where none is to be had, what needs none goes on,
-and the next call tries again."""
+"""Threads that a worker begins when it first needs them.
+
+When none can be started, the rest goes on, and the next call tries again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows inserted by plain SQL: what such a row does not say, its task says when the row is claimed."""
+"""Rows inserted by plain SQL take missing options from their task when they are claimed."""
 
 from __future__ import annotations
 

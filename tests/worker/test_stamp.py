@@ -1,5 +1,7 @@
-"""What travels with a job: headers, label and context variables, from where it is enqueued to its handler, to
-the tables of ended jobs and back."""
+"""Headers, label and context variables travel with a job.
+
+They go from its enqueue to its handler, to the tables of ended jobs and back.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +212,7 @@ def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
         rescued = settle.rescue(conn)
     assert sorted((job.id, job.failed) for job in rescued) == [(other.id, True), (other.id + 1, spent)]
     events = Reporter().rescued(rescued, "is gone")
-    json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor says them
+    json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor sends them
     details = app.jobs.get(other.id + 1)
     if not spent:
         assert [(line.outcome, line.worker) for line in details.history] == [("lost", r"b'\xfe'")]

@@ -1,5 +1,4 @@
-"""Whatever is claimed is started, settled or given back: also where threads, files or processes are short,
-and where the database is away."""
+"""Every claimed job is started, settled or released, even without threads, files, processes or database."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -
 
 
 def finding(app: sqlq.App, check: str) -> Finding:
-    """What the doctor says of one thing."""
+    """Return the finding of the doctor of one check."""
     return next(found for found in Doctor(app.database).examine() if found.check == check)
 
 
@@ -164,7 +163,7 @@ while (message := link.receive()) is not None and "leave" not in message:
 
 
 class Processes:
-    """Isolates that come up when they are told to."""
+    """Subprocesses that come up when a test lets them."""
 
     def __init__(self) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
@@ -217,8 +216,10 @@ def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.A
 
 
 class Crowd:
-    """Twenty jobs that need processes of their own, and a worker with four slots that starts two of these at
-    a time; `turns` grows by each turn of its loop that claims nothing."""
+    """Twenty jobs that need processes of their own, and a worker with four slots.
+
+    The worker starts two processes at a time. `turns` grows by each turn of its loop that claims nothing.
+    """
 
     def __init__(self, app: sqlq.App, monkeypatch: pytest.MonkeyPatch, *, drain: bool) -> None:
         task = app.task(name="t")(lambda: None)
@@ -272,8 +273,10 @@ def crowd(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 def test_what_waits_for_processes_is_not_claimed_again_and_again(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as there are slots, and no more in search of others behind them: such a search may be in vain,
-    and comes after a while."""
+    """The worker claims as many as it has slots, and no more in search of others behind them.
+
+    Such a search may be in vain, and comes after a while.
+    """
     monkeypatch.setattr("sqlq.worker.worker.CROWDED_SECONDS", 3_600.0)
     them = crowd(drain=False)
     wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
@@ -285,7 +288,7 @@ def test_what_waits_for_processes_is_not_claimed_again_and_again(
 def test_a_drain_waits_for_what_waits_for_processes(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it gave back, to be run later, it would leave behind."""
+    """It would leave jobs behind that it released, to be run later."""
     monkeypatch.setattr("sqlq.worker.run.executor.ISOLATED_UNSTARTED_SECONDS", 0.0)
     them = crowd(drain=True)
     wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
@@ -413,7 +416,7 @@ def test_a_handler_that_was_cancelled_before_its_timeout_is_stuck_all_the_same(
 def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """It has no deadline: nobody asked it to be gone by a certain time."""
+    """It has no deadline: no stop was requested."""
     monkeypatch.setattr(stop, "LAST_SETTLES_SECONDS", 0.1)
     monkeypatch.setattr(stop, "STATEMENT_SECONDS", 0.1)
     monkeypatch.setattr("sqlq.worker.outage.LONGEST_SECONDS", 0.2)
@@ -449,7 +452,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
 
 
 class Blinks:
-    """SQLite, which does not answer the next times that it is asked."""
+    """SQLite, which does not answer the next queries."""
 
     def __init__(self, connection: Any) -> None:
         self.left = 3
@@ -501,7 +504,7 @@ def test_a_disk_that_blinks_as_the_worker_starts_ends_no_worker(
 def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a file that is moved aside, as to restore it, the log has a sentence and no traceback."""
+    """The log has a sentence and no traceback about a file that is moved aside, for example to restore it."""
     caplog.set_level(logging.DEBUG, "sqlq.worker")
     task = app.task(name="t")(lambda: None)
     file = Path(app.database.engine.url.database or "")
@@ -510,7 +513,7 @@ def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
         aside = file.rename(file.with_suffix(".aside"))
 
         def asked_on() -> bool:
-            app.database.close_idle()  # so that the next who asks opens it
+            app.database.close_idle()  # so that the next query opens it
             worker._control._commits = None
             return "operators want" in caplog.text and ": there is no database file" in caplog.text
 
@@ -547,7 +550,7 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
     job = app.enqueue(task.new())
 
     def supervise(worker: Any) -> bool:
-        """Renew what is in the worker's name, as a supervisor does, and tell it."""
+        """Renew the jobs in the worker's name, as a supervisor does, and notify it."""
         sent_at = time.monotonic()
         with app.database.begin() as conn:
             _, renewed = workers.stand_in(conn, [worker.id], lease_ms=30_000)
@@ -660,7 +663,7 @@ def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
 def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has run and is not written runs again after a crash."""
+    """A job that has run, and whose outcome is not written, runs again after a crash."""
     monkeypatch.setattr(SQLite, "most_unwritten", 5)
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
@@ -702,7 +705,7 @@ def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
 def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it was that it met on the way."""
+    """The test does not depend on the cause."""
     monkeypatch.setattr(services, "UNSTARTED_SECONDS", 0.5)
     for name in ("HELD_SECONDS", "HELD_BUSY_SECONDS", "HELD_IDLE_SECONDS"):
         monkeypatch.setattr(services, name, 0.02)

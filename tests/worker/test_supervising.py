@@ -1,5 +1,4 @@
-"""What stands between a handler that dies and its job: the supervisor's decisions, in this process and
-without its loop."""
+"""The supervisor's decisions about the jobs of a handler that dies, in this process and without its loop."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def dead_worker(app: sqlq.App) -> Callable[..., bool]:
     keeper._database = app.database
 
     def dies(worker: str, started: set[Right] | None, why: str) -> bool:
-        """Give back what a worker held, or what is left of it; say whether all of it is."""
+        """Release the jobs that a worker held, or the rest; return whether none is left."""
         if not keeper._dead:
             keeper.worker_died(worker, started, why)
         return keeper._give_back() == float("inf")
@@ -570,7 +569,7 @@ def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
 
 
 def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine slept, say: then no child could give a sign of life."""
+    """For example the machine slept: then no child could give a sign of life."""
     now, killed = [100.0], list[int]()
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
     child: Any = SimpleNamespace(

@@ -135,8 +135,10 @@ def test_how_queues_are_named(given: tuple[str, ...], queues: Any) -> None:
 
 @pytest.fixture
 def three_queues(app: sqlq.App) -> Callable[[int], list[str]]:
-    """Return what claims so many jobs of three queues, whose jobs were enqueued in turn as long as each had
-    some, and returns whose they are."""
+    """Return a function that claims so many jobs of three queues, and returns their queues.
+
+    Their jobs were enqueued in turn as long as each queue had some.
+    """
     task = app.task(name="t")(lambda: None)
     for many in ("abc", "abc", "ac", "ac", "a", "a", "a"):
         app.enqueue_many([task.new().set(queue=name) for name in many])

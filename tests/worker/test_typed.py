@@ -40,7 +40,7 @@ class Order:
 
 @dataclass
 class OrderWithNote:
-    """What the next release makes of an `Order`."""
+    """The `Order` of the next release."""
 
     id: UUID
     placed_at: datetime
@@ -50,7 +50,7 @@ class OrderWithNote:
 
 @dataclass
 class OrderOfOld:
-    """What the release before knew of an `Order`."""
+    """The `Order` of the release before."""
 
     id: UUID
     placed_at: datetime

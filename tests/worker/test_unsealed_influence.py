@@ -1,5 +1,7 @@
-"""Who writes rows, and has no key, has nothing signed for them, and feeds nothing that is; who has a key, but
-not this one, spoils nothing."""
+"""A role that writes rows without a key gets nothing signed, and feeds no signed step.
+
+A worker with another key spoils nothing.
+"""
 
 from __future__ import annotations
 
@@ -234,8 +236,10 @@ def test_a_replay_signs_no_argument_of_a_row_that_was_refused(
 
 
 def feed(engine: Engine, sealed_step: str) -> None:
-    """As a role that inserts rows: one in the queue whose plain rows are taken, and behind it a step whose
-    arguments were sealed for another flow."""
+    """Insert rows as a role would: one in the queue whose plain rows are taken, and behind it a step.
+
+    The arguments of the step were signed for another flow.
+    """
     with engine.begin() as conn:
         flow_id = conn.scalar(text("SELECT max(id) FROM sqlq_flows"))
         insert = "INSERT INTO jobs (queue, task, payload, flow_id, blocked_by, available_at) VALUES "

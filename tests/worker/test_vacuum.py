@@ -1,4 +1,4 @@
-"""Who holds vacuum back is named, where it matters."""
+"""The log names a transaction that holds vacuum back, where it matters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the tests of `sqlq.django` share: a project of Django's, on either database, in processes of its own.
+"""Fixtures of the tests of `sqlq.django`: a project of Django's, on either database, in its own processes.
 
-What is in `project/` is run by Django's test runner, in the project, see `test_inside.py`.
+Django's test runner runs the tests in `project/`, in the project, see `test_inside.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Django's own test runner runs in the project, as a project's developers run it."""
+"""Django's own test runner runs the project's tests, as its developers run it."""
 
 from __future__ import annotations
 

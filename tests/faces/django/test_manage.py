@@ -191,7 +191,7 @@ class TestDirectCalls:
 
 
 class TestMistakes:
-    """Each is said in one sentence by whatever command of manage.py."""
+    """Each command of manage.py reports a mistake in one sentence."""
 
     COMMANDS = (
         ("check",),
@@ -273,7 +273,7 @@ class TestWork:
         assert job["result"] not in (None, os.getpid())
 
     def test_a_line_is_logged_once(self, project: Project) -> None:
-        """With DEBUG Django's own handler writes what its loggers are told, too."""
+        """With DEBUG Django's own handler writes the lines of its loggers, too."""
         settings = project.directory / "settings.py"
         settings.write_text(f"{settings.read_text()}\nDEBUG = True\n")
         project.sqlq("enqueue", "shop.tasks.remind", "seven")

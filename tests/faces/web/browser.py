@@ -47,7 +47,7 @@ class Browser:
         self.wait(lambda: said in self.text(selector))
 
     def press(self, button: str, within: str = "main") -> None:
-        """Press the button, or follow the link, that has this text."""
+        """Press the button, or open the anchor, that has this text."""
 
         def press() -> bool:
             for element in self.driver.find_elements(By.CSS_SELECTOR, f"{within} button, {within} a"):
@@ -80,11 +80,11 @@ class Browser:
         ]
 
     def console(self) -> list[str]:
-        """Return what the console has said since the last look."""
+        """Return the lines of the console since the last call."""
         return [line["message"] for line in self._log("browser")]
 
     def hosts(self) -> set[str]:
-        """Return the hosts that were asked for anything since the last look."""
+        """Return the hosts that the browser sent requests to since the last call."""
         events = [json.loads(line["message"])["message"] for line in self._log("performance")]
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
         urls = [str(each["request"]["url"]) for each in sent]

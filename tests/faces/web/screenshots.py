@@ -1,7 +1,7 @@
 """`python -m tests.faces.web.screenshots`: the pictures of the dashboard in the README and the guide.
 
-Fills a throw-away database as a shop in the middle of its day does, runs a worker and `sqlq web`, and
-photographs the main pages, light and dark. Needs the Debian packages chromium and chromium-driver.
+It fills a throw-away database with the jobs of a shop, runs a worker and `sqlq web`, and photographs the main
+pages, light and dark. It needs the Debian packages chromium and chromium-driver.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, closing(OwnPostgreSQL(on_disk=True)) as server:
         url = server.create_database()
         with closing(psycopg.connect(url.replace("+psycopg", ""), autocommit=True)) as conn:
-            conn.execute("ALTER SYSTEM SET fsync = on")  # the doctor would say so
+            conn.execute("ALTER SYSTEM SET fsync = on")  # the doctor would report it
             conn.execute("SELECT pg_reload_conf()")
         shop.app.use(url)
         shop.app.migrate()

@@ -1,4 +1,4 @@
-"""Who may look at the dashboard, and who may act: what its rivals were attacked by."""
+"""Access to the dashboard and to its actions, and the attacks that other dashboards have met."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_no_search_tells_a_viewer_what_is_hidden(app: sqlq.App) -> None:
 
 
 def served(app: sqlq.App, logins: Logins) -> tuple[Client, list[str]]:
-    """A browser without a session, and the links that the terminal has shown."""
+    """A browser without a session, and the login URLs that the terminal has shown."""
     links: list[str] = []
     server = Server(app, host="127.0.0.1", port=0, logins=logins, link=links.append)
     server.close()

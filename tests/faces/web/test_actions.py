@@ -1,4 +1,4 @@
-"""What the forms do, each as the command line does."""
+"""The forms act as the command line does."""
 
 from __future__ import annotations
 

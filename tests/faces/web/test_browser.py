@@ -53,7 +53,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class Desk:
-    """An operator at the dashboard, who has logged in by the link."""
+    """An operator at the dashboard, who has logged in by the URL."""
 
     def __init__(self, browser: Browser, base: str, app: sqlq.App) -> None:
         self.browser, self.base, self.app = browser, base, app
@@ -238,7 +238,7 @@ def test_it_is_used_under_a_prefix_of_a_host(
             base = open_.enter_context(serving(host if make in ASGI else WSGIMiddleware(host)))
             window.open(f"{base}/login/ada")
             window.sees("welcome", "body")
-        window.console()  # the host's own pages ask for styles that a test does not serve
+        window.console()  # the host's own pages request styles that a test does not serve
         window.hosts()
         window.open(f"{base}/ops/sqlq")
         window.press("Queues", within="nav")
@@ -250,4 +250,4 @@ def test_it_is_used_under_a_prefix_of_a_host(
         assert done.actor == "ada"
         assert window.console() == []
         assert window.hosts() == {base.split("/")[2]}
-        window.open("about:blank")  # and ask the server for nothing more
+        window.open("about:blank")  # and send the server no more requests

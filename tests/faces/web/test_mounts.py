@@ -32,7 +32,7 @@ Make = Callable[[sqlq.App, str], Any]
 
 
 class OnALoop(httpx.BaseTransport):
-    """Asks an ASGI application, each time on an event loop of its own."""
+    """Sends requests to an ASGI application, each on an event loop of its own."""
 
     def __init__(self, host: Any, root_path: str) -> None:
         self._transport = httpx.ASGITransport(app=host, root_path=root_path)

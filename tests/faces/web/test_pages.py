@@ -1,4 +1,4 @@
-"""What the pages show, and what they say of mistakes."""
+"""The contents of the pages, and their errors."""
 
 from __future__ import annotations
 

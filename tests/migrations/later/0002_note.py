@@ -1,4 +1,4 @@
-"""What a later release might add: a column, and one view made anew."""
+"""Additions of a later release: a column, and one view made anew."""
 
 from __future__ import annotations
 

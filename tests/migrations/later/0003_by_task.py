@@ -1,4 +1,4 @@
-"""What a later release might add: an index, built while jobs come and go."""
+"""An addition of a later release: an index, built while jobs come and go."""
 
 from __future__ import annotations
 

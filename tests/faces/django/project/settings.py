@@ -1,5 +1,4 @@
-"""The settings of the project. The tests say in the environment which database it has, and what else is to
-differ."""
+"""The settings of the project. The tests set its database and other differences in the environment."""
 
 import importlib.util
 import json

@@ -42,7 +42,7 @@ class InTheAdmin(TransactionTestCase):
         return [int(id) for id in re.findall(r'name="_selected_action" value="(\d+)"', page)]
 
     def act(self, model, verb, *keys, **more):
-        """Choose an action of the list, and return what the next page says."""
+        """Choose an action of the list, and return the message of the next page."""
         form = {"action": verb, "_selected_action": keys, "index": 0, **more}
         answer = self.client.post(address(model), form, follow=True)
         self.assertEqual(answer.status_code, 200)

@@ -216,7 +216,7 @@ class Enqueue(TestCase):
 
 
 class WithoutARow(TransactionTestCase):
-    """Jobs that run in this process, or are gone when their end is told."""
+    """Jobs that run in this process, or are gone when the signal of their end is sent."""
 
     def look_at(self, result):
         self.assertEqual((result.status, result.return_value), (TaskResultStatus.SUCCESSFUL, [3, {"b": 4}]))

@@ -1,4 +1,4 @@
-"""What the settings may say, and what is said of what they may not."""
+"""The settings that are allowed, and the errors for those that are not."""
 
 from pathlib import Path
 from unittest import mock
@@ -33,7 +33,7 @@ def url(**given):
 
 
 def connects_with(**given):
-    """What psycopg is called with."""
+    """Return the arguments that psycopg is called with."""
     made = url(ENGINE=POSTGRESQL, **given)
     args, parameters = made.get_dialect()().create_connect_args(made)
     assert not args
