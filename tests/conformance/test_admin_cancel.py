@@ -110,7 +110,7 @@ def waits_for_a_lock(engine: Engine) -> bool:
 # -- what each job becomes -----------------------------------------------------------------------------------
 
 
-def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None:
+def test_a_cancelled_waiting_job_keeps_its_options(play: Play) -> None:
     (retried,) = play.enqueue(priority=7, timeout="30s", unique_key="k")
     (owner,) = play.claim()
     assert play.settle(owner, Retried(0, ERROR)) == {retried}
@@ -146,7 +146,7 @@ def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None
     assert play.app.jobs.cancel([retried]) == {retried: "ended"}
 
 
-def test_a_running_job_is_asked_and_still_its_owners(play: Play) -> None:
+def test_cancel_of_a_running_job_is_a_request_and_leaves_its_owner(play: Play) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     assert play.app.jobs.cancel([id]) == {id: "requested"}
@@ -162,7 +162,7 @@ def test_a_running_job_is_asked_and_still_its_owners(play: Play) -> None:
     assert play.states([id]) == ["finished"]
 
 
-def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_an_operator_retries_it(
+def test_an_operators_retry_clears_the_cancel_request_of_the_failed_attempt(
     play: Play,
 ) -> None:
     (id,) = play.enqueue()
@@ -206,7 +206,7 @@ def test_force_ends_waiting_jobs_without_touching_their_tokens(play: Play) -> No
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(
+def test_a_running_handler_sees_the_cancel_and_its_job_ends_as_cancelled(
     app: sqlq.App, is_async: bool
 ) -> None:
     async def waits_async() -> None:
@@ -235,7 +235,7 @@ def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(
 # -- which jobs are meant ------------------------------------------------------------------------------------
 
 
-def test_what_became_of_each_id(play: Play) -> None:
+def test_cancel_returns_an_outcome_for_each_id(play: Play) -> None:
     finished, failed, running, waiting, elsewhere = (play.enqueue(queue=queue)[0] for queue in "abcde")
     claimed = {job.queue: job for job in play.claim()}
     play.settle(claimed["a"], Completed())
@@ -260,7 +260,7 @@ def test_what_became_of_each_id(play: Play) -> None:
     ]
 
 
-def test_by_task_and_by_queue(play: Play) -> None:
+def test_cancel_selects_jobs_by_task_and_queue(play: Play) -> None:
     send = play.enqueue(2)
     pack = play.enqueue(2, "pack")
     boxes = play.enqueue(2, "pack", queue="boxes")
@@ -271,9 +271,7 @@ def test_by_task_and_by_queue(play: Play) -> None:
     assert play.app.jobs.cancel(queue="default") == {send[1]: "cancelled"}
 
 
-def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel, "BATCH", 3)
     sizes: list[int] = []
     late: list[int] = []
@@ -324,7 +322,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     assert play.states(ids) == ["available", "available"]
 
 
-def test_tables_that_are_missing_are_said_to_be(empty_database_url: str) -> None:
+def test_operator_calls_refuse_a_database_without_tables(empty_database_url: str) -> None:
     app = sqlq.App(empty_database_url)
     for call in (
         lambda: app.jobs.cancel([1]),
@@ -343,7 +341,7 @@ def test_tables_that_are_missing_are_said_to_be(empty_database_url: str) -> None
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
-def test_a_claim_that_came_first_makes_of_a_cancel_a_request(play: Play, engine: Engine, force: bool) -> None:
+def test_cancel_after_a_claim_is_a_request(play: Play, engine: Engine, force: bool) -> None:
     first, second, third = play.enqueue(3)
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
@@ -363,7 +361,7 @@ def test_a_claim_that_came_first_makes_of_a_cancel_a_request(play: Play, engine:
 
 
 @on_postgresql
-def test_a_cancel_that_came_first_leaves_nothing_to_claim(play: Play) -> None:
+def test_a_claim_after_a_cancel_finds_no_job(play: Play) -> None:
     first, second = play.enqueue(2)
     with play.app.database.begin() as conn:
         assert cancel.cancel(conn, [first]).ended == [first]
@@ -375,7 +373,7 @@ def test_a_cancel_that_came_first_leaves_nothing_to_claim(play: Play) -> None:
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
-def test_a_settle_that_came_first_wins(play: Play, engine: Engine, force: bool) -> None:
+def test_a_cancel_after_a_settle_changes_nothing(play: Play, engine: Engine, force: bool) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     with ThreadPoolExecutor(1) as pool:
@@ -388,7 +386,7 @@ def test_a_settle_that_came_first_wins(play: Play, engine: Engine, force: bool) 
 
 
 @on_postgresql
-def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play) -> None:
+def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     with play.app.database.begin() as conn:
@@ -402,7 +400,7 @@ def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play)
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
-def test_a_row_that_stays_locked_is_said_to_be(
+def test_cancel_reports_rows_that_stay_locked(
     play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancels, "PATIENCE_SECONDS", 0.05)
@@ -431,7 +429,7 @@ def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> 
         assert cancelling.result(20) == {id: "requested"}
 
 
-def test_workers_and_operators_in_each_others_way_lose_nothing(play: Play) -> None:
+def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
     """Claims, settles and cancels of the same jobs run at once.
 
     Each job ends exactly once, and as one of the callers was answered.

@@ -79,7 +79,7 @@ def patient(app: sqlq.App) -> Patient:
     return Patient(app)
 
 
-def test_nothing_to_say_where_all_is_well(patient: Patient) -> None:
+def test_the_doctor_finds_every_check_ok_in_a_healthy_database(patient: Patient) -> None:
     patient.serve()
     patient.enqueue()
     patient.claim()
@@ -98,7 +98,7 @@ def test_nothing_to_say_where_all_is_well(patient: Patient) -> None:
 # -- the queue -----------------------------------------------------------------------------------------------
 
 
-def test_due_jobs_and_no_worker(patient: Patient) -> None:
+def test_the_doctor_finds_due_jobs_without_a_worker(patient: Patient) -> None:
     assert patient.about("workers").verdict is Verdict.CHECK
     patient.enqueue()
     found = patient.about("workers")
@@ -108,7 +108,7 @@ def test_due_jobs_and_no_worker(patient: Patient) -> None:
     assert patient.about("workers").verdict is Verdict.CHECK, "nothing is to be run from a paused queue"
 
 
-def test_a_queue_nobody_serves(patient: Patient) -> None:
+def test_the_doctor_finds_a_queue_without_a_worker(patient: Patient) -> None:
     patient.serve(["other"])
     patient.enqueue()
     found = patient.about("queues")
@@ -118,7 +118,7 @@ def test_a_queue_nobody_serves(patient: Patient) -> None:
     assert patient.about("queues").verdict is Verdict.OK
 
 
-def test_a_queue_that_waits_too_long_though_it_is_served(patient: Patient) -> None:
+def test_the_doctor_finds_a_served_queue_that_waits_too_long(patient: Patient) -> None:
     patient.serve()
     patient.enqueue("other")
     patient.enqueue()
@@ -130,7 +130,7 @@ def test_a_queue_that_waits_too_long_though_it_is_served(patient: Patient) -> No
     assert "due for 60 min" in found.said
 
 
-def test_a_paused_queue_in_which_jobs_wait(patient: Patient) -> None:
+def test_the_doctor_finds_jobs_in_a_paused_queue(patient: Patient) -> None:
     patient.serve()
     patient.enqueue()
     patient.app.queues.pause("mail")
@@ -143,7 +143,7 @@ def test_a_paused_queue_in_which_jobs_wait(patient: Patient) -> None:
     )
 
 
-def test_leases_nobody_rescues(patient: Patient) -> None:
+def test_the_doctor_finds_expired_leases(patient: Patient) -> None:
     ids = [patient.enqueue() for _ in range(7)]
     for _ in ids:
         patient.claim()
@@ -158,7 +158,7 @@ def test_leases_nobody_rescues(patient: Patient) -> None:
     assert "logs" in str(patient.about("leases").remedy)
 
 
-def test_a_request_to_cancel_that_nobody_heeds(patient: Patient) -> None:
+def test_the_doctor_names_an_old_cancel_request_that_no_worker_observes(patient: Patient) -> None:
     id = patient.enqueue()
     patient.claim()
     patient.app.jobs.cancel([id])
@@ -168,7 +168,7 @@ def test_a_request_to_cancel_that_nobody_heeds(patient: Patient) -> None:
     assert (found.verdict, found.remedy) == (Verdict.CHECK, f"sqlq cancel --force {id}")
 
 
-def test_tasks_that_workers_do_not_know(patient: Patient) -> None:
+def test_the_doctor_finds_unknown_tasks(patient: Patient) -> None:
     patient.enqueue()
     patient.settle(patient.claim(), Released(0, unknown_task=True))
     patient.set_back("unknown_since", hours=4)
@@ -181,14 +181,14 @@ def test_tasks_that_workers_do_not_know(patient: Patient) -> None:
     )
 
 
-def test_failed_jobs(patient: Patient) -> None:
+def test_the_doctor_finds_failed_jobs(patient: Patient) -> None:
     patient.enqueue()
     patient.settle(patient.claim(), Failed("error", ErrorText("ValueError", "no")))
     found = patient.about("failed")
     assert (found.verdict, found.said) == (Verdict.CHECK, "1 job has failed for good")
 
 
-def test_workers_of_another_version(patient: Patient) -> None:
+def test_the_doctor_finds_workers_of_another_version(patient: Patient) -> None:
     patient.serve(version="0.0.9")
     patient.serve()
     found = patient.about("workers")
@@ -196,7 +196,7 @@ def test_workers_of_another_version(patient: Patient) -> None:
     assert found.said == f"2 workers are alive; some run sqlq 0.0.9, this is {sqlq.__version__}"
 
 
-def test_an_index_that_is_missing(patient: Patient, engine: Engine) -> None:
+def test_the_doctor_finds_a_missing_index(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         on = " ON jobs" if patient.kind == "mariadb" else ""
         conn.execute(text(f"DROP INDEX jobs_claim{on}"))
@@ -226,7 +226,7 @@ def test_tables_at_another_revision_end_the_examination(
 
 
 @on_postgresql
-def test_transactions_that_hold_back_vacuum(
+def test_the_doctor_finds_transactions_that_hold_back_vacuum(
     patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine.connect() as conn:
@@ -243,7 +243,7 @@ def test_transactions_that_hold_back_vacuum(
 
 
 @on_postgresql
-def test_prepared_transactions_that_were_forgotten(
+def test_the_doctor_finds_old_prepared_transactions(
     patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gid = f"shop {uuid4().hex}"
@@ -260,7 +260,7 @@ def test_prepared_transactions_that_were_forgotten(
 
 
 @on_postgresql
-def test_an_index_left_invalid_by_a_build_that_failed(patient: Patient, engine: Engine) -> None:
+def test_the_doctor_finds_an_invalid_index(patient: Patient, engine: Engine) -> None:
     patient.enqueue()
     patient.enqueue()
     with (
@@ -281,7 +281,7 @@ def test_an_index_left_invalid_by_a_build_that_failed(patient: Patient, engine: 
         ("-c track_counts=off", "autovacuum", Verdict.TO_DO, "autovacuum is off"),
     ],
 )
-def test_settings(
+def test_the_doctor_checks_the_settings_of_postgresql(
     database_url: str, options: str, check: str, verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = health.settings
@@ -294,7 +294,7 @@ def test_settings(
 
 
 @on_postgresql
-def test_fsync_off_is_to_be_mended(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_fsync_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "settings", lambda conn, names: dict.fromkeys(names, "off"))
     found = patient.about("durability")
     assert found.verdict is Verdict.TO_DO
@@ -302,7 +302,7 @@ def test_fsync_off_is_to_be_mended(patient: Patient, monkeypatch: pytest.MonkeyP
 
 
 @on_postgresql
-def test_autovacuum_that_was_turned_off_for_a_table(patient: Patient, engine: Engine) -> None:
+def test_the_doctor_finds_a_table_without_autovacuum(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off, fillfactor = 90)"))
     found = patient.about("autovacuum")
@@ -310,7 +310,7 @@ def test_autovacuum_that_was_turned_off_for_a_table(patient: Patient, engine: En
 
 
 @on_postgresql
-def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_few_free_connections(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlq.admin.doctor.finding.FREE_CONNECTIONS", 1_000)
     found = patient.about("connections")
     assert found.verdict is Verdict.CHECK
@@ -318,7 +318,7 @@ def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch)
 
 
 @on_postgresql
-def test_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "dead_rows", lambda conn: Rows(10, 60_000, None))
     found = patient.about("dead rows")
     assert found.verdict is Verdict.CHECK
@@ -326,7 +326,9 @@ def test_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_postgresql
-def test_a_listen_that_hears_nothing(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_a_listen_that_receives_nothing(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As behind a pooler that gives each statement another session: the LISTEN is gone."""
     monkeypatch.setattr(postgresql, "LISTEN_SECONDS", 0.1)
 
@@ -346,7 +348,7 @@ def test_a_listen_that_hears_nothing(patient: Patient, monkeypatch: pytest.Monke
 
 
 @on_postgresql
-def test_listen_is_looked_at_where_workers_listen(database_url: str) -> None:
+def test_the_doctor_checks_listen_at_the_listen_url(database_url: str) -> None:
     """A channel of another database receives nothing of this one."""
     elsewhere = make_url(database_url).set(database="postgres")
     with closing(sqlq.App(database_url, listen_url=elsewhere)) as app:
@@ -369,7 +371,7 @@ def test_a_pool_of_one_connection_is_enough(database_url: str) -> None:
     assert [finding.verdict for finding in found if finding.check == "listen"] == [Verdict.OK]
 
 
-def test_a_pool_that_gives_no_connection_is_said_to_give_none(
+def test_the_doctor_reports_a_pool_without_a_free_connection(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left(conn: Any) -> Any:
@@ -399,7 +401,7 @@ def test_the_queue_is_counted_once(patient: Patient) -> None:
     assert not [statement for statement in asked if "queue_stats" in statement], "the view counts every job"
 
 
-def test_a_count_that_was_not_brought_to_an_end(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_an_incomplete_count(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "MOST", 3)
     patient.serve(["other"])
     for _ in range(4):
@@ -410,7 +412,7 @@ def test_a_count_that_was_not_brought_to_an_end(patient: Patient, monkeypatch: p
 
 
 @on_postgresql
-def test_a_driver_that_cannot_listen(database_url: str) -> None:
+def test_the_doctor_finds_a_driver_that_cannot_listen(database_url: str) -> None:
     app = sqlq.App(make_url(database_url).set(drivername="postgresql+psycopg2"))
     (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == "listen")
     assert found.verdict is Verdict.CHECK
@@ -440,7 +442,7 @@ def poor(database_url: str) -> Iterator[Callable[[str], sqlq.App]]:
 
 
 @on_postgresql
-def test_what_a_role_may_not_see_is_said_to_be_unseen(
+def test_the_doctor_reports_tables_that_its_role_may_not_read(
     poor: Callable[[str], sqlq.App], engine: Engine
 ) -> None:
     with engine.connect():  # a session of another role
@@ -472,7 +474,7 @@ def test_what_a_role_may_not_see_is_said_to_be_unseen(
 
 
 @on_postgresql
-def test_a_role_that_may_see_nothing_of_sqlq(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
+def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
     with engine.connect() as conn:
         conn.execute(text("SELECT 1"))
         found = Doctor(poor("").database).examine()
@@ -502,7 +504,7 @@ on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
         ("max_allowed_packet", 1 << 20, "packets", Verdict.CHECK, "max_allowed_packet is 1,024 KiB"),
     ],
 )
-def test_what_the_server_is_set_to(
+def test_the_doctor_checks_the_settings_of_mariadb(
     patient: Patient, name: str, value: Any, check: str, verdict: Verdict, words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -519,7 +521,7 @@ def test_what_the_server_is_set_to(
 
 
 @on_mariadb
-def test_programs_whose_inserts_are_cut_short(patient: Patient) -> None:
+def test_the_doctor_finds_programs_whose_inserts_are_truncated(patient: Patient) -> None:
     engine = create_engine(patient.app.database.engine.url, poolclass=NullPool)
     with engine.connect() as conn:
         before = conn.scalar(text("SELECT @@global.sql_mode"))
@@ -533,7 +535,7 @@ def test_programs_whose_inserts_are_cut_short(patient: Patient) -> None:
 
 
 @on_mariadb
-def test_transactions_that_hold_back_the_purge(
+def test_the_doctor_finds_transactions_that_hold_back_the_purge(
     patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine.connect() as conn:
@@ -552,7 +554,7 @@ def test_transactions_that_hold_back_the_purge(
 
 
 @on_mariadb
-def test_old_rows_that_are_not_purged(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_unpurged_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mariadb_health, "unpurged_transactions", lambda conn: 123_456)
     found = patient.about("purge")
     assert found.verdict is Verdict.CHECK
@@ -560,7 +562,7 @@ def test_old_rows_that_are_not_purged(patient: Patient, monkeypatch: pytest.Monk
 
 
 @on_mariadb
-def test_tables_of_another_engine_or_collation(patient: Patient, engine: Engine) -> None:
+def test_the_doctor_finds_tables_of_another_engine_or_collation(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE sqlq_edges ENGINE = MyISAM"))
         other = "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
@@ -613,7 +615,9 @@ def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None
 @pytest.mark.parametrize(
     ("level", "verdict"), [("OFF", Verdict.TO_DO), ("NORMAL", Verdict.CHECK), ("EXTRA", Verdict.OK)]
 )
-def test_synchronous(patient: Patient, level: str, verdict: Verdict) -> None:
+def test_the_doctor_checks_the_synchronous_setting_of_sqlite(
+    patient: Patient, level: str, verdict: Verdict
+) -> None:
     @event.listens_for(patient.app.database.engine, "connect")
     def careless(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.execute(f"PRAGMA synchronous = {level}").close()
@@ -624,7 +628,7 @@ def test_synchronous(patient: Patient, level: str, verdict: Verdict) -> None:
 
 
 @on_sqlite
-def test_a_file_that_is_not_in_wal_mode(patient: Patient) -> None:
+def test_the_doctor_finds_a_file_outside_wal_mode(patient: Patient) -> None:
     @event.listens_for(patient.app.database.engine, "connect")
     def another(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.execute("PRAGMA journal_mode = DELETE").close()
@@ -633,14 +637,16 @@ def test_a_file_that_is_not_in_wal_mode(patient: Patient) -> None:
 
 
 @on_sqlite
-def test_a_log_that_has_grown(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_a_large_wal_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "LARGE_LOG_BYTES", 1)
     patient.enqueue()
     assert patient.about("journal").verdict is Verdict.CHECK
 
 
 @on_sqlite
-def test_a_file_on_a_network_filesystem(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_a_file_on_a_network_filesystem(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite, "filesystem", lambda file, mounts: "nfs4")
     found = patient.about("file")
     assert found.verdict is Verdict.TO_DO
@@ -671,7 +677,7 @@ odd
 
 
 @on_sqlite
-def test_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     with patient.app.database.begin() as conn:
         for i in range(300):
             conn.execute(

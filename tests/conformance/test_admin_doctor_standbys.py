@@ -42,7 +42,7 @@ def tell(pair: Pair, *statements: str) -> None:
             conn.execute(statement.encode())
 
 
-def test_whether_commits_wait_for_a_standby_is_said(pair: Pair) -> None:
+def test_the_doctor_reports_whether_commits_wait_for_a_standby(pair: Pair) -> None:
     def said() -> tuple[Verdict, str]:
         (found,) = about("standbys", pair.primary.url(pair.database))
         return found.verdict, found.said
@@ -65,7 +65,7 @@ def test_whether_commits_wait_for_a_standby_is_said(pair: Pair) -> None:
     assert not about("standbys", pair.standby.url(pair.database)), "it is the primary that knows"
 
 
-def test_a_role_that_may_not_see_standbys_is_told_the_grant(pair: Pair) -> None:
+def test_the_doctor_names_the_grant_to_a_role_that_may_not_see_standbys(pair: Pair) -> None:
     tell(pair, "CREATE ROLE poor LOGIN")
     (found,) = about(
         "standbys", make_url(pair.primary.url(pair.database)).set(username="poor").render_as_string()
@@ -84,7 +84,7 @@ def test_the_server_that_answers_is_named(pair: Pair) -> None:
     assert found.said.startswith(f"the server 127.0.0.1:{pair.standby.port} is a standby")
 
 
-def test_each_host_of_a_list_is_looked_at(pair: Pair) -> None:
+def test_the_doctor_checks_each_host_of_a_list(pair: Pair) -> None:
     url = pair.standby.list_url(pair.database)
     (found,) = about("hosts", url)
     ports = pair.primary.port, pair.standby.port
@@ -145,7 +145,9 @@ def test_an_idle_slot_is_named_with_the_wal_it_keeps(pair: Pair) -> None:
     assert found.verdict is Verdict.OK
 
 
-def test_the_replica_that_looks_read_from_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_the_lag_of_the_replica_in_sqlq_read_url(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SQLQ_READ_URL", pair.standby.url(pair.database))
     (found,) = about("replica", pair.primary.url(pair.database))
     assert found.verdict is Verdict.OK

@@ -64,7 +64,7 @@ def play(app: sqlq.App) -> Play:
 # -- counting ------------------------------------------------------------------------------------------------
 
 
-def test_a_count_ends_where_a_person_has_seen_enough(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_stops_at_a_bound(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     play.enqueue(4, queue="mail")
     play.enqueue(2, queue="mail", priority=7)
     play.enqueue(3, queue="mail", delay="1h", priority=-7)
@@ -109,7 +109,7 @@ def test_with_many_queues_and_priorities_each_count_ends_sooner(
     }, "three rows of each queue and priority, and what the priorities of a queue have is added up"
 
 
-def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
+def test_failures_are_counted_by_their_error(play: Play) -> None:
     play.fail(2, "no box\nof size 1")
     (newest,) = play.fail(1, "no box\nof size 2")
     play.fail(1, "no van", queue="other")
@@ -133,7 +133,7 @@ def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
 # -- listing -------------------------------------------------------------------------------------------------
 
 
-def test_a_list_says_when_it_has_not_looked_at_all(play: Play) -> None:
+def test_a_listing_reports_whether_it_is_complete(play: Play) -> None:
     (old,) = play.enqueue(1, queue="rare")
     running = play.enqueue(1, queue="busy")
     with play.app.database.begin() as conn:
@@ -182,13 +182,13 @@ def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: En
     assert play.app.jobs.get(ids[0]).error == "timeout"
 
 
-def test_a_job_tells_its_limits(play: Play) -> None:
+def test_a_job_shows_its_timeout_and_unique_key(play: Play) -> None:
     (id,) = play.enqueue(timeout="5s", unique_key="k", unique_until="start")
     job = play.app.jobs.get(id)
     assert (job.timeout_ms, job.unique_key, job.unique_until) == (5_000, "k", "start")
 
 
-def test_the_async_twins_do_what_the_others_do_beside_the_event_loop(play: Play) -> None:
+def test_async_methods_return_what_the_sync_ones_do(play: Play) -> None:
     (failed,) = play.fail()
     (waiting,) = play.enqueue()
 
@@ -206,7 +206,7 @@ def test_the_async_twins_do_what_the_others_do_beside_the_event_loop(play: Play)
 
 
 @on_sqlite
-def test_a_sealed_file_that_is_written_to_again_is_seen_to_change(
+def test_a_reader_of_an_immutable_file_sees_a_later_write(
     play: Play, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is opened as immutable, and SQLite then looks for no change as long as the connection is open."""
@@ -363,7 +363,7 @@ def rows_read(conn: Connection) -> int:
 
 
 @on_sqlite
-def test_sqlite_goes_by_indexes(crowded: sqlq.App) -> None:
+def test_sqlite_reads_by_indexes(crowded: sqlq.App) -> None:
     """A table is read by itself only from its newest job backwards, up to a limit."""
     with crowded.database.read() as conn:
         for name, look in LOOKS.items():

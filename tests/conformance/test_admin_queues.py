@@ -82,7 +82,7 @@ def play(app: sqlq.App) -> Play:
 # -- pausing -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on(play: Play) -> None:
+def test_a_claim_skips_paused_queues(play: Play) -> None:
     mail, other = play.enqueue(queue="mail"), play.enqueue(queue="other")
     assert play.app.queues.pause("mail")
     assert not play.app.queues.pause("mail")
@@ -97,7 +97,7 @@ def test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on(play
     assert play.claim(["mail"]) == []
 
 
-def test_what_runs_when_its_queue_is_paused_is_settled_as_ever(play: Play) -> None:
+def test_a_running_job_settles_while_its_queue_is_paused(play: Play) -> None:
     (id,) = play.enqueue(queue="mail")
     (owner,) = play.claim(["mail"])
     play.app.queues.pause("mail")
@@ -108,7 +108,7 @@ def test_what_runs_when_its_queue_is_paused_is_settled_as_ever(play: Play) -> No
 
 
 @pytest.mark.parametrize("named", [["mail"], ["mail", "other"], None], ids=str)
-def test_a_worker_that_is_at_work_already_stops_and_goes_on(
+def test_a_running_worker_observes_a_pause_and_a_resume(
     app: sqlq.App, named: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
@@ -166,7 +166,7 @@ def test_idle_workers_are_woken_by_a_resume(play: Play) -> None:
         conn.invalidate()
 
 
-def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
+def test_unknown_returns_queues_without_jobs_workers_or_pause(play: Play) -> None:
     play.enqueue(queue="waiting")
     play.enqueue(queue="running")
     play.claim(["running"])
@@ -225,7 +225,7 @@ def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.Monk
     assert [job.id for job in play.app.jobs.list()] == [waiting]
 
 
-def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
+def test_prune_works_in_batches_with_their_own_transactions(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
@@ -268,7 +268,7 @@ def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_pruning_passes_over_a_failed_job_somebody_else_works_on(play: Play, engine: Engine) -> None:
+def test_prune_skips_a_locked_failed_job(play: Play, engine: Engine) -> None:
     ids = play.end(BOOM, 3)
     with engine.connect() as rival:
         rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
@@ -279,7 +279,7 @@ def test_pruning_passes_over_a_failed_job_somebody_else_works_on(play: Play, eng
 # -- workers -------------------------------------------------------------------------------------------------
 
 
-def test_each_worker_with_what_it_holds(play: Play) -> None:
+def test_workers_list_shows_each_worker_with_its_jobs(play: Play) -> None:
     play.register("w1", ["a", "b"])
     play.register("w2", None, silent=60)
     play.register("w3", None, silent=600)

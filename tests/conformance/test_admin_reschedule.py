@@ -120,7 +120,7 @@ def test_a_reschedule_waits_for_a_claim_under_way_and_leaves_its_lease(app: sqlq
         assert conn.execute(text(lease), {"id": first}).one() == before
 
 
-def test_a_job_under_a_limit_gives_its_slot_back_until_its_new_time(app: sqlq.App) -> None:
+def test_a_rescheduled_job_releases_its_slot_until_its_new_time(app: sqlq.App) -> None:
     call = app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     first, second = (job.id for job in app.enqueue_many([call.new(), call.new()]))
     admit.look(app.database)
@@ -163,8 +163,6 @@ def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_reschedule_without_sense_is_refused(
-    app: sqlq.App, call: Callable[[object], object], said: str
-) -> None:
+def test_a_wrong_reschedule_is_refused(app: sqlq.App, call: Callable[[object], object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         call(app.jobs)

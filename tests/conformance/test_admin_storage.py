@@ -56,7 +56,7 @@ def test_each_database_is_read_in_full(app: sqlq.App) -> None:
         assert {"finished_jobs", "failed_jobs", "sqlq_workers"} <= {table.name for table in found.tables}
 
 
-def test_the_command_prints_what_programs_read(app: sqlq.App, database_url: str) -> None:
+def test_the_command_prints_the_readings_as_text_and_json(app: sqlq.App, database_url: str) -> None:
     def run(*options: str) -> str:
         context = Context()
         words = ["-d", database_url, "doctor", "--sizes", *options]
@@ -74,7 +74,7 @@ def test_the_command_prints_what_programs_read(app: sqlq.App, database_url: str)
 
 
 @on_postgresql
-def test_a_reading_has_what_the_doctor_finds(
+def test_a_reading_has_the_findings_of_the_doctor(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "OLD_TRANSACTION_S", 0)
@@ -153,6 +153,6 @@ def test_bytes_are_written_for_people(number: int, said: str) -> None:
     assert in_units(number) == said
 
 
-def test_findings_are_those_of_the_doctor_that_are_not_well(app: sqlq.App) -> None:
+def test_readings_have_no_findings_with_verdict_ok(app: sqlq.App) -> None:
     found = storage(app.database)
     assert Verdict.OK not in {each.verdict for reading in found.readings for each in reading.findings}

@@ -142,7 +142,7 @@ def test_the_record_is_read_in_pages_and_pruned(app: sqlq.App, engine: Engine) -
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_action_is_done_where_the_record_is_refused(
+def test_an_action_succeeds_when_its_audit_record_is_refused(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     id = app.enqueue(app.task(name="t")(lambda: None).new()).id
@@ -157,6 +157,8 @@ def test_an_action_is_done_where_the_record_is_refused(
 @pytest.mark.parametrize(
     "call", [lambda app: app.acting_as("").__enter__(), lambda app: app.audit.list(limit=0)]
 )
-def test_what_makes_no_sense_is_refused(app: sqlq.App, call: Callable[[sqlq.App], object]) -> None:
+def test_an_empty_actor_and_a_limit_of_zero_are_refused(
+    app: sqlq.App, call: Callable[[sqlq.App], object]
+) -> None:
     with pytest.raises(ConfigurationError):
         call(app)

@@ -87,7 +87,7 @@ def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) ->
     raise ZeroDivisionError
 
 
-def test_an_atomic_block_keeps_or_undoes_both(
+def test_an_atomic_block_commits_or_rolls_back_write_and_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
 ) -> None:
     with transaction.atomic(using=connection.alias):
@@ -105,7 +105,7 @@ def test_an_atomic_block_keeps_or_undoes_both(
     assert connection.get_autocommit()
 
 
-def test_outside_a_block_a_job_is_a_transaction_of_its_own(
+def test_a_job_outside_a_block_commits_at_once(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
 ) -> None:
     job = app.enqueue(send.new(1), session=connection)
@@ -136,7 +136,7 @@ def test_an_error_is_djangos_and_marks_its_block(
     assert committed(watch) == ([], [])
 
 
-def test_the_proxy_for_the_threads_connection(
+def test_enqueue_takes_djangos_connection_proxy(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
 ) -> None:
     from django.utils.connection import ConnectionProxy
@@ -152,7 +152,9 @@ def test_the_proxy_for_the_threads_connection(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_commit_is_heard(app: sqlq.App, send: sqlq.Task[..., None], connection: Any) -> None:
+def test_a_commit_of_djangos_notifies_workers_and_a_rollback_does_not(
+    app: sqlq.App, send: sqlq.Task[..., None], connection: Any
+) -> None:
     heard: list[int] = []
     app.on("enqueued")(lambda events: heard.extend(event.id for event in events))
     listener = Listener(app)

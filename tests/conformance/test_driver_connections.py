@@ -86,7 +86,7 @@ def file_of(url: str) -> str:
 
 
 @every_mode
-def test_a_commit_keeps_both_and_nothing_is_seen_before(
+def test_write_and_job_are_visible_after_the_commit(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
@@ -106,7 +106,7 @@ def test_a_commit_keeps_both_and_nothing_is_seen_before(
 
 
 @every_mode
-def test_a_rollback_takes_both_back(
+def test_a_rollback_undoes_write_and_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
@@ -123,7 +123,7 @@ def test_a_rollback_takes_both_back(
 
 
 @common_modes
-def test_a_connection_that_is_closed_leaves_neither(
+def test_a_closed_connection_leaves_neither_write_nor_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
@@ -134,7 +134,7 @@ def test_a_connection_that_is_closed_leaves_neither(
 
 
 @every_mode
-def test_a_savepoint_keeps_or_undoes_both(
+def test_a_savepoint_keeps_or_undoes_write_and_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
@@ -165,7 +165,7 @@ def test_a_savepoint_keeps_or_undoes_both(
 
 
 @common_modes
-def test_an_error_of_the_callers_takes_both_back(
+def test_an_error_of_the_caller_undoes_write_and_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
@@ -269,7 +269,7 @@ def test_a_refused_job_leaves_the_transaction_usable(
 
 
 @common_modes
-def test_missing_tables_are_told_of_and_leave_the_transaction_usable(
+def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with watch.begin() as conn:
@@ -293,7 +293,7 @@ def test_missing_tables_are_told_of_and_leave_the_transaction_usable(
 
 
 @every_mode
-def test_what_the_database_refuses_comes_as_the_drivers_error(
+def test_a_row_that_the_database_refuses_raises_the_drivers_error(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     kinds: list[Any] = [psycopg.IntegrityError, psycopg2.IntegrityError, sqlite3.IntegrityError]
@@ -316,7 +316,7 @@ SETTINGS = ("autocommit", "isolation_level", "row_factory", "text_factory", "cur
 
 
 @every_mode
-def test_nothing_of_the_callers_is_changed(
+def test_enqueue_keeps_the_settings_of_the_callers_connection(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     def settings(connection: Any) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def test_nothing_of_the_callers_is_changed(
 
 
 @on_sqlite
-def test_no_word_about_the_callers_transaction_is_sent(
+def test_enqueue_sends_no_begin_or_commit(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
     said: list[str] = []
@@ -352,7 +352,7 @@ def test_no_word_about_the_callers_transaction_is_sent(
 
 
 @modes(lambda name, mode: mode.is_async)
-def test_an_asynchronous_connection_is_awaited_on_its_loop_and_in_no_thread(
+def test_an_asynchronous_connection_is_awaited_on_its_loop(
     app: sqlq.App,
     send: sqlq.Task[..., None],
     watch: Engine,
@@ -376,7 +376,7 @@ def test_an_asynchronous_connection_is_awaited_on_its_loop_and_in_no_thread(
 
 
 @automatic
-def test_in_autocommit_a_job_is_a_transaction_of_its_own(
+def test_a_job_in_autocommit_commits_at_once(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
@@ -387,7 +387,7 @@ def test_in_autocommit_a_job_is_a_transaction_of_its_own(
 
 
 @every_automatic
-def test_in_autocommit_a_batch_is_written_whole_or_not_at_all(
+def test_a_batch_in_autocommit_is_written_whole_or_not_at_all(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     several = [send.new(1), send.new(2).set(unique_key="a"), send.new(3).set(unique_key="b")]
@@ -521,7 +521,7 @@ def test_sqlite3_in_with_blocks(
 
 
 @on_sqlite
-def test_a_savepoint_that_is_the_outermost_is_the_transaction_of_both(
+def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url))) as conn:
@@ -537,7 +537,7 @@ def test_a_savepoint_that_is_the_outermost_is_the_transaction_of_both(
 
 
 @on_sqlite
-def test_a_write_after_somebody_elses_is_refused_in_a_sentence(
+def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url), isolation_level=None)) as conn:
@@ -568,7 +568,7 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None],
 
 
 @on_postgresql
-def test_a_search_path_sends_no_job_elsewhere(
+def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
     with watch.begin() as conn:
@@ -589,7 +589,7 @@ def test_a_search_path_sends_no_job_elsewhere(
 
 
 @on_postgresql
-def test_a_transaction_that_failed_takes_no_job(
+def test_a_failed_transaction_refuses_a_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
     with psycopg.connect(dsn(database_url)) as conn:
@@ -602,7 +602,7 @@ def test_a_transaction_that_failed_takes_no_job(
 
 
 @on_postgresql
-def test_rivals_for_a_key_wait_for_each_other(
+def test_a_rival_for_a_key_waits_for_the_first_commit(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
     new = send.new(1).set(unique_key="k")
@@ -620,7 +620,7 @@ def test_rivals_for_a_key_wait_for_each_other(
 
 
 @on_sqlite
-def test_another_database_is_warned_of(
+def test_a_connection_to_another_database_warns(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
 ) -> None:
     other = sqlq.App(sqlite_url(tmp_path / "other.db"))
@@ -634,7 +634,7 @@ def test_another_database_is_warned_of(
         app.enqueue(send.new(1), session=conn)
 
 
-def test_synchronous_and_asynchronous_are_told_apart(
+def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
     app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -683,7 +683,7 @@ class Traced:
 
 
 @modes(lambda name, mode: name in ("sqlite3", "psycopg"))
-def test_a_connection_in_another_ones_hands(
+def test_enqueue_takes_wrapped_connections(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     """Wrapped to be traced, or taken raw from a pool of SQLAlchemy's."""
@@ -699,7 +699,7 @@ def test_a_connection_in_another_ones_hands(
 
 
 @on_sqlite
-def test_nothing_is_imported_that_the_caller_has_not(database_url: str) -> None:
+def test_enqueue_imports_no_other_driver(database_url: str) -> None:
     program = f"""
 import sqlite3, sys
 import sqlq
@@ -754,7 +754,7 @@ def test_a_handlers_writes_and_its_completion_commit_together(
 
 
 @common_modes
-def test_what_follows_a_job_commits_with_its_completion(
+def test_a_callback_commits_with_the_completion_of_its_job(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
     heard: list[sqlq.JobResult] = []
@@ -774,7 +774,7 @@ def test_what_follows_a_job_commits_with_its_completion(
 
 
 @every_mode
-def test_completing_makes_a_transaction_of_its_own(
+def test_complete_begins_a_transaction_of_its_own(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
     def pay() -> None:
@@ -806,7 +806,7 @@ def test_completing_makes_a_transaction_of_its_own(
 @modes(
     lambda name, mode: not name.endswith("pep249"), in_all=True
 )  # always in one, and nothing shows who began it
-def test_completing_in_a_transaction_that_is_open_is_refused(
+def test_complete_refuses_an_open_transaction(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
     def pay() -> None:
@@ -830,7 +830,9 @@ def test_completing_in_a_transaction_that_is_open_is_refused(
 
 
 @automatic
-def test_completing_alone_is_refused(app: sqlq.App, watch: Engine, database_url: str, mode: Mode) -> None:
+def test_complete_refuses_a_connection_without_a_transaction(
+    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+) -> None:
     def pay() -> None:
         with Caller(database_url, mode) as caller:
             complete(caller, sqlq.current_job())

@@ -53,7 +53,7 @@ def test_a_database_with_a_multi_master_extension_is_refused(
         ("CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu)", "sqlq does not run on .* 'CockroachDB CCL v24"),
     ],
 )
-def test_a_server_is_refused_by_what_it_says_it_is(database_url: str, version: str, words: str) -> None:
+def test_migrate_refuses_a_server_by_its_version_text(database_url: str, version: str, words: str) -> None:
     class Pretends(psycopg.Cursor[Any]):
         def execute(self, query: Any, *given: Any, **options: Any) -> Any:
             told = f"SELECT '{version}'" if "version()" in str(query) else query

@@ -82,7 +82,7 @@ def row(engine: Engine, id: int) -> dict[str, Any]:
 
 
 @every_way
-def test_a_commit_makes_the_job_and_nothing_before_it_does(
+def test_the_job_is_visible_after_the_commit(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -96,7 +96,7 @@ def test_a_commit_makes_the_job_and_nothing_before_it_does(
 
 
 @every_way
-def test_a_rollback_leaves_nothing(
+def test_a_rollback_leaves_no_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -112,7 +112,7 @@ def test_a_rollback_leaves_nothing(
 
 
 @common_ways
-def test_a_close_leaves_nothing(
+def test_a_close_leaves_no_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -152,7 +152,7 @@ def test_an_outer_rollback_undoes_released_savepoints(
 
 
 @common_ways
-def test_the_business_write_and_the_job_share_their_fate(
+def test_the_business_write_and_the_job_commit_or_roll_back_together(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with watch.begin() as conn:
@@ -168,7 +168,7 @@ def test_the_business_write_and_the_job_share_their_fate(
 
 
 @pytest.mark.parametrize("kind", [Session, Connection])
-def test_nothing_of_the_callers_is_ended(
+def test_enqueue_does_not_end_the_callers_transaction(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, kind: type[Any]
 ) -> None:
     ended: list[str] = []
@@ -205,7 +205,7 @@ def test_a_savepoint_that_may_be_the_outermost_is_refused(
 
 
 @on_sqlite
-def test_a_write_after_somebody_elses_is_refused_in_a_sentence(
+def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, engine: Engine
 ) -> None:
     sqlq.configure_sqlite(engine)
@@ -242,7 +242,7 @@ def test_a_transaction_that_begins_with_the_write_lock_is_never_refused(
 @on_postgresql
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("way", [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession)])
-def test_every_isolation_level_will_do(
+def test_enqueue_works_at_every_isolation_level(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way, level: str
 ) -> None:
     with Caller(database_url, way, isolation_level=level) as caller:
@@ -278,7 +278,7 @@ def test_two_phase_commit(
 # -- no session, and engines ---------------------------------------------------------------------------------
 
 
-def test_without_a_session_the_job_is_committed_on_return(
+def test_a_job_without_a_session_is_committed_on_return(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
 ) -> None:
     one = app.enqueue(send.new(1))
@@ -330,7 +330,7 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_several_binds(
+def test_enqueue_needs_a_bind_for_the_jobs_table(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine, tmp_path: Path
 ) -> None:
     other = create_engine(sqlite_url(tmp_path / "orders.db"))
@@ -356,7 +356,7 @@ def test_several_binds(
     other.dispose()
 
 
-def test_a_callers_own_schema_map_sends_no_job_elsewhere(
+def test_the_schema_map_of_the_caller_does_not_redirect_jobs(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine
 ) -> None:
     elsewhere = {"__sqlq__": "elsewhere", None: "elsewhere"}
@@ -369,7 +369,7 @@ def test_a_callers_own_schema_map_sends_no_job_elsewhere(
 
 
 @on_postgresql
-def test_a_search_path_sends_no_job_elsewhere(
+def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine
 ) -> None:
     with watch.begin() as conn:
@@ -397,9 +397,7 @@ def test_a_search_path_sends_no_job_elsewhere(
 
 
 @on_postgresql
-def test_where_no_schema_is_named_it_is_the_default_one_of_the_callers_engine(
-    database_url: str, watch: Engine
-) -> None:
+def test_an_app_without_a_schema_uses_the_callers_default_schema(database_url: str, watch: Engine) -> None:
     with watch.begin() as conn:
         conn.execute(text("CREATE SCHEMA tenant"))
     tenants = make_url(database_url).update_query_dict({"options": "-csearch_path=tenant"})
@@ -475,7 +473,7 @@ def test_another_database_of_the_same_server_warns(
 
 
 @on_postgresql
-def test_the_same_database_by_another_name_does_not(
+def test_the_same_database_by_another_name_does_not_warn(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str
 ) -> None:
     other = create_engine(make_url(database_url).set(host="localhost"))
@@ -485,7 +483,7 @@ def test_the_same_database_by_another_name_does_not(
 
 
 @on_sqlite
-def test_the_same_file_by_another_name_does_not(
+def test_the_same_file_by_another_name_does_not_warn(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "link.db").symlink_to(make_url(database_url).database or "")
@@ -506,7 +504,7 @@ def silent_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("way", "why"), [(("psycopg", Session), "silence"), (("asyncpg", AsyncSession), "a wrong role")]
 )
-def test_in_a_session_the_apps_own_database_need_not_answer(
+def test_enqueue_in_a_session_works_while_the_apps_database_is_away(
     database_url: str, watch: Engine, silent_port: int, why: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # which waits for the thread that connects to wake workers
@@ -554,7 +552,7 @@ def test_a_job_has_its_tasks_options(app: sqlq.App, send: sqlq.Task[..., None], 
 
 
 @common_ways
-def test_set_counts_before_the_task(
+def test_options_of_set_come_before_those_of_the_task(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -739,7 +737,7 @@ def test_the_metadata_of_the_tables_is_not_the_callers() -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("users_threshold", [5, None])
-def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against_it(
+def test_the_insert_of_one_job_is_prepared_unless_the_user_disables_it(
     database_url: str, users_threshold: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "QUIET_SECONDS", 3600.0)  # only the first sends a notification along
@@ -794,7 +792,7 @@ def test_options_arrive_without_a_session_as_with_one(
         assert float(alone[4]) == pytest.approx(float(joined[4]), rel=0.01)
 
 
-def test_an_insert_on_the_driver_fails_as_any_other(app: sqlq.App) -> None:
+def test_an_insert_on_the_driver_raises_sqlalchemys_error(app: sqlq.App) -> None:
     """Whatever the database refuses comes as SQLAlchemy's error, and the connection is good for the next."""
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())  # after which the tables are not looked at again
@@ -807,7 +805,7 @@ def test_an_insert_on_the_driver_fails_as_any_other(app: sqlq.App) -> None:
     assert app.enqueue(task.new()).created
 
 
-def test_who_debugs_is_told_of_each_job(
+def test_the_debug_log_has_a_line_for_each_enqueued_job(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     app.enqueue(send.new())

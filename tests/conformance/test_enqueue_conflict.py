@@ -62,7 +62,7 @@ def count(app: sqlq.App) -> int:
         return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
 
 
-def test_the_newest_arguments_win_while_it_waits(
+def test_a_waiting_job_gets_the_newest_arguments(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
 ) -> None:
     new = index.new(1).set(unique_key="k", delay="1h")
@@ -78,7 +78,9 @@ def test_the_newest_arguments_win_while_it_waits(
     assert (kept.created, kept.replaced, app.jobs.get(first.id).payload) == (False, False, {"args": [2]})
 
 
-def test_another_task_may_take_the_place(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
+def test_a_job_of_another_task_may_replace_a_waiting_one(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
+) -> None:
     other = app.task(name="shop.other")(lambda: None)
     first = app.enqueue(index.new(1).set(unique_key="k"))
     again = app.enqueue(other.new().set(unique_key="k", on_conflict="replace"))
@@ -86,7 +88,7 @@ def test_another_task_may_take_the_place(app: sqlq.App, index: sqlq.Task[..., No
 
 
 @pytest.mark.parametrize("conflict", ["replace", "postpone"])
-def test_where_none_waits_one_is_made(
+def test_on_conflict_creates_a_job_where_none_waits(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, conflict: Any
 ) -> None:
     options: dict[str, Any] = {"at_most": "1h"} if conflict == "postpone" else {}
@@ -102,7 +104,9 @@ def test_where_none_waits_one_is_made(
     assert count(app) == 2
 
 
-def test_it_is_postponed_but_not_for_ever(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
+def test_postpone_moves_a_job_up_to_at_most(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
+) -> None:
     def put_off(n: int, delay: str, at_most: str = "10m") -> timedelta:
         new = index.new(n).set(unique_key="k", delay=delay, on_conflict="postpone", at_most=at_most)
         job = app.enqueue(new)
@@ -122,7 +126,7 @@ def test_it_is_postponed_but_not_for_ever(app: sqlq.App, index: sqlq.Task[..., N
 
 
 @pytest.mark.parametrize(("until", "created"), [("finish", False), ("start", True)])
-def test_what_runs_is_not_replaced(
+def test_on_conflict_does_not_replace_a_running_job(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, until: Any, created: bool
 ) -> None:
     new = index.new(1).set(unique_key="k", unique_until=until, on_conflict="replace")
@@ -135,7 +139,7 @@ def test_what_runs_is_not_replaced(
     assert app.enqueue(new).replaced is created
 
 
-def test_a_job_that_waits_for_its_retry_begins_anew(
+def test_a_replaced_job_that_waits_for_its_retry_begins_anew(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
 ) -> None:
     """With all attempts, and nothing of what the other had come to; but whoever held that one is fenced."""
@@ -160,7 +164,7 @@ def test_a_job_that_waits_for_its_retry_begins_anew(
     assert (found.payload, found.max_attempts, found.lease_token) == ({"args": [2]}, 2, 1)
 
 
-def test_of_several_in_a_batch_the_last_counts(
+def test_a_batch_with_equal_keys_keeps_the_last_job(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
 ) -> None:
     old = app.enqueue(index.new(0).set(unique_key="old"))
@@ -189,7 +193,7 @@ def test_of_several_in_a_batch_the_last_counts(
 
 
 @common_modes
-def test_on_drivers_connections(
+def test_conflicts_are_resolved_on_connections_of_drivers(
     app: sqlq.App, index: sqlq.Task[..., None], database_url: str, mode: Mode
 ) -> None:
     first = app.enqueue(index.new(1).set(unique_key="k", delay="1m"))
@@ -206,7 +210,9 @@ def test_on_drivers_connections(
             assert waits == timedelta(minutes=1 if end == caller.rollback else 30)
 
 
-def test_the_statement_for_other_drivers(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
+def test_statement_has_the_conflict_clause(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
+) -> None:
     first = app.enqueue(index.new(1).set(unique_key="k"))
     new = index.new(2).set(unique_key="k", on_conflict="replace")
     sql, parameters = app.statement(
@@ -227,7 +233,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @on_postgresql
-def test_an_open_completion_is_not_waited_for(
+def test_a_replace_does_not_wait_for_an_open_completion(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     """A handler's transaction may be long, and its job cannot be replaced anyway."""
@@ -242,7 +248,7 @@ def test_an_open_completion_is_not_waited_for(
 
 @on_postgresql
 @pytest.mark.parametrize("rival_commits", [True, False])
-def test_the_later_of_two_that_replace_wins(
+def test_the_later_of_two_replaces_wins(
     app: sqlq.App,
     index: sqlq.Task[..., None],
     engine: Engine,
@@ -300,7 +306,7 @@ def test_batches_with_reversed_keys_do_not_deadlock(
     assert count(app) == 9
 
 
-def test_of_many_at_once_one_is_there_with_the_last_arguments(
+def test_concurrent_replaces_leave_one_job(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     start = threading.Barrier(4)
@@ -319,7 +325,7 @@ def test_of_many_at_once_one_is_there_with_the_last_arguments(
 # -- without a table, and what is refused --------------------------------------------------------------------
 
 
-def test_inline_a_job_that_waits_for_the_commit_is_replaced(app: sqlq.App, engine: Engine) -> None:
+def test_a_job_that_waits_for_the_commit_inline_is_replaced(app: sqlq.App, engine: Engine) -> None:
     seen: list[int] = []
     task = app.task(name="t")(seen.append)
     with inline(app, at="commit"), Session(engine) as session, session.begin():
@@ -340,14 +346,14 @@ def test_inline_a_job_that_waits_for_the_commit_is_replaced(app: sqlq.App, engin
         ({"at_most": 5, "on_conflict": "postpone", "unique_key": "k"}, "at_most is 5: give a timedelta"),
     ],
 )
-def test_what_is_said_by_halves_is_refused(options: dict[str, Any], says: str) -> None:
+def test_incomplete_conflict_options_are_refused(options: dict[str, Any], says: str) -> None:
     new = sqlq.NewJob("t", "{}", "default", 5)
     with pytest.raises(sqlq.EnqueueError) as refused:
         new.set(**options)
     assert says in str(refused.value)
 
 
-def test_a_failed_job_that_an_enqueue_has_met_is_put_back_whole(
+def test_a_job_that_met_a_conflict_can_fail_and_be_retried(
     app: sqlq.App, engine: Engine, index: sqlq.Task[..., None]
 ) -> None:
     new = index.new(1).set(unique_key="k", on_conflict="replace")

@@ -73,7 +73,7 @@ def listener(app: sqlq.App) -> Iterator[Listener]:
 
 
 @ways
-def test_a_commit_is_heard_once(
+def test_a_commit_sends_one_notification(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -89,7 +89,7 @@ def test_a_commit_is_heard_once(
 
 
 @ways
-def test_a_rollback_is_not_heard(
+def test_a_rollback_sends_no_notification(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -108,7 +108,7 @@ in_driver_modes = pytest.mark.parametrize(
 
 
 @in_driver_modes
-def test_a_commit_on_a_drivers_connection_is_heard_once(
+def test_a_commit_on_a_drivers_connection_sends_one_notification(
     app: sqlq.App,
     send: sqlq.Task[..., None],
     listener: Listener,
@@ -132,7 +132,7 @@ def test_a_commit_on_a_drivers_connection_is_heard_once(
             assert listener.hears_no_more()
 
 
-def test_a_long_transaction_on_a_drivers_connection_is_looked_at_for_a_while_only(
+def test_a_long_transaction_of_a_driver_is_watched_for_a_limited_time(
     app: sqlq.App,
     send: sqlq.Task[..., None],
     listener: Listener,
@@ -148,7 +148,7 @@ def test_a_long_transaction_on_a_drivers_connection_is_looked_at_for_a_while_onl
         assert listener.hears_no_more()
 
 
-def test_an_enqueue_without_a_session_is_heard(
+def test_an_enqueue_without_a_session_sends_one_notification(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener
 ) -> None:
     app.enqueue(send.new(1))
@@ -156,7 +156,7 @@ def test_an_enqueue_without_a_session_is_heard(
     assert listener.hears_no_more()
 
 
-def test_a_lone_job_takes_its_hint_along(
+def test_the_insert_of_a_lone_job_sends_its_notification(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread sends nothing for it. It sends the notifications of the next jobs."""
@@ -171,7 +171,7 @@ def test_a_lone_job_takes_its_hint_along(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_a_hint_waits_for_the_commit_it_speaks_of(
+def test_the_notification_is_sent_after_the_commit(
     app: sqlq.App,
     send: sqlq.Task[..., None],
     listener: Listener,
@@ -194,7 +194,7 @@ def test_a_hint_waits_for_the_commit_it_speaks_of(
     engine.dispose()
 
 
-def test_a_hint_for_a_session_finds_a_connection_made(
+def test_the_notifier_connects_before_the_session_commits(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
 ) -> None:
     """To make one takes ten times as long as a notification, and a transaction lasts a while."""
@@ -208,7 +208,7 @@ def test_a_hint_for_a_session_finds_a_connection_made(
     assert len(made) == 1
 
 
-def test_a_hint_waits_for_no_disk_and_all_else_does(app: sqlq.App, listener: Listener) -> None:
+def test_only_notifications_commit_without_waiting_for_the_disk(app: sqlq.App, listener: Listener) -> None:
     """The setting is for its own transaction alone, since the connection may settle jobs next."""
     statements = "SELECT pg_backend_pid(), current_setting('synchronous_commit')"
     before = app.database.run_statement(statements, None)
@@ -218,7 +218,7 @@ def test_a_hint_waits_for_no_disk_and_all_else_does(app: sqlq.App, listener: Lis
     assert listener.hears_one()
 
 
-def test_two_phase_commits_are_heard(
+def test_a_two_phase_commit_sends_a_notification(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
 ) -> None:
     with Session(engine, twophase=True) as session:
@@ -228,7 +228,7 @@ def test_two_phase_commits_are_heard(
     assert listener.hears_one()
 
 
-def test_connections_made_before_the_first_enqueue_are_heard(
+def test_connections_made_before_the_first_enqueue_send_notifications(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
 ) -> None:
     with engine.connect() as one, engine.connect() as two:
@@ -239,7 +239,7 @@ def test_connections_made_before_the_first_enqueue_are_heard(
             assert listener.hears_no_more()
 
 
-def test_an_engine_with_options_of_its_own_is_heard(
+def test_an_engine_with_execution_options_sends_notifications(
     app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
 ) -> None:
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_an_engine_with_options_of_its_own_is_heard(
         assert listener.hears_no_more()
 
 
-def test_nothing_is_added_to_the_callers_transaction(
+def test_an_enqueue_adds_one_statement_to_the_callers_transaction(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
 ) -> None:
     statements: list[str] = []
@@ -267,7 +267,7 @@ def test_nothing_is_added_to_the_callers_transaction(
     assert statements[0].startswith("INSERT INTO public.jobs ")
 
 
-def test_a_hint_that_cannot_be_sent_disturbs_nobody(
+def test_a_failed_notification_does_not_disturb_the_caller(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = threading.Event()
@@ -284,7 +284,7 @@ def test_a_hint_that_cannot_be_sent_disturbs_nobody(
     assert app.enqueue(send.new(2)).created
 
 
-def test_where_no_thread_can_be_started_the_next_hint_starts_it(
+def test_the_next_notification_starts_the_thread_that_could_not_start(
     app: sqlq.App,
     send: sqlq.Task[..., None],
     engine: Engine,
@@ -308,7 +308,7 @@ def test_where_no_thread_can_be_started_the_next_hint_starts_it(
     assert listener.hears_one()
 
 
-def test_apps_that_are_gone_leave_the_engine_quiet(
+def test_collected_apps_send_no_more_notifications(
     app: sqlq.App, database_url: str, listener: Listener
 ) -> None:
     engine = create_engine(database_url)

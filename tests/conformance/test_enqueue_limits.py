@@ -45,7 +45,7 @@ def committed(engine: Engine, query: str) -> list[Any]:
 
 
 @common_ways
-def test_by_every_session(
+def test_every_session_enqueues_limited_jobs_as_blocked(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with callers.Caller(database_url, way) as caller:
@@ -65,7 +65,7 @@ def test_by_every_session(
 
 
 @common_modes
-def test_by_every_driver(
+def test_every_driver_enqueues_limited_jobs_as_blocked(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     with driver_callers.Caller(database_url, mode) as caller:
@@ -78,7 +78,7 @@ def test_by_every_driver(
     assert committed(watch, WAKES) == [STRIPE] * 2
 
 
-def test_without_a_session_and_without_waiting(
+def test_limited_jobs_without_a_session_are_blocked(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
 ) -> None:
     app.enqueue(call.new(1))
@@ -87,7 +87,7 @@ def test_without_a_session_and_without_waiting(
     assert committed(watch, WAKES) == [STRIPE] * 2
 
 
-def test_a_limit_by_its_name(app: sqlq.App, watch: Engine) -> None:
+def test_tasks_and_jobs_take_a_limit_by_its_name(app: sqlq.App, watch: Engine) -> None:
     app.limit("api", rate="3/s")
 
     @app.task(name="plain", limit="api")
@@ -114,7 +114,7 @@ def test_ordinary_jobs_leave_no_wake(app: sqlq.App, watch: Engine) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_one_statement_does_not_do(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+def test_statement_refuses_a_limited_job(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     with pytest.raises(sqlq.EnqueueError, match=r"takes a second statement.*enqueue it with app.enqueue"):
         app.statement(call.new(1))
     sql, _ = app.statement(call.new(1).set(limit=None))
@@ -154,7 +154,7 @@ def test_a_name_without_any_limit_is_refused(app: sqlq.App) -> None:
 
 
 @common_modes
-def test_a_flow_by_every_driver(
+def test_every_driver_enqueues_a_flow_with_limits(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     flow: Any = sqlq.chain(call.new(1), call.new(2))
@@ -179,7 +179,7 @@ def test_the_jobs_of_a_schedule_are_under_the_limit_of_their_task(
     assert committed(watch, WAKES) == [STRIPE]
 
 
-def test_a_job_in_line_that_was_not_started_in_time_is_cancelled(
+def test_an_expired_job_of_a_waiting_list_is_cancelled(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
 ) -> None:
     job = app.enqueue(call.new(1).set(expires="90s"))
@@ -194,12 +194,14 @@ def test_a_job_in_line_that_was_not_started_in_time_is_cancelled(
 @pytest.mark.parametrize(
     "options", [{"on_conflict": "replace"}, {"on_conflict": "postpone", "at_most": "1m"}]
 )
-def test_a_job_in_line_takes_no_other_ones_place(call: sqlq.Task[..., None], options: dict[str, Any]) -> None:
+def test_a_limited_job_refuses_replace_and_postpone(
+    call: sqlq.Task[..., None], options: dict[str, Any]
+) -> None:
     with pytest.raises(sqlq.EnqueueError, match="is not for a job under a limit"):
         call.new(1).set(unique_key="k", **options)
 
 
-def test_a_job_in_line_keeps_its_place_from_one_that_has_no_limit(
+def test_a_job_without_a_limit_does_not_replace_a_limited_one(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
 ) -> None:
     first = app.enqueue(call.new(1).set(unique_key="k"))

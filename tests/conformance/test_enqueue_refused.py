@@ -225,7 +225,7 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
 
 
 @for_each("mistake", BAD)
-def test_a_mistake_costs_nothing(database_url: str, engine: Engine, mistake: str) -> None:
+def test_a_mistake_leaves_the_transaction_usable(database_url: str, engine: Engine, mistake: str) -> None:
     go_wrong, kind, message = BAD[mistake]
     app = sqlq.App(database_url)
 
@@ -248,7 +248,9 @@ def test_a_mistake_costs_nothing(database_url: str, engine: Engine, mistake: str
     app.close()
 
 
-def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine) -> None:
+def test_an_asynchronous_mistake_leaves_the_transaction_usable(
+    app: sqlq.App, database_url: str, engine: Engine
+) -> None:
     @app.task(name="shop.send")
     async def send(order_id: int) -> None: ...
 

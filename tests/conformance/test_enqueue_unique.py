@@ -106,7 +106,7 @@ def test_a_key_is_held_until_the_finish_or_the_start(
     assert app.enqueue(new).created is not created
 
 
-def test_a_retried_job_holds_its_key_again_but_not_one_it_let_go(
+def test_a_retried_job_holds_its_key_unless_it_was_until_start(
     app: sqlq.App, send: sqlq.Task[..., None]
 ) -> None:
     held, free = send.new().set(unique_key="held"), send.new().set(unique_key="free", unique_until="start")
@@ -142,7 +142,7 @@ def test_duplicates_within_a_batch(
     assert count(app) == 5
 
 
-def test_a_batch_of_more_keys_than_a_statement_takes_parameters(
+def test_a_batch_may_have_more_keys_than_a_statement_has_parameters(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
 ) -> None:
     new = [send.new(i).set(unique_key=f"k{i}") for i in range(17_000)]
@@ -187,7 +187,7 @@ def meet(
         return theirs, future.result(10)
 
 
-def test_a_rival_that_commits_wins(
+def test_a_key_belongs_to_the_rival_that_commits(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     theirs, mine = meet(app, engine, pool, send.new(1).set(unique_key="k"), rival_commits=True)
@@ -195,7 +195,7 @@ def test_a_rival_that_commits_wins(
     assert count(app) == 1
 
 
-def test_a_rival_that_rolls_back_leaves_the_key(
+def test_a_key_is_free_when_the_rival_rolls_back(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     theirs, mine = meet(app, engine, pool, send.new(1).set(unique_key="k"), rival_commits=False)
@@ -205,7 +205,7 @@ def test_a_rival_that_rolls_back_leaves_the_key(
     assert count(app) == 1
 
 
-def test_of_many_at_once_one_is_created(
+def test_concurrent_enqueues_of_a_unique_key_create_one_job(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     for key in range(10):
@@ -252,7 +252,7 @@ def test_batches_with_reversed_keys_do_not_deadlock(
 
 
 @on_postgresql
-def test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys(
+def test_a_batch_that_is_retried_releases_its_keys(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     """It passes over the live "a" and waits for "m"; meanwhile "a" ends. With "m" in hand when it comes for
@@ -288,7 +288,7 @@ def test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys(
 
 @on_postgresql
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_under_stricter_isolation_the_databases_own_error_passes(
+def test_stricter_isolation_raises_the_databases_error(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, level: str
 ) -> None:
     new = send.new(1).set(unique_key="k")
@@ -304,7 +304,7 @@ def test_under_stricter_isolation_the_databases_own_error_passes(
 
 
 @on_postgresql
-def test_a_key_that_was_freed_between_the_insert_and_the_look_is_taken(
+def test_an_enqueue_takes_a_key_that_is_freed_meanwhile(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rival's job ends just after the insert met it: it must not be answered with, nor be missed."""

@@ -87,7 +87,7 @@ def test_failed_jobs_of_a_group_are_retried_and_deleted_and_counted(app: sqlq.Ap
     assert app.jobs.reschedule(group=IMPORT, delay="1h") == [mine.id]
 
 
-def test_a_replay_of_a_group_is_in_it(app: sqlq.App, load: Any) -> None:
+def test_replayed_jobs_are_in_their_group(app: sqlq.App, load: Any) -> None:
     job, other = enqueued(app, load, 1)[0], enqueued(app, load, 2, group="b")[0]
     drain(app)
     done = app.jobs.replay(group=IMPORT)
@@ -96,7 +96,7 @@ def test_a_replay_of_a_group_is_in_it(app: sqlq.App, load: Any) -> None:
     assert [each.id for each in app.jobs.of_group("b")] == [other.id]
 
 
-def test_lists_find_a_group_however_old_it_is(app: sqlq.App, load: Any) -> None:
+def test_listings_find_an_old_group(app: sqlq.App, load: Any) -> None:
     job = enqueued(app, load, 1)[0]
     app.enqueue_many([load.new(n) for n in range(5)])
     found = app.jobs.listing(group=IMPORT, within=2)

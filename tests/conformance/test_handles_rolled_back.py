@@ -113,7 +113,7 @@ def test_a_handle_of_another_databases_rollback_names_no_job(
 
 
 @common_ways
-def test_a_handle_of_a_savepoint_goes_with_it_alone(
+def test_a_rolled_back_savepoint_invalidates_its_handles_alone(
     app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way) as caller:
@@ -177,7 +177,7 @@ def test_a_handle_of_a_connection_that_was_dropped_names_no_other_job(
     refuses(app, stale, all_uses=True)
 
 
-def test_a_job_that_was_found_by_its_key_stays_when_who_found_it_rolls_back(
+def test_a_job_found_by_its_key_survives_the_callers_rollback(
     app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
 ) -> None:
     there = app.enqueue(task.new(1).set(unique_key="there"))
@@ -205,7 +205,7 @@ def test_a_flow_that_was_rolled_back_has_no_result(
             app.result(stale, timeout=timeout)
 
 
-def test_a_schedules_job_that_was_rolled_back_names_no_other(
+def test_a_handle_of_a_schedules_rollback_names_no_other_job(
     app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
 ) -> None:
     app.schedules.add("yearly", task.new(5), cron="0 0 1 1 *")
@@ -216,7 +216,7 @@ def test_a_schedules_job_that_was_rolled_back_names_no_other(
     refuses(app, stale)
 
 
-def test_many_handles_are_looked_for_at_once(
+def test_many_handles_are_checked_in_few_statements(
     app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
 ) -> None:
     with Session(engine) as session, session.begin():
@@ -240,9 +240,7 @@ def counting(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", note)
 
 
-def test_a_handle_is_as_ever_to_those_who_look_at_it(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
-) -> None:
+def test_a_handle_has_its_public_fields(app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         job = app.enqueue(task.new(1), session=session)
     assert asdict(job).keys() == {"id", "queue", "task", "state", "created", "replaced"}

@@ -66,7 +66,7 @@ def test_a_key_names_its_job_after_it_has_ended(app: sqlq.App, charge: Any, orde
     assert app.enqueue(replacing).id == first.id, "what has ended is not replaced"
 
 
-def test_a_cancelled_job_keeps_its_key_too(app: sqlq.App, charge: Any) -> None:
+def test_a_cancelled_job_keeps_its_key(app: sqlq.App, charge: Any) -> None:
     first = app.enqueue(once(charge))
     app.jobs.cancel([first.id])
     assert app.enqueue(once(charge)) == sqlq.Job(
@@ -94,7 +94,7 @@ def test_a_failed_job_that_is_retried_is_the_one_of_its_key(app: sqlq.App, charg
     assert app.jobs.get(first.id).unique_until == "pruned"
 
 
-def test_other_keys_are_free_when_their_jobs_have_ended(app: sqlq.App, charge: Any) -> None:
+def test_a_key_until_finish_is_free_when_its_job_has_ended(app: sqlq.App, charge: Any) -> None:
     new = charge.new(7).set(unique_key="order-7")
     first = app.enqueue(new)
     work(app)
@@ -108,7 +108,7 @@ def _read_committed(engine: Engine) -> Engine:
     return engine.execution_options(isolation_level="READ COMMITTED")
 
 
-def test_keys_last_in_a_callers_transaction(app: sqlq.App, engine: Engine, charge: Any) -> None:
+def test_permanent_keys_hold_in_a_callers_transaction(app: sqlq.App, engine: Engine, charge: Any) -> None:
     first = app.enqueue(once(charge))
     work(app)
     with Session(_read_committed(engine)) as session, session.begin():
@@ -119,7 +119,9 @@ def test_keys_last_in_a_callers_transaction(app: sqlq.App, engine: Engine, charg
 
 
 @common_modes
-def test_keys_last_on_a_drivers_connection(app: sqlq.App, charge: Any, database_url: str, mode: Mode) -> None:
+def test_permanent_keys_hold_on_a_drivers_connection(
+    app: sqlq.App, charge: Any, database_url: str, mode: Mode
+) -> None:
     first = app.enqueue(once(charge))
     work(app)
     with Caller(database_url, mode) as caller:
@@ -135,7 +137,7 @@ def test_keys_last_on_a_drivers_connection(app: sqlq.App, charge: Any, database_
 
 
 @on_postgresql
-def test_a_job_that_ends_while_its_key_is_enqueued_keeps_it(
+def test_a_job_that_ends_during_an_enqueue_of_its_key_keeps_it(
     app: sqlq.App, engine: Engine, charge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked for in vain, since it runs; then it ends, and the insert meets no live job."""
@@ -197,7 +199,7 @@ def test_a_stricter_transaction_is_refused(app: sqlq.App, engine: Engine, charge
     assert app.jobs.list() == []
 
 
-def test_what_takes_two_statements_is_none(app: sqlq.App, charge: Any) -> None:
+def test_statement_refuses_a_key_that_takes_two_statements(app: sqlq.App, charge: Any) -> None:
     with pytest.raises(sqlq.EnqueueError, match='unique_until="pruned" of a job of charge takes a second'):
         app.statement(once(charge))
 
@@ -219,13 +221,13 @@ def test_a_job_is_found_by_its_key(app: sqlq.App, charge: Any) -> None:
         app.jobs.get_by_key("default", 7)  # type: ignore[arg-type]
 
 
-def test_inline_a_key_lasts_as_long_as_the_block(app: sqlq.App, charge: Any) -> None:
+def test_a_key_inline_lasts_as_long_as_the_block(app: sqlq.App, charge: Any) -> None:
     with sqlq.testing.inline(app) as ran:
         assert app.enqueue(once(charge)).id == app.enqueue(once(charge)).id
         assert len(ran.jobs) == 1
 
 
-def test_a_key_that_is_not_there_cannot_last(charge: Any) -> None:
+def test_unique_until_pruned_needs_a_unique_key(charge: Any) -> None:
     with pytest.raises(
         sqlq.EnqueueError, match=r'^unique_until="pruned" is about a unique key: set unique_key'
     ):

@@ -51,7 +51,7 @@ def known(app: sqlq.App) -> list[str]:
         return [each.key for each in admit.listing(conn, "", 100)]
 
 
-def test_a_key_that_nobody_has_used_for_a_month_is_forgotten(app: sqlq.App, engine: Engine) -> None:
+def test_a_key_unused_for_a_month_is_deleted(app: sqlq.App, engine: Engine) -> None:
     app.enqueue(call(app).new())
     drain(app)
     assert known(app) == [KEY]
@@ -77,7 +77,7 @@ def test_a_sweep_that_found_a_whole_batch_goes_on_at_once(
     assert sweep.run() > 60
 
 
-def test_with_the_next_job_the_key_is_known_again(app: sqlq.App, engine: Engine) -> None:
+def test_the_next_job_stores_a_deleted_key_again(app: sqlq.App, engine: Engine) -> None:
     task = call(app, running=3)
     app.enqueue(task.new())
     drain(app)
@@ -148,7 +148,7 @@ def blocked_by_a_pause(app: sqlq.App) -> None:
         blocked_by_a_pause,
     ],
 )
-def test_a_key_that_is_still_to_count_is_kept(
+def test_a_key_that_is_still_needed_is_kept(
     app: sqlq.App, engine: Engine, use: Callable[[sqlq.App], None]
 ) -> None:
     use(app)
@@ -157,7 +157,7 @@ def test_a_key_that_is_still_to_count_is_kept(
     assert known(app) == [KEY]
 
 
-def test_a_key_that_is_looked_at_was_used(app: sqlq.App, engine: Engine) -> None:
+def test_an_admission_counts_as_use_of_its_key(app: sqlq.App, engine: Engine) -> None:
     task = call(app)
     app.enqueue(task.new())
     drain(app)
@@ -167,7 +167,7 @@ def test_a_key_that_is_looked_at_was_used(app: sqlq.App, engine: Engine) -> None
     assert forget(app) == 0
 
 
-def test_an_operators_word_on_a_forgotten_key_counts(app: sqlq.App, engine: Engine) -> None:
+def test_an_operators_limit_for_a_deleted_key_counts(app: sqlq.App, engine: Engine) -> None:
     task = call(app, running=3)
     app.enqueue(task.new())
     drain(app)
@@ -179,7 +179,7 @@ def test_an_operators_word_on_a_forgotten_key_counts(app: sqlq.App, engine: Engi
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
+def test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row is deleted between the look that finds it and its lock. The wake is taken, and has the only
@@ -205,7 +205,7 @@ def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_to_forget_waits_for_no_key(app: sqlq.App, engine: Engine) -> None:
+def test_the_deletion_of_keys_waits_for_no_lock(app: sqlq.App, engine: Engine) -> None:
     """A sweep that waited could deadlock with admissions, which lock keys in their order."""
     for key in ("a", "b"):
         app.enqueue(app.task(name=key, limit=sqlq.Limit(key, running=1))(lambda: None).new())

@@ -51,7 +51,7 @@ def test_a_url_without_a_database_needs_a_schema(mariadb: MariaDB) -> None:
     works_in_a_schema(mariadb, mariadb.url(""))
 
 
-def test_a_schema_is_another_database_that_is_made_where_it_is_missing(mariadb: MariaDB) -> None:
+def test_a_schema_is_another_database_that_migrate_creates(mariadb: MariaDB) -> None:
     with fresh_database(mariadb) as url:
         works_in_a_schema(mariadb, url)
 

@@ -74,7 +74,7 @@ def play(app: sqlq.App) -> Play:
 # -- looking -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
+def test_get_returns_a_job_in_any_state(play: Play) -> None:
     (finished,) = play.enqueue()
     play.end(Completed('{"sent": ["ü", 1]}'))
     (cancelled,) = play.enqueue()
@@ -103,7 +103,7 @@ def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
     assert play.app.jobs.get(available).ended_at is None
 
 
-def test_what_cannot_be_decoded_is_shown_as_it_is_stored(play: Play, engine: Engine) -> None:
+def test_a_value_that_cannot_be_decoded_is_shown_as_stored(play: Play, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(
             text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')")
@@ -141,7 +141,7 @@ def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
 
 
 @pytest.mark.parametrize("how", [{"state": "broken"}, {"limit": 0}, {"limit": 1_000_000}])
-def test_a_list_of_what_does_not_exist_is_refused(play: Play, how: dict[str, Any]) -> None:
+def test_a_list_with_an_unknown_state_or_bad_limit_is_refused(play: Play, how: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigurationError,
         match=r"state is 'broken': it is one of blocked, scheduled, |limit is \d+: it must be a whole number",
@@ -149,7 +149,7 @@ def test_a_list_of_what_does_not_exist_is_refused(play: Play, how: dict[str, Any
         play.app.jobs.list(**how)
 
 
-def test_a_job_that_never_was(play: Play) -> None:
+def test_get_of_an_unknown_id_raises(play: Play) -> None:
     play.enqueue()
     for id in (4711, 0, -1, 2**63, 10**20, -(10**20)):
         with pytest.raises(JobNotFoundError, match=f"there is no job {id}"):
@@ -164,7 +164,7 @@ def test_a_job_that_never_was(play: Play) -> None:
 # -- failed jobs run again (T13) -----------------------------------------------------------------------------
 
 
-def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(play: Play) -> None:
+def test_a_retried_job_is_new_but_for_its_id_token_and_errors(play: Play) -> None:
     (id,) = play.enqueue(priority=7, timeout="30s", unique_key="k")
     play.settle(play.claim(), Retried(0, ErrorText("OSError", "first")))
     play.settle(play.claim(), Released(0))
@@ -233,7 +233,7 @@ def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(play: Pla
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_jobs_with_unique_keys_come_back_in_the_order_of_their_keys(play: Play) -> None:
+def test_retry_inserts_jobs_in_the_order_of_their_unique_keys(play: Play) -> None:
     """As enqueue_many inserts them: in another order the two would deadlock, and the victim might be the
     caller's transaction."""
     (b,) = play.failed(unique_key="b")
@@ -244,7 +244,7 @@ def test_jobs_with_unique_keys_come_back_in_the_order_of_their_keys(play: Play) 
     assert stored == [a, b]
 
 
-def test_which_failed_jobs_run_again_is_said_by_id_task_queue_or_all(play: Play) -> None:
+def test_retry_selects_failed_jobs_by_id_task_queue_or_all(play: Play) -> None:
     a = play.failed(2)
     b = play.failed(2, "pack")
     c = play.failed(2, "pack", queue="boxes")
@@ -258,7 +258,7 @@ def test_which_failed_jobs_run_again_is_said_by_id_task_queue_or_all(play: Play)
 
 
 @pytest.mark.parametrize("name", ["retry", "delete"])
-def test_nothing_said_means_nothing_done(play: Play, name: str) -> None:
+def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str) -> None:
     ids = play.failed(2)
     verb = getattr(play.app.jobs, name)
     with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
@@ -277,7 +277,7 @@ def test_nothing_said_means_nothing_done(play: Play, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "where"), [("retry", (retry, "retry_failed")), ("delete", (pruning, "forget_failed"))]
 )
-def test_many_go_in_bounded_batches(
+def test_retry_and_delete_work_in_batches(
     play: Play, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 3)
@@ -304,7 +304,7 @@ def test_many_go_in_bounded_batches(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_failed_job_somebody_else_works_on_is_passed_over(play: Play, engine: Engine) -> None:
+def test_retry_and_delete_skip_a_locked_failed_job(play: Play, engine: Engine) -> None:
     ids = play.failed(3)
     with engine.connect() as rival:
         rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
@@ -313,7 +313,7 @@ def test_a_failed_job_somebody_else_works_on_is_passed_over(play: Play, engine: 
     assert play.app.jobs.delete(all=True) == [ids[1]]
 
 
-def test_forgotten_jobs_are_gone(play: Play) -> None:
+def test_deleted_jobs_are_gone(play: Play) -> None:
     a, b = play.failed(2), play.failed(1, "pack")
     assert play.app.jobs.delete([a[0], 4711]) == [a[0]]
     assert play.app.jobs.delete(task="pack") == b
@@ -379,7 +379,7 @@ def _silent(app: sqlq.App, id: str, seconds: int) -> None:
         )
 
 
-def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Play) -> None:
+def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(play: Play) -> None:
     play.failed(2, queue="b")
     play.enqueue(1, queue="a")
     play.claim()
@@ -419,7 +419,7 @@ def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Pl
     assert play.app.workers.list() == []
 
 
-def test_workers_register_are_seen_leave_and_are_swept_out(play: Play) -> None:
+def test_workers_register_leave_and_are_removed_when_silent(play: Play) -> None:
     app = play.app
     for id in ("w1", "w2", "w3"):
         _register(app, id, None)
@@ -446,12 +446,12 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
     assert sorted(look.due_in(play.app.database)) == sorted(["ä", "A", "a b", "later"])
 
 
-def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
+def test_no_queue_is_to_serve_without_jobs(play: Play) -> None:
     assert look.due_in(play.app.database) == {}
     assert play.app.queues.status() == []
 
 
-def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
+def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
     """A row that names its `retention_ms` is deleted when that is over, failed or finished; a prune by age
     leaves it alone."""
     database = play.app.database

@@ -115,7 +115,7 @@ def test_a_replay_is_a_new_job_that_names_its_origin(play: Play, engine: Engine)
     assert play.app.jobs.get(new).replay_of == old, "it keeps the name where it has ended"
 
 
-def test_a_replay_is_told_of_as_any_job_that_is_enqueued(
+def test_a_replay_emits_an_enqueued_event_and_a_log_line(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[sqlq.JobEvent] = []
@@ -131,7 +131,7 @@ def test_a_replay_is_told_of_as_any_job_that_is_enqueued(
     assert f"job {jobs[first]}: send in queue default, enqueued as a replay of job {first}" in caplog.messages
 
 
-def test_stamps_are_not_asked_of_a_replay(play: Play) -> None:
+def test_a_replay_does_not_call_enqueue_middleware(play: Play) -> None:
     """Its headers stay those of the first enqueue. New ones would be about the operator who replays it."""
     who = ["web"]
     play.app.stamp(lambda job: {"who": who[0]})
@@ -142,7 +142,7 @@ def test_stamps_are_not_asked_of_a_replay(play: Play) -> None:
     assert play.claim()[0].id == replay.id
 
 
-def test_what_was_put_back_by_an_operator_can_be_replayed_when_it_has_ended_again(play: Play) -> None:
+def test_a_retried_job_can_be_replayed_after_its_next_end(play: Play) -> None:
     (id,) = play.ended()
     play.app.jobs.replay(id)
     play.end(Completed())
@@ -152,7 +152,7 @@ def test_what_was_put_back_by_an_operator_can_be_replayed_when_it_has_ended_agai
     assert list(play.app.jobs.replay(id).jobs) == [id]
 
 
-def test_a_replay_begins_anew(play: Play, engine: Engine) -> None:
+def test_a_replay_has_no_cursor_and_no_progress(play: Play, engine: Engine) -> None:
     (id,) = play.enqueue(expires="1h")
     with engine.begin() as conn:
         options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
@@ -163,7 +163,7 @@ def test_a_replay_begins_anew(play: Play, engine: Engine) -> None:
     assert (job.cursor, job.progress, job.start_by) == (None, None, None)
 
 
-def test_the_moment_of_a_schedule_stays_that_of_the_job(play: Play) -> None:
+def test_a_replay_keeps_the_schedule_and_its_time(play: Play) -> None:
     app = play.app
     app.schedules.add("nightly", play.tasks["send"].new(), cron="0 3 * * *")
     (job,) = app.schedules.backfill(
@@ -222,7 +222,7 @@ def test_jobs_are_chosen_by_task_queue_state_and_time(play: Play, engine: Engine
     assert sorted(play.app.jobs.replay(task="send").jobs) == finished + failed
 
 
-def test_what_was_replayed_is_not_replayed_again_unless_asked_for(play: Play) -> None:
+def test_a_replay_leaves_out_replayed_jobs_unless_again_is_set(play: Play) -> None:
     old = play.ended(3, Completed())
     first = play.app.jobs.replay(task="send")
     assert sorted(first.jobs) == old
@@ -237,7 +237,7 @@ def test_what_was_replayed_is_not_replayed_again_unless_asked_for(play: Play) ->
     assert play.app.jobs.replay(task="send", again=True).number == 8
 
 
-def test_of_several_ids_those_replayed_before_are_left_out(play: Play) -> None:
+def test_a_replay_of_several_ids_leaves_out_replayed_jobs(play: Play) -> None:
     ids = play.ended(3)
     play.app.jobs.replay(ids[0])
     done = play.app.jobs.replay(ids)
@@ -249,7 +249,7 @@ def test_of_several_ids_those_replayed_before_are_left_out(play: Play) -> None:
     assert sorted(play.app.jobs.replay(ids, again=True).jobs) == ids
 
 
-def test_a_replay_broken_off_goes_on_where_it_ended(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_replay_continues_where_it_ended(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "BATCH", 2)
     old = play.ended(5, Completed())
     seen: list[tuple[int, int]] = []
@@ -268,7 +268,7 @@ def test_a_replay_broken_off_goes_on_where_it_ended(play: Play, monkeypatch: pyt
     assert sorted(job.replay_of or 0 for job in replays) == old, "each job was replayed once"
 
 
-def test_what_is_replayed_and_ends_meanwhile_is_not_replayed_in_turn(
+def test_a_replay_leaves_out_its_own_jobs_that_end_meanwhile(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replaying, "BATCH", 2)
@@ -289,7 +289,9 @@ def test_new_ids_follow_the_order_of_the_old_ones(play: Play) -> None:
 # -- when ----------------------------------------------------------------------------------------------------
 
 
-def test_with_a_rate_they_are_due_one_after_the_other(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_with_a_rate_makes_jobs_due_one_after_the_other(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replaying, "BATCH", 3)
     play.ended(4, Completed())
     play.ended(3)
@@ -301,7 +303,7 @@ def test_with_a_rate_they_are_due_one_after_the_other(play: Play, monkeypatch: p
     assert len(play.app.jobs.list(state="scheduled")) == 6
 
 
-def test_a_limited_replay_with_a_rate_waits_for_its_moment(play: Play) -> None:
+def test_a_replay_with_a_rate_waits_in_its_limit_until_due(play: Play) -> None:
     @play.app.task(name="charge", limit=sqlq.Limit("stripe", running=5))
     def charge() -> None: ...
 
@@ -318,7 +320,7 @@ def test_a_limited_replay_with_a_rate_waits_for_its_moment(play: Play) -> None:
 # -- other arguments -----------------------------------------------------------------------------------------
 
 
-def test_one_job_gets_other_arguments(play: Play) -> None:
+def test_a_replay_of_one_job_takes_other_arguments(play: Play) -> None:
     (id,) = play.ended()
     (job,) = play.replays(play.app.jobs.replay(id, args=[7]).jobs)
     assert job.payload == {"args": [7]}
@@ -365,7 +367,7 @@ def test_changed_arguments_make_another_key_of_a_limit(play: Play) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_replayed_is_refused_in_one_sentence_and_nothing_is_written(play: Play) -> None:
+def test_a_bad_replay_is_refused_in_one_sentence_and_writes_nothing(play: Play) -> None:
     app = play.app
     ended, _ = play.ended(2)
     (live,) = play.enqueue()
@@ -393,7 +395,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_sentence_and_nothing_is_writt
     assert play.number() == before
 
 
-def test_what_was_pruned_cannot_be_replayed(play: Play) -> None:
+def test_a_replay_refuses_a_pruned_job(play: Play) -> None:
     failed, kept = play.ended(2)
     play.app.jobs.delete([failed])
     with pytest.raises(JobNotFoundError, match=r"ended longer ago than ended jobs are kept$"):
@@ -413,7 +415,7 @@ def test_steps_of_flows_are_refused_by_id_and_left_out_otherwise(play: Play) -> 
     assert (done.number, done.jobs, done.steps) == (0, {}, 1)
 
 
-def test_ids_beyond_any_are_no_jobs(play: Play) -> None:
+def test_replay_refuses_ids_out_of_range(play: Play) -> None:
     play.ended()
     for id in (0, -1, 2**63, 2**70):
         with pytest.raises(JobNotFoundError, match="there is no job"):
@@ -426,7 +428,7 @@ def test_areplay_is_replay_in_a_thread(play: Play) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_of_two_replays_at_once_one_takes_each_job(play: Play, engine: Engine) -> None:
+def test_concurrent_replays_copy_each_job_once(play: Play, engine: Engine) -> None:
     ids = play.ended(3, Completed())
     with engine.connect() as conn, conn.begin():
         conn.execute(text("SELECT id FROM finished_jobs WHERE id = :id FOR UPDATE"), {"id": ids[0]})
@@ -435,7 +437,7 @@ def test_of_two_replays_at_once_one_takes_each_job(play: Play, engine: Engine) -
     assert list(play.app.jobs.replay(task="send").jobs) == ids[:1]
 
 
-def test_a_payload_that_nobody_can_read_is_copied_as_it_is(play: Play, engine: Engine) -> None:
+def test_an_unreadable_payload_is_copied_as_it_is(play: Play, engine: Engine) -> None:
     (id,) = play.enqueue()
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET payload = '{not json'"))

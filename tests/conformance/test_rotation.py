@@ -65,7 +65,7 @@ def doctor(app: sqlq.App) -> list[Finding]:
     return [found for found in Doctor(app.database).examine() if found.check == "seals"]
 
 
-def test_keys_are_counted_with_or_without_them(apps: Apps) -> None:
+def test_uses_counts_rows_by_key_with_or_without_the_key(apps: Apps) -> None:
     old = apps(keys=[OLD])
     fill(old)
     expected = {"jobs.payload": 3, "failed_jobs.payload": 1, "sqlq_schedules.payload": 1}
@@ -83,7 +83,7 @@ def test_keys_are_counted_with_or_without_them(apps: Apps) -> None:
 
 
 @pytest.mark.parametrize("how", ["sign", "encrypt"])
-def test_rows_are_sealed_anew_until_the_old_key_can_go(apps: Apps, how: Any) -> None:
+def test_a_rotation_rewrites_rows_until_the_old_key_can_go(apps: Apps, how: Any) -> None:
     old = apps(keys=[OLD])
     fill(old, waiting=250)
     both = apps(keys=[NEW, OLD], seal=how)
@@ -117,7 +117,7 @@ def test_signed_rows_are_encrypted_by_the_same_key(apps: Apps, engine: Engine) -
     assert app.worker(drain=True).run().completed == 3
 
 
-def test_plain_rows_are_sealed_where_they_are_trusted(apps: Apps, engine: Engine) -> None:
+def test_a_rotation_signs_plain_rows_only_with_plain_set(apps: Apps, engine: Engine) -> None:
     fill(apps())
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (task, payload) VALUES ('t', 'oops')"))
@@ -130,7 +130,7 @@ def test_plain_rows_are_sealed_where_they_are_trusted(apps: Apps, engine: Engine
     assert (tally.completed, tally.failed) == (3, 1)
 
 
-def test_what_does_not_open_is_left_as_it_is_and_said(apps: Apps, engine: Engine) -> None:
+def test_a_rotation_reports_a_row_with_a_bad_signature_and_keeps_it(apps: Apps, engine: Engine) -> None:
     fill(apps(keys=[OLD]))
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET queue = 'other' WHERE id = (SELECT max(id) FROM jobs)"))
@@ -147,7 +147,7 @@ def test_what_does_not_open_is_left_as_it_is_and_said(apps: Apps, engine: Engine
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_row_that_is_locked_is_passed_over_and_said(apps: Apps, engine: Engine) -> None:
+def test_a_rotation_skips_and_counts_a_locked_row(apps: Apps, engine: Engine) -> None:
     fill(apps(keys=[OLD]))
     both = apps(keys=[NEW, OLD])
     with engine.begin() as conn:
@@ -157,7 +157,7 @@ def test_a_row_that_is_locked_is_passed_over_and_said(apps: Apps, engine: Engine
     assert Rotation(both.database).rotate().left == 0
 
 
-def test_a_running_job_may_be_sealed_anew(apps: Apps) -> None:
+def test_a_rotation_rewrites_a_running_job_for_its_next_attempt(apps: Apps) -> None:
     """Its next attempt needs the new key alone."""
     app = apps(keys=[NEW, OLD])
     old = apps(keys=[OLD])
@@ -177,7 +177,7 @@ def test_a_running_job_may_be_sealed_anew(apps: Apps) -> None:
     assert tries == [7, 7]
 
 
-def test_without_a_key_that_seals_nothing_is_rotated(apps: Apps) -> None:
+def test_a_rotation_without_a_writing_key_is_refused(apps: Apps) -> None:
     with pytest.raises(ConfigurationError, match="there are no keys"):
         Rotation(apps().database).rotate()
     with pytest.raises(ConfigurationError, match="there are no keys"):
@@ -186,7 +186,7 @@ def test_without_a_key_that_seals_nothing_is_rotated(apps: Apps) -> None:
         Rotation(apps(keys=[NEW], seal="read").database).rotate()
 
 
-def test_every_place_has_what_a_seal_is_bound_to() -> None:
+def test_every_place_of_payloads_has_task_and_queue() -> None:
     for place in keys.EVERYWHERE:
         assert {"task", "queue", place.kind} <= set(place.table.c.keys())
 

@@ -42,7 +42,7 @@ def moments(jobs: list[sqlq.JobDetails]) -> list[float]:
 # -- ticks ---------------------------------------------------------------------------------------------------
 
 
-def test_each_moment_gets_one_job_that_knows_it(app: sqlq.App, engine: Engine) -> None:
+def test_each_run_gets_one_job_with_its_time(app: sqlq.App, engine: Engine) -> None:
     seen: list[tuple[Any, Any]] = []
 
     def report(n: int) -> None:
@@ -81,7 +81,7 @@ def test_an_ordinary_job_is_of_no_schedule(app: sqlq.App, report: Any) -> None:
     assert (job.schedule, job.scheduled_for) == (None, None)
 
 
-def test_a_failed_jobs_moment_is_kept_and_comes_back_with_it(app: sqlq.App) -> None:
+def test_a_failed_job_keeps_its_scheduled_time_through_a_retry(app: sqlq.App) -> None:
     task = app.task(name="broken", max_attempts=1)(lambda: 1 / 0)
     app.schedule("hourly", task.new(), every="1h")
     [job] = tick(app, NOON + HOUR, since=NOON)
@@ -97,7 +97,7 @@ def test_a_failed_jobs_moment_is_kept_and_comes_back_with_it(app: sqlq.App) -> N
     ("catch_up", "wanted", "skipped"),
     [("latest", [300], 4), ("all", [60, 120, 180, 240, 300], 0), ("skip", [], 5)],
 )
-def test_what_an_outage_leaves(
+def test_catch_up_decides_which_missed_runs_are_enqueued(
     app: sqlq.App, report: Any, catch_up: Any, wanted: list[int], skipped: int
 ) -> None:
     app.schedule("hourly", report.new(), every="1h", catch_up=catch_up)
@@ -106,7 +106,7 @@ def test_what_an_outage_leaves(
     assert moments(tick(app, NOON + 6 * HOUR)) == [360]
 
 
-def test_a_clock_that_steps_doubles_nothing(app: sqlq.App, report: Any) -> None:
+def test_a_clock_step_runs_no_schedule_twice(app: sqlq.App, report: Any) -> None:
     app.schedule("minutely", report.new(), cron="* * * * *", catch_up="all")
     found = tick(app, NOON + 3 * MINUTE, since=NOON)
     for step in (1, -600, 2, 5, 3, 5, 90, 4, 91):
@@ -114,7 +114,7 @@ def test_a_clock_that_steps_doubles_nothing(app: sqlq.App, report: Any) -> None:
     assert moments(found) == list(range(1, 92))
 
 
-def test_while_the_last_job_lives_a_moment_is_skipped_or_waits(app: sqlq.App, report: Any) -> None:
+def test_overlap_skips_or_delays_a_run_while_the_last_job_lives(app: sqlq.App, report: Any) -> None:
     app.schedule("skips", report.new(), every="1h", overlap="skip")
     app.schedule("waits", report.new(), every="1h", overlap="queue")
     app.schedule("goes on", report.new(), every="1h")
@@ -127,7 +127,7 @@ def test_while_the_last_job_lives_a_moment_is_skipped_or_waits(app: sqlq.App, re
     assert [(job.schedule, job.scheduled_for) for job in later] == [("waits", NOON + 2 * HOUR)]
 
 
-def test_a_unique_key_counts_as_ever(app: sqlq.App, report: Any) -> None:
+def test_a_run_whose_unique_key_is_live_is_skipped(app: sqlq.App, report: Any) -> None:
     app.schedule("hourly", report.new().set(unique_key="one"), every="1h")
     assert len(tick(app, NOON + HOUR, since=NOON)) == 1
     assert tick(app, NOON + 2 * HOUR) == []
@@ -135,7 +135,7 @@ def test_a_unique_key_counts_as_ever(app: sqlq.App, report: Any) -> None:
     assert (found.ticks, found.skipped) == (1, 1)
 
 
-def test_repeats_ends_and_at_come_to_an_end(app: sqlq.App, report: Any) -> None:
+def test_schedules_with_repeats_ends_or_at_end(app: sqlq.App, report: Any) -> None:
     app.schedule("thrice", report.new(), every="1h", repeats=3)
     app.schedule("till two", report.new(), every="1h", ends=NOON + 2 * HOUR)
     app.schedule("once", report.new(), at=NOON + 90 * MINUTE)
@@ -150,7 +150,7 @@ def test_repeats_ends_and_at_come_to_an_end(app: sqlq.App, report: Any) -> None:
     assert {(each.state, each.upcoming) for each in app.schedules.list()} == {("ended", ())}
 
 
-def test_jitter_moves_when_a_job_is_available_and_never_its_moment(app: sqlq.App, report: Any) -> None:
+def test_jitter_delays_a_job_and_keeps_its_scheduled_time(app: sqlq.App, report: Any) -> None:
     app.schedule("hourly", report.new().set(delay="10s"), every="1h", jitter="30m")
     write_declared(app)
     with app.database.begin() as conn:
@@ -188,9 +188,7 @@ def test_a_job_that_no_driver_takes_fails_alone(
     assert app.schedules.get("odd").state == "failing"
 
 
-def test_one_that_fails_stops_no_other_and_goes_on_when_it_is_mended(
-    app: sqlq.App, engine: Engine, report: Any
-) -> None:
+def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: Engine, report: Any) -> None:
     for name in ("a", "b", "c"):
         app.schedules.add(name, report.new(), every="1h")
     tick(app, NOON, since=NOON)
@@ -228,7 +226,7 @@ def test_one_that_fails_stops_no_other_and_goes_on_when_it_is_mended(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_of_two_that_tick_at_once_one_does_and_neither_waits(app: sqlq.App, report: Any) -> None:
+def test_one_of_two_concurrent_ticks_enqueues_and_neither_waits(app: sqlq.App, report: Any) -> None:
     for name in ("a", "b"):
         app.schedule(name, report.new(), every="1h")
     tick(app, NOON, since=NOON)
@@ -245,7 +243,7 @@ def test_of_two_that_tick_at_once_one_does_and_neither_waits(app: sqlq.App, repo
     other.close()
 
 
-def test_many_that_tick_at_once_lose_and_double_nothing(app: sqlq.App, report: Any) -> None:
+def test_concurrent_ticks_lose_and_double_no_run(app: sqlq.App, report: Any) -> None:
     names, minutes = [f"s{n}" for n in range(20)], 15
     for name in names:
         app.schedule(name, report.new(), cron="* * * * *", catch_up="all")
@@ -380,7 +378,7 @@ def plans(app: sqlq.App) -> dict[str, tuple[str, str]]:
     return {each.name: (each.state, str(each.plan)) for each in app.schedules.list()}
 
 
-def test_what_is_declared_follows_the_deploy(database_url: str) -> None:
+def test_declared_schedules_follow_the_deploy(database_url: str) -> None:
     old = deploy(database_url, kept="0 1 * * *", changed="0 2 * * *", gone="0 3 * * *")
     done = starts(old, hours_ago=5)
     assert (sorted(done.added), done.changed, done.retired) == (["changed", "gone", "kept"], [], [])
@@ -405,7 +403,7 @@ def test_what_is_declared_follows_the_deploy(database_url: str) -> None:
         app.close()
 
 
-def test_where_nothing_changes_what_was_missed_is_caught_up(database_url: str) -> None:
+def test_a_deploy_with_an_unchanged_plan_catches_up_missed_runs(database_url: str) -> None:
     app = deploy(database_url, hourly="0 * * * *")
     tick(app, NOON, since=NOON)
     starts(app)
@@ -420,7 +418,7 @@ def test_where_nothing_changes_what_was_missed_is_caught_up(database_url: str) -
 
 
 @pytest.mark.parametrize("services", [("shop", "mail"), (None, "mail"), ("shop", None), (None, None)])
-def test_two_services_on_one_database_do_not_retire_each_others(
+def test_services_on_one_database_retire_only_their_own_schedules(
     database_url: str, services: tuple[str | None, str | None]
 ) -> None:
     shop = deploy(database_url, services[0], nightly="0 1 * * *")
@@ -438,7 +436,7 @@ def test_two_services_on_one_database_do_not_retire_each_others(
         app.close()
 
 
-def test_a_name_that_another_has_is_left_alone(database_url: str) -> None:
+def test_a_schedule_of_another_service_is_left_alone(database_url: str) -> None:
     shop = deploy(database_url, "shop", nightly="0 1 * * *")
     mail = deploy(database_url, "mail", nightly="0 2 * * *", added="0 3 * * *")
     starts(shop)
@@ -449,7 +447,7 @@ def test_a_name_that_another_has_is_left_alone(database_url: str) -> None:
         app.close()
 
 
-def test_what_an_operator_has_set_holds_until_it_is_reset(database_url: str) -> None:
+def test_an_override_and_a_pause_hold_across_deploys_until_reset(database_url: str) -> None:
     old = deploy(database_url, nightly="0 1 * * *", weekly="0 2 * * 1")
     starts(old, hours_ago=2)
     old.schedules.change("nightly", cron="0 9 * * *")
@@ -469,7 +467,7 @@ def test_what_an_operator_has_set_holds_until_it_is_reset(database_url: str) -> 
         app.close()
 
 
-def test_what_is_pinned_holds_when_it_comes_back(database_url: str) -> None:
+def test_an_override_holds_when_a_retired_schedule_comes_back(database_url: str) -> None:
     first = deploy(database_url, nightly="0 1 * * *")
     starts(first, hours_ago=3)
     first.schedules.change("nightly", cron="0 9 * * *")
@@ -513,7 +511,7 @@ def test_a_schedule_is_added_in_the_callers_transaction(app: sqlq.App, engine: E
         app.schedules.pause("dayly")
 
 
-def test_a_drivers_connection_will_do(app: sqlq.App, engine: Engine, report: Any) -> None:
+def test_a_schedule_is_added_on_a_drivers_connection(app: sqlq.App, engine: Engine, report: Any) -> None:
     connection = engine.raw_connection()
     app.schedules.add("hourly", report.new(), every="1h", session=connection)
     connection.rollback()
@@ -525,7 +523,7 @@ def test_a_drivers_connection_will_do(app: sqlq.App, engine: Engine, report: Any
     assert str(app.schedules.get("hourly").plan) == "every 2 h"
 
 
-def test_pause_lets_moments_pass(app: sqlq.App, report: Any) -> None:
+def test_a_paused_schedule_enqueues_no_runs(app: sqlq.App, report: Any) -> None:
     app.schedules.add("hourly", report.new(), every="1h")
     app.schedules.pause("hourly")
     assert not app.schedules.pause("hourly")
@@ -534,7 +532,7 @@ def test_pause_lets_moments_pass(app: sqlq.App, report: Any) -> None:
     assert moments(tick(app, NOON + HOUR, since=NOON)) == [60]
 
 
-def test_run_and_backfill_enqueue_beside_the_moments(app: sqlq.App, report: Any) -> None:
+def test_run_and_backfill_enqueue_beside_the_plan(app: sqlq.App, report: Any) -> None:
     app.schedules.add("hourly", report.new(7), every="1h")
     job = app.jobs.get(app.schedules.run("hourly").id)
     assert (job.schedule, job.state) == ("hourly", "available")
@@ -565,9 +563,7 @@ def test_a_schedules_job_takes_no_result_of_a_step(app: sqlq.App, report: Any) -
     assert tick(app, NOON) == []
 
 
-def test_in_the_hour_that_comes_twice_a_backfill_has_the_moments_of_the_one_that_is_meant(
-    app: sqlq.App, report: Any
-) -> None:
+def test_a_backfill_in_a_repeated_hour_respects_fold(app: sqlq.App, report: Any) -> None:
     app.schedules.add("minutely", report.new(7), every="20m")
     first = datetime(2030, 10, 27, 2, 40, tzinfo=ZoneInfo("Europe/Berlin"))
     second = first.replace(hour=2, minute=0, fold=1)

@@ -309,7 +309,7 @@ def work_through(app: sqlq.App, url: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["public", "public, pg_catalog"])
-def test_nothing_of_another_role_runs(postgresql: PostgreSQL, path: str) -> None:
+def test_no_function_of_another_role_runs(postgresql: PostgreSQL, path: str) -> None:
     with under_attack(postgresql, path) as (url, mallory), closing(sqlq.App(url, schema="public")) as app:
         work_through(app, url)
         assert mallory.hits() == 0
@@ -349,7 +349,7 @@ def test_each_statement_that_is_written_by_hand_is_qualified() -> None:
 RUNS = ("text", "exec_driver_sql", "run_statement", "execute")
 
 
-def test_what_is_planted_would_run(postgresql: PostgreSQL) -> None:
+def test_an_unqualified_statement_runs_the_planted_function(postgresql: PostgreSQL) -> None:
     """Or the test above could not fail."""
     with under_attack(postgresql, "public") as (url, mallory):
         engine = create_engine(url)

@@ -82,7 +82,7 @@ def test_flask_sqlalchemys_session_is_joined(
         app.enqueue(send.new())
 
 
-def test_a_function_says_what_is_joined_now(
+def test_the_session_function_selects_the_session_to_join(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, shop: Engine
 ) -> None:
     app.use(database_url, session=current.get)
@@ -122,7 +122,7 @@ def test_an_asynchronous_session_is_joined(
     assert number_of_jobs(shop) == 3
 
 
-def test_a_workers_handlers_join_it_too(
+def test_handlers_of_a_worker_join_the_app_session(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, shop: Engine
 ) -> None:
     sessions = scoped_session(sessionmaker(shop))
@@ -141,7 +141,7 @@ def test_a_workers_handlers_join_it_too(
     assert sorted(job.payload["args"][0] for job in app.jobs.list(task="shop.send")) == [2]
 
 
-def test_use_gives_a_session_and_else_keeps_it(
+def test_use_without_a_session_keeps_the_last_one(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, shop: Engine
 ) -> None:
     sessions = scoped_session(sessionmaker(shop))
@@ -166,7 +166,7 @@ def test_inline_waits_for_the_sessions_commit(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_leads_all_threads_to_one_session_is_refused(database_url: str, shop: Engine) -> None:
+def test_a_session_that_all_threads_would_share_is_refused(database_url: str, shop: Engine) -> None:
     connection = shop.raw_connection()
     driver = connection.driver_connection
     for wrong in (Session(shop), shop, shop.connect(), driver, Session, 7):

@@ -142,7 +142,7 @@ def test_a_job_is_committed_by_pyramids_request(
         assert number_of_jobs(shop) == expected
 
 
-def test_a_session_that_zope_keeps_is_told_of_in_each_transaction(
+def test_a_kept_session_joins_each_transaction_of_zope(
     app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
 ) -> None:
     session = Session(shop)
@@ -170,7 +170,7 @@ def test_a_job_is_committed_by_zope_in_two_phases(
     assert number_of_jobs(shop) == 1
 
 
-def test_a_session_that_was_joined_by_hand_is_told_of(
+def test_a_session_joined_by_hand_commits_its_job(
     app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
 ) -> None:
     with transaction.manager:
@@ -331,7 +331,7 @@ def test_a_driver_that_commits_by_itself_is_refused(
 @pytest.mark.parametrize("isolation_level", [None, ""])
 @pytest.mark.parametrize("autocommit", [True, False])
 @pytest.mark.parametrize("way", [("pysqlite", Session), ("aiosqlite", AsyncSession)], ids=lambda way: way[0])
-def test_what_sqlite_calls_autocommit(
+def test_autocommit_of_sqlite3_is_refused_whatever_its_isolation_level(
     app: sqlq.App,
     send: sqlq.Task[..., None],
     engine: Engine,
@@ -359,7 +359,7 @@ class Automatic(sqlite3.Connection):
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_aiosqlite_keeps_to_itself_is_asked_for(
+def test_autocommit_of_a_connection_behind_aiosqlite_is_refused(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, database_url: str
 ) -> None:
     arguments = {"factory": Automatic}
@@ -371,7 +371,7 @@ def test_what_aiosqlite_keeps_to_itself_is_asked_for(
     assert number_of_jobs(engine) == 0
 
 
-def test_one_transaction_in_autocommit_is_refused_and_the_next_is_not(
+def test_only_the_transaction_in_autocommit_is_refused(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
 ) -> None:
     with Session(engine) as session:
@@ -385,7 +385,7 @@ def test_one_transaction_in_autocommit_is_refused_and_the_next_is_not(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_transaction_that_a_hook_begins_is_one(
+def test_a_transaction_begun_by_a_hook_rolls_back_its_job(
     app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
 ) -> None:
     with shop.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
@@ -404,7 +404,7 @@ def test_completing_in_autocommit_is_refused(app: sqlq.App, engine: Engine) -> N
     assert "is in AUTOCOMMIT" in str(app.jobs.get(job.id).message)
 
 
-def test_inline_refuses_autocommit_too(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
+def test_inline_refuses_autocommit(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
     with (
         inline(app, at="commit"),
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,

@@ -68,7 +68,9 @@ STYLES = {
     [(database, style) for database in DATABASES for style in STYLES[database]],
     indirect=["database_url"],
 )
-def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, style: str | None) -> None:
+def test_the_statement_writes_the_same_row_as_enqueue(
+    app: sqlq.App, database_url: str, style: str | None
+) -> None:
     @app.task(name="shop.send", queue="mail", max_attempts=3)
     def send(order_id: int, **more: Any) -> None: ...
 
@@ -109,7 +111,7 @@ def test_the_schema_is_named_where_the_app_has_one(database_url: str) -> None:
         assert sql.startswith("INSERT INTO shop.jobs (")
 
 
-def test_what_enqueue_refuses_is_refused(app: sqlq.App) -> None:
+def test_statement_refuses_a_bad_job_and_an_unknown_paramstyle(app: sqlq.App) -> None:
     wrong: Any = app.named("t")
     with pytest.raises(sqlq.EnqueueError, match="enqueue takes what task"):
         app.statement(wrong)

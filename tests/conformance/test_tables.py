@@ -27,7 +27,7 @@ EVERY = [getattr(tables, name) for name in tables.__all__]
 
 
 @for_each("table", EVERY)
-def test_it_names_the_columns_there_are(engine: Engine, app: sqlq.App, table: Table) -> None:
+def test_the_tables_have_the_columns_of_the_database(engine: Engine, app: sqlq.App, table: Table) -> None:
     there = {column["name"]: column for column in inspect(engine).get_columns(table.name)}
     if engine.dialect.name == "mariadb":
         there.pop("unblocks_at", None)  # for an index; SELECT * does not show it
@@ -44,7 +44,7 @@ def test_it_names_the_columns_there_are(engine: Engine, app: sqlq.App, table: Ta
         }
 
 
-def test_moments_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
+def test_times_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t", max_attempts=1)(lambda: 1 / 0)
     job = app.enqueue(task.new())
     drain(app)
@@ -66,13 +66,15 @@ def test_moments_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("act", [MetaData.create_all, MetaData.drop_all], ids=["create", "drop"])
-def test_it_makes_nothing(app: sqlq.App, engine: Engine, act: Callable[..., None]) -> None:
+def test_the_tables_cannot_be_created_by_their_metadata(
+    app: sqlq.App, engine: Engine, act: Callable[..., None]
+) -> None:
     with pytest.raises(ConfigurationError, match="by `sqlq migrate`"):
         act(tables.job_states.metadata, engine)
     assert app.jobs.list() == []
 
 
-def test_the_users_alembic_does_not_see_it(app: sqlq.App, engine: Engine) -> None:
+def test_the_users_alembic_does_not_see_the_tables(app: sqlq.App, engine: Engine) -> None:
     own = MetaData()
     orders = Table("orders", own, Column("job_id", Integer))
     own.create_all(engine)
@@ -97,7 +99,7 @@ def test_a_schema_of_its_own(empty_database_url: str) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone(database_url: str) -> None:
+def test_times_of_jobs_are_in_utc_in_any_session_time_zone(database_url: str) -> None:
     """In a zone with daylight saving time, sums and comparisons would be of its wall clock."""
     engine = create_engine(database_url, connect_args={"options": "-c TimeZone=Europe/Berlin"})
     app = sqlq.App(engine=engine)
@@ -111,7 +113,7 @@ def test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone(database_url
 
 
 @pytest.mark.parametrize("ended", ["finished", "failed"])
-def test_of_an_ended_job_no_moment_can_be_written_that_cannot_be_read_back(
+def test_tables_of_ended_jobs_refuse_times_that_python_cannot_read(
     app: sqlq.App, engine: Engine, ended: str
 ) -> None:
     """One such row would stop every listing."""

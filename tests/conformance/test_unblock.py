@@ -83,7 +83,7 @@ def make_old(engine: Engine) -> None:
 # -- by facts ------------------------------------------------------------------------------------------------
 
 
-def test_a_step_waits_for_the_last_before_it(seam: Seam) -> None:
+def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
     parents, step = seam.flow(3)
     held = seam.claim()
     for job in held[:-1]:
@@ -107,14 +107,16 @@ def test_a_step_waits_for_the_last_before_it(seam: Seam) -> None:
         ("ended", Failed("error", ERROR), "available"),
     ],
 )
-def test_each_edge_holds_as_it_says(seam: Seam, when: Any, outcome: Outcome, state: str) -> None:
+def test_an_edge_unblocks_or_cancels_by_its_condition(
+    seam: Seam, when: Any, outcome: Outcome, state: str
+) -> None:
     parents, step = seam.flow(2, when)
     seam.end(outcome)
     unblock.after(seam.claims, parents)
     assert seam.state(step) == state
 
 
-def test_what_stands_in_no_table_is_no_success(seam: Seam, engine: Engine) -> None:
+def test_a_missing_parent_does_not_count_as_success(seam: Seam, engine: Engine) -> None:
     (parent,), step = seam.flow(1)
     (other,), ended = seam.flow(1, "ended")
     seam.end()
@@ -124,7 +126,7 @@ def test_what_stands_in_no_table_is_no_success(seam: Seam, engine: Engine) -> No
     assert (seam.state(step), seam.state(ended)) == ("cancelled", "available")
 
 
-def test_of_many_that_see_the_last_one_end_one_unblocks(seam: Seam) -> None:
+def test_one_of_many_concurrent_settles_unblocks_the_step(seam: Seam) -> None:
     """Each looks after its own settle's commit, so that the last of them sees all. The step's row lets one
     through."""
     width, rounds = 4, 12
@@ -167,9 +169,7 @@ def test_more_than_one_statement_takes_are_unblocked(seam: Seam, monkeypatch: py
     assert unblock.after(seam.claims, seam.end()).free == 1
 
 
-def test_cancelling_goes_on_to_what_waits_for_the_cancelled(
-    seam: Seam, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_step_cancels_its_followers(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 3)
     flow = sqlq.Flow()
     first = flow.add(seam.task.new())
@@ -201,7 +201,7 @@ def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_step_that_is_completing_keeps_no_other_from_its_settle(seam: Seam, engine: Engine) -> None:
+def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engine: Engine) -> None:
     _, step = seam.flow(2)
     completing, other = seam.claim()
     with engine.connect() as conn, in_schema(conn, "public"):
@@ -217,7 +217,7 @@ def test_a_step_that_is_completing_keeps_no_other_from_its_settle(seam: Seam, en
 # -- sweeps --------------------------------------------------------------------------------------------------
 
 
-def test_what_ended_lately_is_swept(seam: Seam) -> None:
+def test_a_recent_sweep_unblocks_steps_of_recently_ended_jobs(seam: Seam) -> None:
     _, step = seam.flow(2)
     seam.end()
     assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
@@ -225,7 +225,7 @@ def test_what_ended_lately_is_swept(seam: Seam) -> None:
     assert not unblock.sweep_recent(seam.claims, RECENT_MS)
 
 
-def test_what_ended_long_ago_is_swept_some_at_a_time(seam: Seam, engine: Engine) -> None:
+def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) -> None:
     steps = [seam.flow(2)[1] for _ in range(5)]
     seam.end()
     make_old(engine)
@@ -239,7 +239,7 @@ def test_what_ended_long_ago_is_swept_some_at_a_time(seam: Seam, engine: Engine)
     assert {seam.state(step) for step in steps} == {"available"}
 
 
-def test_the_chore_asks_rarely_where_there_are_no_flows(seam: Seam) -> None:
+def test_the_unblock_service_runs_rarely_without_flows(seam: Seam) -> None:
     freed: list[None] = []
     service = Unblock(seam.app.database, lambda: freed.append(None))
     with statements(seam.app.database.engine) as asked:
@@ -251,7 +251,7 @@ def test_the_chore_asks_rarely_where_there_are_no_flows(seam: Seam) -> None:
     assert (seam.state(step), freed) == ("available", [None])
 
 
-def test_the_chore_sweeps_what_ended_lately_between_two_sweeps_of_all(
+def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
     seam: Seam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unblock, "sweep_all", lambda *_: (unblock.Unblocked(), None))
@@ -287,7 +287,7 @@ def count(engine: Engine, table: str) -> int:
         return int(conn.scalar(text(f"SELECT count(*) FROM {table}")) or 0)
 
 
-def test_what_a_live_step_waited_for_is_not_pruned(seam: Seam, engine: Engine) -> None:
+def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> None:
     parents, step = seam.flow(2)
     seam.end()
     seam.app.enqueue(seam.task.new())

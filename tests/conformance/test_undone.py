@@ -84,7 +84,7 @@ def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watch
 
 
 @callers.ways("mariadb", in_all=True)
-def test_a_session_refuses_to_go_on_until_its_rollback(
+def test_a_session_refuses_statements_after_a_deadlock_until_its_rollback(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: callers.Way
 ) -> None:
     with callers.Caller(database_url, way) as caller:
@@ -109,7 +109,7 @@ def test_a_session_refuses_to_go_on_until_its_rollback(
 
 
 @driver_callers.modes(databases=("mariadb",), in_all=True)
-def test_a_drivers_connection_refuses_to_go_on(
+def test_a_drivers_connection_refuses_statements_after_a_deadlock(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: driver_callers.Mode
 ) -> None:
     with driver_callers.Caller(database_url, mode) as caller:
@@ -123,7 +123,7 @@ def test_a_drivers_connection_refuses_to_go_on(
 
 
 @on_mariadb
-def test_a_block_of_djangos_is_rolled_back(
+def test_djangos_block_is_rolled_back_after_a_deadlock(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
 ) -> None:
     from django.db import transaction
@@ -197,7 +197,7 @@ def test_a_row_that_changed_since_the_snapshot_undoes_all(
 
 
 @on_mariadb
-def test_a_wait_that_took_too_long_undoes_one_statement_only(
+def test_a_lock_timeout_undoes_one_statement_only(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
 ) -> None:
     with Session(watch) as rival, Session(watch) as session:

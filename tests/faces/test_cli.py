@@ -24,7 +24,7 @@ from tests.kit import for_each
 # -- help ----------------------------------------------------------------------------------------------------
 
 
-def test_help_names_every_command_and_needs_nothing_heavy(bare: Command) -> None:
+def test_help_names_every_command_and_imports_nothing_heavy(bare: Command) -> None:
     program = """
 import sys
 from sqlq.cli import main
@@ -174,7 +174,7 @@ def test_migrate_refuses_an_unknown_revision(sqlq_: Command) -> None:
         assert f'to revision {nothing!r}: give the number of a revision, or "base"' in said
 
 
-def test_migrate_says_what_going_down_has_done(sqlq_: Command) -> None:
+def test_migrate_down_prints_the_result(sqlq_: Command) -> None:
     assert f"are at revision {HEAD} already" in sqlq_.ok("migrate", "--down", "head")
     back = sqlq_.ok("migrate", "--down=-1")
     assert back.startswith("removed" if HEAD == "0001" else "took")
@@ -183,7 +183,7 @@ def test_migrate_says_what_going_down_has_done(sqlq_: Command) -> None:
 # -- where the database is -----------------------------------------------------------------------------------
 
 
-def test_which_database_counts(bare: Command) -> None:
+def test_the_option_then_the_app_then_the_variable_choose_the_database(bare: Command) -> None:
     """-d, then the App's own, then SQLQ_DATABASE_URL, then sqlq.db here."""
     for name in ("option", "app", "variable", "sqlq"):
         bare.ok("-d", f"sqlite:///{name}.db", "migrate")
@@ -226,7 +226,7 @@ CANNOT_BE_USED = {
 
 
 @for_each("url", CANNOT_BE_USED)
-def test_a_database_that_cannot_be_used_is_one_sentence(bare: Command, url: str) -> None:
+def test_a_database_that_cannot_be_used_is_reported_in_one_sentence(bare: Command, url: str) -> None:
     said = bare("-d", url, "status").sentence()
     assert CANNOT_BE_USED[url] in said
     assert "secret" not in said
@@ -234,7 +234,9 @@ def test_a_database_that_cannot_be_used_is_one_sentence(bare: Command, url: str)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_server_a_database_or_a_role_that_is_not_there(bare: Command, database_url: str) -> None:
+def test_a_missing_server_database_or_role_is_reported_in_one_sentence(
+    bare: Command, database_url: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = make_url(database_url)
@@ -303,7 +305,7 @@ APPS = {
 
 
 @for_each("path", APPS)
-def test_an_app_that_cannot_be_imported_is_one_sentence(bare: Command, path: str) -> None:
+def test_an_app_that_cannot_be_imported_is_reported_in_one_sentence(bare: Command, path: str) -> None:
     source, *expected = APPS[path]
     (bare.directory / "inner.py").write_text("x = 1\nx = x / 0\n")
     if source is not None:
@@ -328,7 +330,7 @@ def test_work_needs_the_app(sqlq_: Command) -> None:
 # -- enqueue -------------------------------------------------------------------------------------------------
 
 
-def test_enqueue_reads_json_where_it_is_json_and_text_where_it_is_not(sqlq_: Command, app: sqlq.App) -> None:
+def test_enqueue_reads_arguments_as_json_or_else_as_text(sqlq_: Command, app: sqlq.App) -> None:
     cases = {
         ("7",): {"args": [7]},
         ("7", "true"): {"args": [7, True]},
@@ -347,7 +349,7 @@ def test_enqueue_reads_json_where_it_is_json_and_text_where_it_is_not(sqlq_: Com
         assert app.jobs.get(done["id"]).payload == payload
 
 
-def test_enqueue_refuses_the_end_of_a_key_that_is_not_there(sqlq_: Command) -> None:
+def test_enqueue_refuses_unique_until_without_a_unique_key(sqlq_: Command) -> None:
     said = sqlq_.shop("enqueue", "shop.send", "7", "--unique-until", "start").misuse()
     assert said == "--unique-until start is of use with --unique-key only"
 
@@ -407,7 +409,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("args", REFUSED, ids=" ".join)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_enqueue_refuses_what_does_not_fit_the_task(
+def test_enqueue_refuses_arguments_that_do_not_fit_the_task(
     sqlq_: Command, app: sqlq.App, args: tuple[str, ...]
 ) -> None:
     assert REFUSED[args] in sqlq_.shop("enqueue", *args).sentence()
@@ -445,7 +447,7 @@ def test_enqueue_refuses_a_wrong_command_line(sqlq_: Command, app: sqlq.App, arg
 # -- pipes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_has_seen_enough_is_no_trouble(bare: Command) -> None:
+def test_a_closed_reader_ends_a_command_quietly(bare: Command) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     arguments = [sys.executable, "-m", "sqlq", "migrate", "--sql"]
@@ -505,7 +507,7 @@ def test_a_command_leaves_no_log_of_sqlite_behind(bare: Command) -> None:
     ("words", "threshold"),
     [("status", 1_000_000), ("status --watch", 50_000), *((name, 50_000) for name in sorted(STAYING))],
 )
-def test_only_a_command_that_stays_collects_garbage(
+def test_only_long_running_commands_collect_garbage(
     words: str, threshold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, seen = gc.get_threshold(), list[int]()

@@ -42,7 +42,7 @@ def states(app: sqlq.App) -> list[str]:
     return sorted(job.state for job in app.jobs.list())
 
 
-def test_cancel_all_wants_a_yes_and_shows_how_many(sqlq_: Command, app: sqlq.App) -> None:
+def test_cancel_all_shows_the_number_and_needs_a_confirmation(sqlq_: Command, app: sqlq.App) -> None:
     send = app.task(name="send")(lambda: None)
     app.enqueue_many([send.new(), send.new().set(queue="mail"), send.new().set(delay="1h")])
     said = sqlq_("cancel", "--all").sentence()
@@ -56,7 +56,7 @@ def test_cancel_all_wants_a_yes_and_shows_how_many(sqlq_: Command, app: sqlq.App
     assert sqlq_.ok("cancel", "--all") == "no jobs cancelled\n", "where nothing is to be confirmed"
 
 
-def test_cancel_all_with_yes_cancels_what_waits_and_asks_what_runs(sqlq_: Command, app: sqlq.App) -> None:
+def test_cancel_all_with_yes_cancels_waiting_and_requests_running_jobs(sqlq_: Command, app: sqlq.App) -> None:
     waiting = app.enqueue(app.named("send").new()).id
     running = sqlq_.shop("enqueue", "wait", "a", "--priority", "9", "--json").json()["id"]
     with sqlq_.working("-c", "1", "-q", "default"):
@@ -83,7 +83,7 @@ def fail(app: sqlq.App, task: str, queue: str, number: int) -> list[int]:
     return [job.id for job in app.enqueue_many([new] * number)]
 
 
-def test_delete_wants_a_yes_but_for_ids(sqlq_: Command, app: sqlq.App) -> None:
+def test_delete_needs_a_confirmation_unless_ids_are_given(sqlq_: Command, app: sqlq.App) -> None:
     mails, exports = fail(app, "send", "mail", 2), fail(app, "export", "exports", 3)
     drain(app)
     (fingerprint,) = {each.fingerprint for each in app.jobs.failures()[0] if each.task == "export"}

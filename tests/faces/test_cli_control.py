@@ -41,7 +41,7 @@ def becomes(app: sqlq.App) -> Callable[..., None]:
 
 @on_sqlite
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTSTP])
-def test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died(
+def test_a_signal_pauses_a_worker_and_replacements_of_its_children(
     sqlq_: Command, app: sqlq.App, becomes: Callable[..., None], number: signal.Signals
 ) -> None:
     running = _enqueue(sqlq_, "wait", "a")
@@ -66,7 +66,7 @@ def test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died(
 
 
 @on_sqlite
-def test_a_paused_worker_stops_as_any_other(sqlq_: Command, becomes: Callable[..., None]) -> None:
+def test_a_paused_worker_stops_at_a_signal(sqlq_: Command, becomes: Callable[..., None]) -> None:
     with sqlq_.working() as worker:
         becomes("idle")
         worker.send_signal(signal.SIGUSR2)
@@ -75,7 +75,9 @@ def test_a_paused_worker_stops_as_any_other(sqlq_: Command, becomes: Callable[..
         assert worker.wait(30) == 0
 
 
-def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]) -> None:
+def test_workers_pause_resume_restart_and_stop_by_command(
+    sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
+) -> None:
     with sqlq_.working("-p", "2", "-c", "1", "--name", "mail-1") as worker:
         becomes("idle", "idle")
         assert "mail-1: working on" in sqlq_.log()
@@ -109,7 +111,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
 
 
 @on_sqlite
-def test_a_worker_to_which_nothing_comes_exits(sqlq_: Command, app: sqlq.App) -> None:
+def test_an_idle_worker_exits_after_max_idle(sqlq_: Command, app: sqlq.App) -> None:
     done = _enqueue(sqlq_, "shop.send", "7")
     with sqlq_.working("--max-idle", "1s") as worker:
         assert worker.wait(60) == 0
@@ -135,7 +137,7 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
 
 
 @on_sqlite
-def test_a_bound_below_the_size_of_a_worker_process_is_one_sentence(sqlq_: Command) -> None:
+def test_a_bound_below_the_size_of_a_worker_process_is_reported_in_one_sentence(sqlq_: Command) -> None:
     done = sqlq_.shop("work", "--max-rss", "1MB")
     assert done.code == 2
     assert "--max-rss is 1 MB: this process has " in done.err
@@ -143,7 +145,7 @@ def test_a_bound_below_the_size_of_a_worker_process_is_one_sentence(sqlq_: Comma
 
 
 @on_sqlite
-def test_the_titles_of_processes_say_what_they_are_at(
+def test_the_title_of_a_process_shows_busy_idle_or_paused(
     sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
 ) -> None:
     def title(pid: int) -> str:
@@ -188,12 +190,14 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
 
 @on_sqlite
 @for_each(("args", "said"), MISUSED)
-def test_what_makes_no_sense_is_one_sentence(sqlq_: Command, args: tuple[str, ...], said: str) -> None:
+def test_a_wrong_command_line_of_workers_is_reported_in_one_sentence(
+    sqlq_: Command, args: tuple[str, ...], said: str
+) -> None:
     assert said in sqlq_.shop(*args).misuse()
 
 
 @on_sqlite
-def test_who_is_not_there_is_one_sentence(sqlq_: Command) -> None:
+def test_an_unknown_worker_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert "no worker that is alive is called 'mail-7'" in sqlq_("workers", "pause", "mail-7").sentence()
 
 

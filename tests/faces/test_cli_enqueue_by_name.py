@@ -27,9 +27,7 @@ def test_enqueue_by_name_needs_no_code_and_the_worker_knows_the_task(
     assert app.jobs.get(id).result == "7 False by hand"
 
 
-def test_a_job_by_name_that_its_task_does_not_take_is_put_back_and_why_says_so(
-    sqlq_: Command, app: sqlq.App
-) -> None:
+def test_why_explains_a_job_by_name_whose_arguments_do_not_fit(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_("enqueue", "shop.send", "many", "words", "too", "much", "--json").json()["id"]
     sqlq_.work()
     assert app.jobs.get(id).history[-1].reason == "bad_payload"
@@ -55,11 +53,11 @@ def test_enqueue_needs_an_app_where_not_even_a_database_is_named(bare: Command) 
     assert not (bare.directory / "sqlq.db").exists()
 
 
-def test_a_named_app_checks_the_job_as_ever(sqlq_: Command) -> None:
+def test_enqueue_with_an_app_refuses_an_unknown_task(sqlq_: Command) -> None:
     assert "'shop.nothing'" in sqlq_.shop("enqueue", "shop.nothing").sentence()
 
 
-def test_at_is_the_moment_of_the_job_in_the_words_of_reschedule(sqlq_: Command, app: sqlq.App) -> None:
+def test_enqueue_and_reschedule_read_at_alike(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_.shop("enqueue", "shop.send", "7", "--at", AT, "--json").json()["id"]
     due = app.jobs.get(id).available_at
     assert due is not None

@@ -61,7 +61,7 @@ def _model(engine: Engine) -> None:
 # -- status --------------------------------------------------------------------------------------------------
 
 
-def test_status_shows_each_queue_and_who_serves_it(sqlq_: Command, engine: Engine) -> None:
+def test_status_shows_each_queue_and_its_workers(sqlq_: Command, engine: Engine) -> None:
     _failed(engine, 101)
     found = sqlq_("status", "--json").json()
     assert found["workers"] == []
@@ -95,7 +95,7 @@ def test_status_shows_each_queue_and_who_serves_it(sqlq_: Command, engine: Engin
     assert "no worker is running" in rows[-1]
 
 
-def test_status_knows_the_workers_that_live(sqlq_: Command) -> None:
+def test_status_shows_the_live_workers(sqlq_: Command) -> None:
     with sqlq_.working("-q", "mail", "-c", "2") as worker:
         sqlq_.wait_for_worker()
         found = sqlq_("status", "--json").json()
@@ -143,7 +143,7 @@ def test_failed_jobs_are_listed_the_newest_first(sqlq_: Command, engine: Engine)
     assert "these are the newest 2; --limit N shows more" in sqlq_.ok("jobs", "--state", "failed", "-n", "2")
 
 
-def test_a_table_is_whole_in_a_pipe_and_fits_where_a_width_is_given(sqlq_: Command, engine: Engine) -> None:
+def test_a_table_is_not_cut_in_a_pipe_and_fits_a_given_width(sqlq_: Command, engine: Engine) -> None:
     message = "the warehouse says " + "no " * 100 + "end"
     task = "a_rather_long_package.with_modules.and_a_long_function"
     _failed(engine, 101, message=message, task=task)
@@ -158,9 +158,7 @@ def test_a_table_is_whole_in_a_pipe_and_fits_where_a_width_is_given(sqlq_: Comma
     assert "ValueError: the w" in rows[0]
 
 
-def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_steers_it(
-    sqlq_: Command, engine: Engine
-) -> None:
+def test_a_terminal_gets_a_fitting_table_without_escapes_from_rows(sqlq_: Command, engine: Engine) -> None:
     _failed(engine, 101, message="\x1b[2Jgone \x07" + "long " * 50)
     lead, follow = pty.openpty()
     fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -189,7 +187,7 @@ def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_st
     assert "\x1b" not in sqlq_.ok("jobs", "--state", "failed")
 
 
-def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
+def test_show_prints_a_failed_job_with_its_traceback(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_.shop("enqueue", "shop.fail", "lift it", "--json").json()["id"]
     wait_until(lambda: "1 failed" in sqlq_.work().err, timeout=60)
     found = sqlq_("show", str(id), "--json").json()
@@ -213,7 +211,7 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
         assert words in said
 
 
-def test_what_is_no_job_is_one_sentence(sqlq_: Command) -> None:
+def test_an_unknown_job_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert "there is no job 4711" in sqlq_("show", "4711").sentence()
     assert sqlq_("show", "x").code == 2
 
@@ -253,7 +251,7 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
     assert sqlq_.ok("retry", "--all") == "no failed jobs moved back\n"
 
 
-def test_retry_says_what_became_of_each_id(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
+def test_retry_prints_an_outcome_for_each_id(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
     for id in (101, 102):
         _failed(engine, id, key="k")
     (model,) = app.jobs.list(state="available")
@@ -265,7 +263,7 @@ def test_retry_says_what_became_of_each_id(sqlq_: Command, engine: Engine, app: 
     assert f"job {model.id}: it is available" in done.err
 
 
-def test_forget_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
+def test_delete_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
     for id, queue, task in (
         (101, "a", "x"),
         (102, "a", "y"),

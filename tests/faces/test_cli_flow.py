@@ -33,7 +33,7 @@ def order(shop: Shop) -> tuple[sqlq.EnqueuedFlow, list[int]]:
     return done, [job.id for job in done.jobs]
 
 
-def test_an_app_tells_all_about_a_flow(shop: Shop) -> None:
+def test_flows_get_returns_states_results_and_edges(shop: Shop) -> None:
     done, (pay, pack, ship, alarm) = order(shop)
     found = shop.app.flows.get(done.id)
     assert (found.name, found.state) == ("order 7", "failed")
@@ -71,7 +71,7 @@ def test_a_failed_step_is_skipped_and_has_no_result(shop: Shop) -> None:
         shop.app.result(pay)
 
 
-def test_a_step_that_needs_a_skipped_result_fails_and_says_so(shop: Shop) -> None:
+def test_a_step_that_needs_a_skipped_result_fails_with_the_reason(shop: Shop) -> None:
     shop.broken.add("pay")
     done = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note))
     shop.work()
@@ -91,7 +91,7 @@ def test_a_step_that_waits_is_skipped(shop: Shop) -> None:
     assert shop.app.flows.get(done.id).counts == {"finished": 2}
 
 
-def test_what_is_no_step_is_not_skipped(shop: Shop) -> None:
+def test_skip_refuses_jobs_without_a_flow_and_finished_steps(shop: Shop) -> None:
     job = shop.app.enqueue(shop.note.new(1))
     with pytest.raises(JobNotFoundError, match="is a step of no flow"):
         shop.app.flows.skip(job.id)
@@ -146,15 +146,17 @@ def test_a_flow_is_mended_from_the_command_line(shop: Shop, sqlq_: Command) -> N
 
 
 @pytest.mark.parametrize("command", [("flows", "show"), ("retry", "--flow"), ("cancel", "--flow")])
-def test_a_flow_that_is_not_there_is_one_sentence(sqlq_: Command, command: tuple[str, str]) -> None:
+def test_a_flow_that_is_not_there_is_reported_in_one_sentence(
+    sqlq_: Command, command: tuple[str, str]
+) -> None:
     assert sqlq_(*command, "7").sentence() == "there is no flow 7: it never was, or is kept no more"
 
 
-def test_a_step_that_is_not_there_is_one_sentence(sqlq_: Command) -> None:
+def test_a_step_that_is_not_there_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert sqlq_("flows", "skip", "7").sentence().startswith("there is no job 7")
 
 
-def test_a_job_in_a_flow_says_so(shop: Shop, sqlq_: Command) -> None:
+def test_show_names_the_step_that_a_blocked_job_waits_for(shop: Shop, sqlq_: Command) -> None:
     done, (pay, _, ship, _) = order(shop)
     said = sqlq_.ok("show", str(ship))
     assert re.search(rf"flows skip {pay} .* it waits for job {pay}, note, which is failed\n", said)

@@ -151,7 +151,7 @@ def test_init_refuses_in_a_sentence_and_writes_nothing(project: Command, folder:
     assert contents(project.directory) == files
 
 
-def test_init_twice_is_one_sentence(project: Command) -> None:
+def test_init_twice_is_reported_in_one_sentence(project: Command) -> None:
     project.ok("init", "--yes")
     before = contents(project.directory)
     assert refused(project("init", "--yes")) == (
@@ -160,7 +160,7 @@ def test_init_twice_is_one_sentence(project: Command) -> None:
     assert contents(project.directory) == before
 
 
-def test_init_shows_what_it_would_write_where_nobody_can_confirm(project: Command) -> None:
+def test_init_without_a_terminal_shows_its_changes_and_writes_nothing(project: Command) -> None:
     done = project("init")
     assert refused(done) == "nobody is here to confirm: write this; nothing was done; --yes goes without"
     assert "tasks.py:\n    import sqlq\n" in done.out

@@ -110,7 +110,7 @@ BOOM = Failed("error", ErrorText("ValueError", "no box\nof that size", "Tracebac
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def test_jobs_lists_them_in_whatever_state_the_newest_first(desk: Desk) -> None:
+def test_jobs_lists_jobs_of_any_state_newest_first(desk: Desk) -> None:
     assert desk("jobs") == "no jobs\n"
     assert desk("jobs", "--state", "failed", "--queue", "mail") == "no failed jobs in queue mail\n"
     assert desk.json("jobs") == []
@@ -151,7 +151,7 @@ def test_bytes_in_a_row_are_shown(desk: Desk, engine: Engine) -> None:
 
 
 @on_sqlite
-def test_nothing_in_a_row_steers_the_terminal(desk: Desk, engine: Engine) -> None:
+def test_escapes_in_a_row_do_not_reach_the_terminal(desk: Desk, engine: Engine) -> None:
     steering = "q\x1b[31m\r\n\x9b2J\u202e\u2028q"
     payload = json.dumps({"args": [steering, "\ud800", float("nan")], "kwargs": {"\ud801": 1}})
     with engine.begin() as conn:
@@ -174,7 +174,7 @@ def test_nothing_in_a_row_steers_the_terminal(desk: Desk, engine: Engine) -> Non
     )
 
 
-def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_reports_when_it_read_only_the_newest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     rare = desk.enqueue(queue="rare")
     for _ in range(3):
         desk.enqueue()
@@ -229,7 +229,7 @@ def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.
 # -- show ----------------------------------------------------------------------------------------------------
 
 
-def test_show_tells_all_about_a_job_in_any_state(desk: Desk) -> None:
+def test_show_prints_every_field_of_a_job_in_any_state(desk: Desk) -> None:
     finished = desk.end(Completed('{"sent": 1}'), 7)
     said = desk("show", str(finished))
     assert said.startswith(f"job {finished}: finished\n  task          shop.send\n  queue         default\n")
@@ -271,7 +271,7 @@ def test_show_tells_all_about_a_job_in_any_state(desk: Desk) -> None:
     assert "there is no job 4711" in desk.sentence("show", "4711")
 
 
-def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> None:
+def test_show_of_a_failed_job_has_every_attempt_and_the_next_commands(desk: Desk) -> None:
     id = desk.enqueue()
     (job,) = desk.claim()
     desk.settle(job, Retried(0, ErrorText("LookupError", "no van"), "timeout"))
@@ -290,7 +290,7 @@ def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> No
     assert re.fullmatch(f"  sqlq .*delete {id}.* or it is deleted", forget)
 
 
-def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: Desk) -> None:
+def test_a_claimed_job_is_shown_as_not_started_until_it_runs(desk: Desk) -> None:
     desk.serve()
     runs, waits = desk.enqueue(), desk.enqueue()
     desk.claim(limit=2)
@@ -312,7 +312,7 @@ def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: 
     assert {job["id"]: job["started"] for job in worker["jobs"]} == {runs: True, waits: False}
 
 
-def test_show_says_what_follows(desk: Desk, engine: Engine) -> None:
+def test_show_names_the_callbacks_of_a_job(desk: Desk, engine: Engine) -> None:
     @desk.app.task(name="shop.alarm", queue="ops")
     def alarm(ended: sqlq.JobResult) -> None: ...
 
@@ -327,7 +327,7 @@ def test_show_says_what_follows(desk: Desk, engine: Engine) -> None:
     assert "\x1b" not in desk("show", str(followed))
 
 
-def test_show_bears_what_other_programs_wrote(desk: Desk, engine: Engine) -> None:
+def test_show_prints_rows_of_other_programs(desk: Desk, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(
             text("INSERT INTO jobs (id, queue, task, payload, errors) VALUES (1, '', ' ', '{\x1b[2J', :e)"),
@@ -406,13 +406,13 @@ def test_workers_on_a_narrow_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatc
     assert max(map(len, lines)) <= 50
 
 
-def test_watch_wants_a_terminal(desk: Desk) -> None:
+def test_watch_needs_a_terminal(desk: Desk) -> None:
     assert "--watch needs a terminal" in desk.sentence("status", "--watch")
     assert "give one of the two" in desk.sentence("status", "--watch", "--json")
 
 
 @on_sqlite
-def test_watch_shows_it_anew_until_ctrl_c(sqlq_: Command, app: sqlq.App) -> None:
+def test_watch_refreshes_until_ctrl_c(sqlq_: Command, app: sqlq.App) -> None:
     lead, follow = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "sqlq", "status", "--watch"],
@@ -488,9 +488,7 @@ def read_only(directory: Path) -> Iterator[None]:
 @on_sqlite
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 @pytest.mark.parametrize("way", ["by its permissions", "by its URL", "by the App's engine"])
-def test_a_file_that_may_only_be_read_can_be_looked_into(
-    desk: Desk, tmp_path: Path, journal: str, way: str
-) -> None:
+def test_commands_read_a_read_only_file(desk: Desk, tmp_path: Path, journal: str, way: str) -> None:
     id = desk.end(BOOM)
     desk.app.close()
     place = tmp_path / "sealed"
@@ -584,9 +582,7 @@ def test_a_job_is_shown_in_a_locale_without_its_characters(
 @on_sqlite
 @pytest.mark.variants
 @pytest.mark.parametrize("words", ["show 1", "show 1 --json", "jobs --json", "status --json"])
-def test_a_command_exits_with_0_when_its_reader_has_seen_enough(
-    sqlq_: Command, app: sqlq.App, words: str
-) -> None:
+def test_a_command_exits_with_0_when_its_reader_closes(sqlq_: Command, app: sqlq.App, words: str) -> None:
     _fail_strangely(app)
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m sqlq {words} | head -n 1"],

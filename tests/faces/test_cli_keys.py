@@ -65,7 +65,7 @@ def test_arguments_and_results_are_shown_with_the_key_alone(sealed: Command) -> 
     assert SECRET in sealed("show", "2", env=WITHOUT).out
 
 
-def test_what_was_altered_is_said_to_be(sealed: Command, engine: Engine) -> None:
+def test_show_reports_a_row_whose_signature_does_not_fit(sealed: Command, engine: Engine) -> None:
     sealed.shop("enqueue", "shop.send", "7")
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET task = 'shop.fail'"))
@@ -76,7 +76,7 @@ def test_what_was_altered_is_said_to_be(sealed: Command, engine: Engine) -> None
     assert "does not fit" in shown
 
 
-def test_keys_are_changed(sqlq_: Command) -> None:
+def test_rotate_rewrites_rows_with_the_new_key(sqlq_: Command) -> None:
     sqlq_.environment |= {"SQLQ_KEYS": OLD}
     assert sqlq_.ok("keys").startswith("there are no rows in ")
     for n in range(3):
@@ -106,7 +106,7 @@ def test_keys_are_changed(sqlq_: Command) -> None:
 @pytest.mark.parametrize(
     ("keys", "wrong"), [("c2hvcnQ", "SQLQ_KEYS[0] has 5 bytes"), (f"{KEY} ~~~~", "SQLQ_KEYS[1] is no base64")]
 )
-def test_a_key_that_is_none_is_one_sentence(sqlq_: Command, keys: str, wrong: str) -> None:
+def test_a_key_that_is_none_is_reported_in_one_sentence(sqlq_: Command, keys: str, wrong: str) -> None:
     for command in (("status",), ("keys", "rotate"), ("doctor",), ("show", "1")):
         done = sqlq_(*command, env={"SQLQ_KEYS": keys})
         assert (
@@ -115,7 +115,7 @@ def test_a_key_that_is_none_is_one_sentence(sqlq_: Command, keys: str, wrong: st
         nothing_of(done, *keys.split())
 
 
-def test_without_a_key_nothing_is_rotated(sqlq_: Command) -> None:
+def test_rotate_without_a_key_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert sqlq_("keys", "rotate").sentence().startswith("there are no keys: name the App that has them")
     assert sqlq_("keys", "rotate", "--check").sentence().startswith("there are no keys")
     seal = sqlq_("status", env={"SQLQ_SEAL": "encrypt"})

@@ -28,7 +28,9 @@ def allowed(app: sqlq.App) -> list[str]:
     return [f"{each.key}: {each.says}" for each in app.limits.list()]
 
 
-def test_what_a_limit_allows_and_holds(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+def test_limits_list_shows_capacity_running_and_waiting_jobs(
+    app: sqlq.App, call: sqlq.Task[..., None]
+) -> None:
     assert app.limits.list() == []
     app.enqueue_many([*(call.new(n) for n in range(5)), call.new(9).set(limit=sqlq.Serial("one"))])
     admit.look(app.database)
@@ -39,7 +41,7 @@ def test_what_a_limit_allows_and_holds(app: sqlq.App, call: sqlq.Task[..., None]
     assert [each.key for each in app.limits.list("str")] == ["stripe"]
 
 
-def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+def test_an_operators_limit_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue_many([call.new(n) for n in range(9)])
     assert admit.look(app.database).number == 2
     app.limits.set("stripe", running=4)
@@ -67,7 +69,7 @@ def test_a_newer_deploy_changes_a_limit(app: sqlq.App, call: sqlq.Task[..., None
     newer.close()
 
 
-def test_what_runs_in_order_stays_so(app: sqlq.App) -> None:
+def test_set_refuses_running_for_a_serial_key(app: sqlq.App) -> None:
     @app.task(name="book", limit=sqlq.Serial("account", on_failure="hold"))
     def book() -> None: ...
 
@@ -133,7 +135,7 @@ def test_the_list_shows_keys_of_blocked_jobs_before_any_worker_ran(
 def one_number(n: int) -> None: ...
 
 
-def test_a_key_that_nothing_else_names_is_said(sqlq_: Command) -> None:
+def test_limits_set_warns_of_a_key_that_nothing_else_names(sqlq_: Command) -> None:
     module = "import sqlq\napp = sqlq.App()\n" + "".join(
         f"app.limit({key!r}, running=2)\n" for key in ("stripe", "account:{id}")
     )
@@ -145,7 +147,7 @@ def test_a_key_that_nothing_else_names_is_said(sqlq_: Command) -> None:
         assert unknown not in run(key, "--running", "3")
 
 
-def test_mistakes_are_one_sentence(sqlq_: Command) -> None:
+def test_mistakes_are_reported_in_one_sentence(sqlq_: Command) -> None:
     said = "say what is allowed: --running, --rate or both"
     assert sqlq_("limits", "set", "stripe").misuse() == said
     said = "--running is 0: it must be a whole number from 1 to 1,000,000"
@@ -155,7 +157,7 @@ def test_mistakes_are_one_sentence(sqlq_: Command) -> None:
     assert sqlq_("limits", "clear", "strip").sentence().startswith("there is no limit of the key 'strip'")
 
 
-def test_the_doctor_names_lines_that_stand_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+def test_the_doctor_names_stalled_waiting_lists(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue_many([call.new(n).set(queue="nowhere") for n in range(3)])
     admit.look(app.database)
     assert "no line of a limit stands still" in said_of_limits(app)
@@ -177,7 +179,9 @@ def make_late(app: sqlq.App) -> None:
         conn.execute(text(f"UPDATE jobs SET due_at = {earlier} WHERE blocked_by = 'limit'"))
 
 
-def test_the_doctor_says_why_a_line_stands_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+def test_the_doctor_names_the_reason_for_a_stalled_waiting_list(
+    app: sqlq.App, call: sqlq.Task[..., None]
+) -> None:
     app.enqueue(call.new().set(queue="nowhere"))
     with app.database.begin() as conn:
         workers.register(conn, id="one", host="here", pid=1, version="0", queues=["default"], concurrency=1)
@@ -188,7 +192,7 @@ def test_the_doctor_says_why_a_line_stands_still(app: sqlq.App, call: sqlq.Task[
     assert "its queue 'nowhere' is paused" in said_of_limits(app)
 
 
-def test_the_doctor_names_the_failed_job_that_holds_a_line(app: sqlq.App) -> None:
+def test_the_doctor_names_the_failed_job_that_holds_a_key(app: sqlq.App) -> None:
     def fail() -> None:
         raise ValueError("no")
 

@@ -34,7 +34,7 @@ class Kept(logging.Handler):
 
 @pytest.mark.parametrize(("task", "queue"), NAMES)
 @pytest.mark.parametrize("form", [Lines(), Lines(ERASE), JsonLines()], ids=["text", "drawn", "json"])
-def test_the_line_of_a_finished_job_is_that_of_its_record(form: Form, task: str, queue: str) -> None:
+def test_the_line_of_a_finished_job_equals_that_of_a_log_record(form: Form, task: str, queue: str) -> None:
     job = ClaimedJob(7, 1, queue, task, "{}", 2, 5)
     event = JobEvent(
         name="finished", id=7, task=task, queue=queue, attempt=2, max_attempts=5, seconds=0.0123456
@@ -55,7 +55,7 @@ def test_the_line_of_a_finished_job_is_that_of_its_record(form: Form, task: str,
     assert moment.sub("", line) == moment.sub("", form.format(record))
 
 
-def test_moments_are_written_as_the_records_are() -> None:
+def test_lines_format_times_as_log_records_do() -> None:
     moments = Lines()._moment
     for at in (1_795_361_707.0, 1_795_361_707.123, 1_795_361_707.9999, 1_795_361_708.0, 1_795_361_707.5):
         second, ms = divmod(int(at * 1000), 1000)
@@ -119,7 +119,7 @@ def a_function_in_place_of_loggings() -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
-def test_where_a_host_looks_at_records_there_are_records(
+def test_a_changed_logging_setup_gets_records(
     change: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler := Stderr(Lines())])

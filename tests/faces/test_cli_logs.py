@@ -93,7 +93,7 @@ def test_a_failed_attempt_names_the_line_of_the_handler(
     assert ("Traceback (most recent call last)" in said) is is_whole
 
 
-def test_as_json_they_carry_the_job(chatty: Chatty) -> None:
+def test_json_lines_of_a_handler_have_the_fields_of_its_job(chatty: Chatty) -> None:
     said = chatty.log("", "--log-format", "json", "--log-level", "debug", jobs=(("later", "2"),))
     lines: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
     (line,) = (line for line in lines if line["message"] == "later 2")
@@ -147,7 +147,7 @@ def test_no_field_of_a_record_breaks_its_line(sqlq_: Command) -> None:
         assert "[[...]]" in json.dumps(events[-1])
 
 
-def test_the_level_holds_for_them_too(chatty: Chatty) -> None:
+def test_the_log_level_holds_for_lines_of_handlers(chatty: Chatty) -> None:
     assert chatty.log("", "--log-level", "warning", jobs=(("plain", "1"), ("alone", "2"))) == ""
 
 
@@ -163,7 +163,7 @@ def test_the_level_holds_for_them_too(chatty: Chatty) -> None:
     ],
     ids=["basicConfig", "dictConfig"],
 )
-def test_what_the_apps_module_sets_up_counts_for_all_lines(chatty: Chatty, set_up: str) -> None:
+def test_logging_configured_by_the_app_module_formats_all_lines(chatty: Chatty, set_up: str) -> None:
     """dictConfig by default disables all existing loggers, sqlq's too."""
     lines = chatty.log(set_up, jobs=(("plain", "1"), ("alone", "2"))).splitlines()
     assert "MINE chatty.mail plain 1" in lines
@@ -188,7 +188,7 @@ def test_formatters_cut_tracebacks_and_messages(app: sqlq.App) -> None:
         assert "... cut ..." in text
 
 
-def test_what_a_thread_logs_between_jobs_is_of_no_job(app: sqlq.App) -> None:
+def test_a_thread_has_no_current_job_between_jobs(app: sqlq.App) -> None:
     seen: list[Any] = []
 
     @app.task(name="looks")
@@ -208,7 +208,7 @@ def test_what_a_thread_logs_between_jobs_is_of_no_job(app: sqlq.App) -> None:
     assert seen == [1, None]
 
 
-def test_where_nobody_looks_no_record_is_made(
+def test_no_record_is_made_when_only_sqlqs_handler_listens(
     app: sqlq.App,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -278,7 +278,7 @@ def working(run: Command, *options: str, stderr: Any) -> subprocess.Popen[bytes]
 
 @pytest.mark.integration
 @pytest.mark.parametrize("task", ["plain", "wordy"])
-def test_a_pipe_that_nobody_reads_stops_no_job(many: Command, app: sqlq.App, task: str) -> None:
+def test_jobs_go_on_when_nobody_reads_the_pipe(many: Command, app: sqlq.App, task: str) -> None:
     enqueue(app, task, 1_500)
     reading, writing = os.pipe()
     try:
@@ -290,7 +290,7 @@ def test_a_pipe_that_nobody_reads_stops_no_job(many: Command, app: sqlq.App, tas
 
 
 @pytest.mark.integration
-def test_what_was_dropped_is_said_when_it_is_read_again(many: Command, app: sqlq.App, engine: Engine) -> None:
+def test_the_worker_logs_how_many_lines_it_dropped(many: Command, app: sqlq.App, engine: Engine) -> None:
     enqueue(app, "wordy", 400)
     reading, writing = os.pipe()
     process = working(many, stderr=writing)
@@ -310,7 +310,7 @@ def test_what_was_dropped_is_said_when_it_is_read_again(many: Command, app: sqlq
     assert re.search(r" WARNING \d+ lines were dropped", line)
 
 
-def test_what_was_logged_is_there_when_the_process_is_killed(many: Command, app: sqlq.App) -> None:
+def test_lines_logged_before_a_kill_are_written(many: Command, app: sqlq.App) -> None:
     enqueue(app, "plain", 5)
     enqueue(app, "dies", 1, max_attempts=1)
     with (many.directory / "log").open("w") as log:
@@ -324,7 +324,7 @@ def test_what_was_logged_is_there_when_the_process_is_killed(many: Command, app:
 
 @pytest.mark.variants
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"], ids=["stderr", "all"])
-def test_closed_descriptors_stop_nothing(many: Command, app: sqlq.App, closed: str) -> None:
+def test_closed_descriptors_stop_no_job(many: Command, app: sqlq.App, closed: str) -> None:
     """The number of the closed stderr may belong to a new file or socket.
 
     The output of a handler, or of a program that it starts, must not end there.

@@ -46,7 +46,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @on_mariadb
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_url_that_leads_nowhere_is_one_sentence(bare: Command, database_url: str, what: str) -> None:
+def test_a_wrong_url_of_mariadb_is_reported_in_one_sentence(
+    bare: Command, database_url: str, what: str
+) -> None:
     changes, words = REFUSED[what]
     url = make_url(database_url).set(**changes).render_as_string(hide_password=False)
     for command in (["status"], ["migrate"], ["--app", "shop:app", "enqueue", "shop.send", "7"]):
@@ -57,7 +59,7 @@ def test_a_url_that_leads_nowhere_is_one_sentence(bare: Command, database_url: s
 
 @pytest.mark.parametrize("version", ["8.0.36", "10.6.18-MariaDB"])
 @on_mariadb
-def test_another_server_is_one_sentence(bare: Command, database_url: str, version: str) -> None:
+def test_another_server_is_reported_in_one_sentence(bare: Command, database_url: str, version: str) -> None:
     server = OwnMariaDB(f"--version={version}")
     try:
         words = f"needs MariaDB 10.11 or newer; {server.url('mysql')} is version {version}"
@@ -69,7 +71,9 @@ def test_another_server_is_one_sentence(bare: Command, database_url: str, versio
 
 
 @on_mariadb
-def test_a_missing_right_is_one_sentence(bare: Command, database_url: str, account: Account) -> None:
+def test_a_missing_right_is_reported_in_one_sentence(
+    bare: Command, database_url: str, account: Account
+) -> None:
     enqueue = ("--app", "shop:app", "enqueue", "shop.send", "7")
     url = account("SELECT ON mysql.help_topic")
     assert "to database" in bare("-d", url, "status").sentence()
@@ -88,7 +92,7 @@ def test_a_missing_right_is_one_sentence(bare: Command, database_url: str, accou
 
 
 @on_mariadb
-def test_a_replica_that_is_read_only_is_one_sentence(
+def test_a_replica_that_is_read_only_is_reported_in_one_sentence(
     bare: Command, database_url: str, account: Account, mariadb: MariaDB
 ) -> None:
     url = account("ALL ON {database}.*")

@@ -38,7 +38,7 @@ def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [(("-a", "shop:app"), ("-a", "other:app")), (("-d", "sqlite:///a.db"), ("-d", "x"))]
 )
-def test_options_that_contradict_each_other(
+def test_contradicting_options_are_refused(
     bare: Command, before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
     assert "before the command says another thing" in bare(*before, "status", *after).misuse()
@@ -68,7 +68,7 @@ def test_pyproject_names_app_and_database_from_a_directory_below(tmp_path: Path)
     assert "no module 'nowhere'" in run("status", env={"SQLQ_APP": "nowhere:app"}).sentence()
 
 
-def test_a_wrong_pyproject_is_one_sentence(bare: Command) -> None:
+def test_a_wrong_pyproject_is_reported_in_one_sentence(bare: Command) -> None:
     (bare.directory / "pyproject.toml").write_text("[tool.sqlq]\napplication = 'shop:app'\n")
     said = bare("status").sentence()
     assert said.startswith(f"{bare.directory / 'pyproject.toml'}: [tool.sqlq] has no key 'application'")
@@ -100,7 +100,7 @@ NEEDING_NO_CODE = (
 )
 
 
-def test_with_a_database_alone_no_code_is_imported(bare: Command) -> None:
+def test_commands_with_a_database_alone_import_no_code(bare: Command) -> None:
     ran = bare.directory / "ran"
     (bare.directory / "pyproject.toml").write_text('[tool.sqlq]\napp = "strange:app"\n')
     (bare.directory / "strange.py").write_text(STRANGE)
@@ -113,7 +113,7 @@ def test_with_a_database_alone_no_code_is_imported(bare: Command) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_what_a_stranger_says_in_a_directory_is_not_run(bare: Command) -> None:
+def test_a_pyproject_of_another_user_is_not_used(bare: Command) -> None:
     file = bare.directory / "pyproject.toml"
     file.write_text('[tool.sqlq]\napp = "strange:app"\ndatabase-url = "sqlite:///theirs.db"\n')
     (bare.directory / "strange.py").write_text(STRANGE)
@@ -178,7 +178,7 @@ WRONG_FACTORIES = {
 
 
 @for_each("path", WRONG_FACTORIES)
-def test_what_is_no_factory(bare: Command, path: str) -> None:
+def test_a_name_that_is_no_factory_is_reported_in_one_sentence(bare: Command, path: str) -> None:
     (bare.directory / "wsgi.py").write_text(FACTORIES)
     assert WRONG_FACTORIES[path] in bare("status", "-a", path).sentence()
 
@@ -218,7 +218,9 @@ def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
         (("limits", "--prefix", "a", "clear", "ab"), "--prefix comes after clear"),
     ],
 )
-def test_a_command_of_another_queue_names_ours(bare: Command, words: tuple[str, ...], advice: str) -> None:
+def test_a_command_of_another_queue_gets_the_name_in_sqlq(
+    bare: Command, words: tuple[str, ...], advice: str
+) -> None:
     assert advice in bare(*words).misuse()
 
 
@@ -247,7 +249,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_command_in_a_message_mends_what_it_names(bare: Command, way: str) -> None:
+def test_the_command_in_an_error_mends_it(bare: Command, way: str) -> None:
     """Without the variables, which may have been set for one command alone."""
     (bare.directory / "own.py").write_text("import sqlq\napp = sqlq.App('sqlite:///the own.db')\n")
     options, env = WAYS[way]
@@ -257,7 +259,7 @@ def test_the_command_in_a_message_mends_what_it_names(bare: Command, way: str) -
     assert "no jobs wait" in bare.ok("status", *options, env=env)
 
 
-def test_the_command_for_a_worker_repeats_what_was_typed(bare: Command) -> None:
+def test_the_command_for_a_worker_repeats_the_typed_options(bare: Command) -> None:
     bare.ok("migrate", "-d", "sqlite:///a.db")
     said = bare.ok("status", "-a", "shop:app", "-d", "sqlite:///a.db")
     assert said.endswith("start one with sqlq work -a shop:app -d sqlite:///a.db\n")
@@ -268,7 +270,7 @@ def test_a_password_is_not_repeated(bare: Command) -> None:
     assert "secret" not in bare("status", "-d", url).err
 
 
-def test_migrate_says_when_nothing_named_a_database(bare: Command) -> None:
+def test_migrate_names_the_default_database_it_uses(bare: Command) -> None:
     done = bare("migrate")
     place = f"sqlite:///{bare.directory}/sqlq.db"
     assert done.err == f"no App and no database were named: using {place}\n"

@@ -25,7 +25,7 @@ def _enqueue(app: sqlq.App, count: int = 1, task: str = "shop.send", queue: str 
 # -- cancel --------------------------------------------------------------------------------------------------
 
 
-def test_cancel_says_what_became_of_each(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
+def test_cancel_prints_an_outcome_for_each_job(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     a, b, c, d = _enqueue(app, 4)
     assert sqlq_.ok("cancel", str(a)) == f"cancelled 1 job: {a}\n"
     with engine.begin() as conn:
@@ -59,9 +59,7 @@ def test_cancel_says_what_became_of_each(sqlq_: Command, app: sqlq.App, engine: 
 
 
 @on_sqlite
-def test_of_many_jobs_that_cannot_be_cancelled_the_rest_is_counted_by_what_stood_in_the_way(
-    sqlq_: Command, app: sqlq.App
-) -> None:
+def test_cancel_counts_the_refusals_beyond_twenty_by_reason(sqlq_: Command, app: sqlq.App) -> None:
     ids = _enqueue(app, 25)
     app.jobs.cancel(ids[-3:])
     done = sqlq_("cancel", "--queue", "other", *map(str, ids), "4711")
@@ -105,7 +103,7 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
 
 
 @on_sqlite
-def test_workers_that_fell_silent(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
+def test_workers_reports_silent_workers(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(
             text(
@@ -200,7 +198,7 @@ def test_doctor_on_a_large_table_and_a_narrow_terminal(sqlq_: Command) -> None:
     assert max(map(len, narrow)) <= 60
 
 
-def test_doctor_where_nothing_can_be_looked_at(bare: Command, empty_database_url: str) -> None:
+def test_doctor_reports_a_missing_database_or_tables(bare: Command, empty_database_url: str) -> None:
     done = bare("-d", empty_database_url, "doctor")
     assert done.code == 1
     assert "sqlq migrate" in done.out or "migrate" in done.out
@@ -226,18 +224,18 @@ COMMANDS = (
 )
 
 
-def test_an_unmigrated_database_is_one_sentence(bare: Command, empty_database_url: str) -> None:
+def test_an_unmigrated_database_is_reported_in_one_sentence(bare: Command, empty_database_url: str) -> None:
     for command in COMMANDS:
         assert "migrate" in bare("-d", empty_database_url, *command).sentence(), command
 
 
-def test_a_wrong_url_is_one_sentence(bare: Command) -> None:
+def test_a_wrong_url_is_reported_in_one_sentence(bare: Command) -> None:
     for command in (*COMMANDS, ("doctor",)):
         assert "the database URL cannot be read" in bare("-d", "somewhere", *command).sentence(), command
 
 
 @on_sqlite
-def test_a_file_that_may_not_be_written_is_one_sentence(bare: Command, engine: Engine) -> None:
+def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Command, engine: Engine) -> None:
     read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
     said = bare("-d", read_only, "queues", "pause", "mail").sentence()
     assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said

@@ -118,7 +118,7 @@ def test_flush_begins_the_thread_later_when_none_can_be_started(
     assert read(reading, lambda got: got.count("\n") == 2_000) == "".join(lines(range(2_000)))
 
 
-def test_what_a_reader_does_not_take_waits_and_no_thread_does(pair: Pair) -> None:
+def test_lines_for_a_slow_reader_wait_without_blocking_the_thread(pair: Pair) -> None:
     stream, reading = pair
     to = Outlet(stream, note)
     for line in lines(range(6_000)):
@@ -127,7 +127,7 @@ def test_what_a_reader_does_not_take_waits_and_no_thread_does(pair: Pair) -> Non
     assert read(reading, lambda got: got.count("\n") == 6_000) == "".join(lines(range(6_000)))
 
 
-def test_past_a_limit_lines_are_dropped_and_counted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_past_a_limit_are_dropped_and_counted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlet, "MOST_WAITING", 20_000)
     stream, reading = pair
     to = Outlet(stream, note)
@@ -156,7 +156,7 @@ def test_each_write_is_of_whole_lines(opened: Callable[[Callable[[], Pair]], Pai
     assert all(data.endswith(b"\n") and len(data) <= 4096 for data in written)
 
 
-def test_a_reader_that_is_gone_is_told_what_it_missed_when_it_is_back(tmp_path: Path) -> None:
+def test_a_returning_reader_gets_the_count_of_dropped_lines(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     reading = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     with (tmp_path / "fifo").open("w") as stream:
@@ -172,7 +172,7 @@ def test_a_reader_that_is_gone_is_told_what_it_missed_when_it_is_back(tmp_path: 
         os.close(reading)
 
 
-def test_an_end_waits_for_a_reader_but_not_for_ever(opened: Callable[[Callable[[], Pair]], Pair]) -> None:
+def test_finish_waits_for_the_reader_with_a_timeout(opened: Callable[[Callable[[], Pair]], Pair]) -> None:
     stream, reading = opened(pipe)
     to = Outlet(stream, note)
     for line in lines(range(2_000)):
@@ -189,7 +189,7 @@ def test_an_end_waits_for_a_reader_but_not_for_ever(opened: Callable[[Callable[[
     assert took == ["".join(lines(range(2_000)))]
 
 
-def test_what_waits_is_not_written_by_forked_processes(opened: Callable[[Callable[[], Pair]], Pair]) -> None:
+def test_a_forked_process_does_not_write_waiting_lines(opened: Callable[[Callable[[], Pair]], Pair]) -> None:
     stream, reading = opened(pipe)
     to = Outlet(stream, note)
     to.put("once\n")
@@ -201,7 +201,7 @@ def test_what_waits_is_not_written_by_forked_processes(opened: Callable[[Callabl
     assert os.read(reading, 65_536) == b"once\n"
 
 
-def test_a_line_of_progress_is_left_out_while_lines_wait(
+def test_progress_is_not_drawn_while_lines_wait(
     opened: Callable[[Callable[[], Pair]], Pair],
 ) -> None:
     stream, reading = opened(pipe)
@@ -213,7 +213,7 @@ def test_a_line_of_progress_is_left_out_while_lines_wait(
     assert os.read(reading, 65_536) == b"drawn\nline\n"
 
 
-def test_where_there_is_no_descriptor() -> None:
+def test_an_outlet_without_a_descriptor_writes_to_its_stream() -> None:
     stream = io.StringIO()
     for to in (Outlet(None, note), Outlet(stream, note)):
         to.put("line\n")
@@ -222,7 +222,7 @@ def test_where_there_is_no_descriptor() -> None:
     assert stream.getvalue() == "line\n"
 
 
-def test_a_full_disk_stops_nothing() -> None:
+def test_lines_are_dropped_when_the_disk_is_full() -> None:
     with Path("/dev/full").open("w") as stream:
         to = Outlet(stream, note)
         to.put("line\n")
@@ -230,7 +230,7 @@ def test_a_full_disk_stops_nothing() -> None:
         assert to._dropped == 1
 
 
-def test_a_stream_that_is_closed_stops_nothing() -> None:
+def test_lines_are_dropped_when_the_stream_is_closed() -> None:
     stream = io.StringIO()
     to = Outlet(stream, note)
     stream.close()

@@ -91,7 +91,7 @@ LINE = r"\r\x1b\[2K([\d,]+ done, [^\r]*)\r"
 
 
 @on_sqlite
-def test_on_a_terminal_one_line_changes_in_place_of_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
+def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 30)
     code, shown = on_terminal(terminal, "--drain", "-c", "2")
     assert code == 0
@@ -104,7 +104,7 @@ def test_on_a_terminal_one_line_changes_in_place_of_a_line_a_job(terminal: Comma
 
 
 @on_sqlite
-def test_with_lines_a_terminal_has_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
+def test_a_drain_with_lines_prints_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 2)
     _, shown = on_terminal(terminal, "--drain", "--lines")
     assert shown.count("finished in") == 2
@@ -136,7 +136,7 @@ def test_a_job_that_fails_with_its_process_is_counted(terminal: Command, app: sq
     assert app.jobs.get(3).reason == "worker_lost"
 
 
-def test_what_waits_is_counted_up_to_a_limit(app: sqlq.App, engine: Engine) -> None:
+def test_waiting_jobs_are_counted_up_to_a_limit(app: sqlq.App, engine: Engine) -> None:
     new = app.task(name="t", queue="mail")(lambda: None).new()
     app.enqueue_many([*[new] * 5, new.set(delay="1h"), new.set(queue="other")])
     with engine.begin() as conn:
@@ -149,7 +149,7 @@ def test_what_waits_is_counted_up_to_a_limit(app: sqlq.App, engine: Engine) -> N
         assert lookup.waiting(conn, ["mail", "other"], 3).exact is False
 
 
-def test_elsewhere_a_summary_is_logged(
+def test_a_drain_without_a_terminal_logs_a_summary(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.enqueue_many([app.task(name="t")(lambda: None).new()] * 5)
@@ -168,7 +168,7 @@ def test_elsewhere_a_summary_is_logged(
     )
 
 
-def test_the_last_line() -> None:
+def test_the_last_line_has_the_counts_and_the_rate() -> None:
     tally = Counter(completed=1472, retried=30, failed=31, lost=0, released=1)
     assert stopped(tally, 192.0) == "1,472 completed, 30 retried, 31 failed, 1 released in 3 min 12 s (7.7/s)"
     assert stopped(Counter(failed=1), 5.0) == "1 failed in 5.0 s"

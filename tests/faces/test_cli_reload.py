@@ -59,7 +59,7 @@ def save(run: Command, text: str) -> None:
     (run.directory / "shop.py").write_text(text)
 
 
-def test_new_code_runs_and_what_ran_finishes(
+def test_new_code_runs_and_running_jobs_finish(
     sqlq_: Command, app: sqlq.App, said: Said, send: Callable[[], object]
 ) -> None:
     save(sqlq_, code("one"))
@@ -83,7 +83,7 @@ def test_new_code_runs_and_what_ran_finishes(
 
 
 @pytest.mark.integration
-def test_after_the_grace_time_what_ran_is_given_back_to_the_new_code(
+def test_a_job_is_released_to_the_new_code_after_the_grace_time(
     sqlq_: Command, app: sqlq.App, said: Said
 ) -> None:
     with sqlq_.working("--reload", "--grace", "100ms", anew=True):
@@ -109,7 +109,7 @@ BROKEN = {
 @pytest.mark.variants
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("at_first", [True, False])
-def test_code_that_cannot_run_is_told_and_the_next_change_tries_again(
+def test_reload_reports_broken_code_and_retries_at_the_next_change(
     sqlq_: Command, said: Said, send: Callable[[], object], broken: str, at_first: bool
 ) -> None:
     text, sentence = BROKEN[broken]
@@ -138,7 +138,9 @@ def test_a_worker_that_waits_for_a_change_can_be_stopped(sqlq_: Command, said: S
 
 
 @pytest.mark.integration
-def test_a_change_while_a_process_starts(sqlq_: Command, said: Said, send: Callable[[], object]) -> None:
+def test_a_change_while_a_process_starts_replaces_it(
+    sqlq_: Command, said: Said, send: Callable[[], object]
+) -> None:
     """It is stopped before it is at work, and its end then is no failure."""
     held = "import os, time\nfrom pathlib import Path\n"
     held += "Path('pid').write_text(str(os.getpid()))\nPath('importing').touch()\n"
@@ -158,7 +160,7 @@ def test_a_change_while_a_process_starts(sqlq_: Command, said: Said, send: Calla
 
 
 @pytest.mark.integration
-def test_two_changes_of_one_size_within_a_second(
+def test_a_change_of_the_same_size_and_time_is_loaded(
     sqlq_: Command, said: Said, send: Callable[[], object]
 ) -> None:
     """Python takes what it has compiled of a file with the same size and time for the same."""
@@ -178,7 +180,9 @@ def test_two_changes_of_one_size_within_a_second(
 
 
 @pytest.mark.integration
-def test_a_directory_to_watch(sqlq_: Command, tmp_path: Path, said: Said, send: Callable[[], object]) -> None:
+def test_reload_watches_another_directory(
+    sqlq_: Command, tmp_path: Path, said: Said, send: Callable[[], object]
+) -> None:
     library = sqlq_.directory / ".hidden" / "library"
     library.mkdir(parents=True)
     (library / "words.py").write_text("RESULT = 'one'\n")
@@ -195,7 +199,7 @@ def test_a_directory_to_watch(sqlq_: Command, tmp_path: Path, said: Said, send: 
 
 
 @pytest.mark.integration
-def test_what_is_missing_or_does_not_go_together_is_one_sentence(sqlq_: Command) -> None:
+def test_a_wrong_use_of_reload_is_reported_in_one_sentence(sqlq_: Command) -> None:
     leave_out = "--reload is for workers that stay while code is written: leave out"
     assert sqlq_.shop("work", "--reload", "--drain").misuse() == f"{leave_out} --drain"
     assert sqlq_.shop("work", "--reload", "--spare").misuse() == f"{leave_out} --spare"
@@ -210,7 +214,7 @@ def test_what_is_missing_or_does_not_go_together_is_one_sentence(sqlq_: Command)
     )
 
 
-def test_what_is_code(database_url: str) -> None:
+def test_is_code_accepts_python_files_of_the_watched_roots(database_url: str) -> None:
     roots = [Path("/home/.ann/shop")]
     for name in ("shop.py", "tasks/mail.py"):
         assert is_code(roots[0] / name, roots)
@@ -226,7 +230,7 @@ def test_what_is_code(database_url: str) -> None:
     assert not is_code(Path("/elsewhere/shop.py"), roots)
 
 
-def test_nothing_compiled_to_forget(database_url: str, tmp_path: Path) -> None:
+def test_forget_compiled_accepts_missing_files(database_url: str, tmp_path: Path) -> None:
     forget_compiled(tmp_path / "none.py")
     (tmp_path / "__pycache__").touch()  # no directory
     forget_compiled(tmp_path / "none.py")

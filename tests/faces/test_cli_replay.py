@@ -53,7 +53,7 @@ def ended(sqlq_: Command, *args: Any) -> int:
 # -- the history ---------------------------------------------------------------------------------------------
 
 
-def test_show_tells_the_whole_story_of_a_job(sqlq_: Command, app: sqlq.App) -> None:
+def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.App) -> None:
     """Attempts fail, kill their process and snooze. Then the job fails for good, an operator retries it, and
     it finishes."""
     (sqlq_.directory / "odd.py").write_text(ODD)
@@ -93,14 +93,14 @@ def test_show_tells_the_whole_story_of_a_job(sqlq_: Command, app: sqlq.App) -> N
     assert [line["outcome"] for line in found] == outcomes
 
 
-def test_a_job_that_finished_at_once_has_no_story(sqlq_: Command) -> None:
+def test_show_prints_no_history_of_a_job_that_finished_at_once(sqlq_: Command) -> None:
     assert "history" not in sqlq_.ok("show", str(ended(sqlq_, "shop.send", 7)))
 
 
 # -- replay --------------------------------------------------------------------------------------------------
 
 
-def test_replay_by_id_and_what_show_says_of_both(sqlq_: Command, app: sqlq.App) -> None:
+def test_replay_by_id_names_both_jobs_in_show(sqlq_: Command, app: sqlq.App) -> None:
     old = ended(sqlq_, "shop.send", 7)
     assert sqlq_.ok("replay", str(old)) == f"replayed job {old} as job {old + 1}\n"
     assert f"\n  replay of     job {old}\n" in sqlq_.ok("show", str(old + 1))
@@ -152,7 +152,7 @@ def test_a_dry_run_counts_and_shows_the_first_few(sqlq_: Command, app: sqlq.App)
     assert sqlq_.ok("replay", "--queue", "nowhere", "--dry-run") == "no jobs in queue nowhere to replay\n"
 
 
-def test_what_is_wrong_with_the_command_line_is_said(sqlq_: Command) -> None:
+def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert "name the jobs: by id, --task, --queue, --group, --from or --to" in sqlq_("replay").misuse()
     assert "neither a time like" in sqlq_("replay", "--from", "yesterday").misuse()
     assert "has no time zone" in sqlq_("replay", "--from", "2026-01-01").misuse()
@@ -188,9 +188,7 @@ run()
 
 
 @pytest.mark.integration
-def test_an_interrupted_command_says_so_and_goes_on_when_it_is_repeated(
-    sqlq_: Command, app: sqlq.App
-) -> None:
+def test_an_interrupted_replay_continues_when_it_is_repeated(sqlq_: Command, app: sqlq.App) -> None:
     for n in range(5):
         sqlq_.shop("enqueue", "shop.send", str(n))
     sqlq_.work()

@@ -53,7 +53,7 @@ def replay(replica: str, word: str) -> None:
         conn.execute(f"SELECT pg_wal_replay_{word}()".encode())
 
 
-def test_commands_that_look_read_from_the_replica(tmp_path: Path, late: Late) -> None:
+def test_reading_commands_use_the_replica(tmp_path: Path, late: Late) -> None:
     command = Command(tmp_path, SQLQ_DATABASE_URL=late.url, SQLQ_READ_URL=late.replica)
     status = command("status", "--json").json()
     assert [each["available"] for each in status["queues"]] == [1]
@@ -76,7 +76,7 @@ def test_commands_that_look_read_from_the_replica(tmp_path: Path, late: Late) ->
     assert none["replica"] is None
 
 
-def test_commands_that_act_do_not_read_from_it(tmp_path: Path, late: Late) -> None:
+def test_acting_commands_do_not_read_the_replica(tmp_path: Path, late: Late) -> None:
     command = Command(tmp_path, SQLQ_DATABASE_URL=late.url, SQLQ_READ_URL=late.replica)
     assert f": {late.known}, {late.new}\n" in command.ok("cancel", "--task", "shop.send")
     command.ok("queues", "pause", "mail")
@@ -86,7 +86,7 @@ def test_commands_that_act_do_not_read_from_it(tmp_path: Path, late: Late) -> No
     assert command("doctor").out.count("a standby: nothing") == 0
 
 
-def test_a_replica_of_another_database_is_passed_over(tmp_path: Path, late: Late, database_url: str) -> None:
+def test_a_replica_of_another_database_is_skipped(tmp_path: Path, late: Late, database_url: str) -> None:
     command = Command(tmp_path, SQLQ_READ_URL=late.replica)
     assert command("-d", database_url, "status", "--json").json()["replica"] is None
 
@@ -105,7 +105,7 @@ def test_a_replica_that_is_away_is_named_in_one_sentence(tmp_path: Path, late: L
     assert "replica" in command("doctor").out
 
 
-def test_the_dashboard_shows_the_replica_and_acts_on_what_the_database_has(
+def test_the_dashboard_reads_the_replica_and_acts_on_the_database(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQLQ_READ_URL", late.replica)

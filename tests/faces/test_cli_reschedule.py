@@ -33,7 +33,7 @@ def test_reschedule_moves_jobs_and_explains_the_others(sqlq_: Command, app: sqlq
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_reschedule_refuses_what_it_cannot_mean(sqlq_: Command) -> None:
+def test_reschedule_refuses_a_wrong_command_line(sqlq_: Command) -> None:
     assert "name the waiting jobs" in sqlq_("reschedule").misuse()
     assert "--at and --in" in sqlq_("reschedule", "1", "--in", "1h", "--at", "2030-01-01T00:00:00Z").misuse()
     assert "--in is 'soon'" in sqlq_("reschedule", "1", "--in", "soon").misuse()

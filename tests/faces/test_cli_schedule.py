@@ -14,7 +14,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
 
 
-def test_a_schedule_is_added_looked_at_changed_run_and_removed(sqlq_: Command, app: sqlq.App) -> None:
+def test_schedules_add_show_change_run_and_remove(sqlq_: Command, app: sqlq.App) -> None:
     assert sqlq_.ok("schedules") == "no schedules\n"
     done = sqlq_.shop("schedules", "add", "nightly", "shop.send", "7", "true", *CRON, "--priority", "3")
     assert done.code == 0, done
@@ -69,7 +69,7 @@ def test_a_schedule_is_added_looked_at_changed_run_and_removed(sqlq_: Command, a
     assert sqlq_("schedules", "show", "nightly").sentence() == "there is no schedule 'nightly'"
 
 
-def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.App) -> None:
+def test_a_declared_schedule_can_be_reset_and_comes_back_after_removal(sqlq_: Command, app: sqlq.App) -> None:
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
     write_declared(app)
     sqlq_.ok("schedules", "change", "nightly", "--cron", "0 4 * * *")
@@ -97,12 +97,16 @@ def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.Ap
         ([], 'say when: --cron "0 3 * * *", --every 90s or --at'),
     ],
 )
-def test_what_cannot_be_is_one_sentence(sqlq_: Command, arguments: list[str], said: str) -> None:
+def test_an_impossible_plan_is_reported_in_one_sentence(
+    sqlq_: Command, arguments: list[str], said: str
+) -> None:
     assert said in sqlq_.shop("schedules", "add", "x", "shop.send", "7", *arguments).misuse()
 
 
 @on_sqlite
-def test_other_mistakes_are_one_sentence(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
+def test_a_wrong_command_line_of_schedules_is_reported_in_one_sentence(
+    sqlq_: Command, app: sqlq.App, engine: Engine
+) -> None:
     add = ("schedules", "add", "nightly", "shop.send")
     assert "no task is named 'shop.sent'" in sqlq_.shop(*add[:3], "shop.sent", *CRON).sentence()
     assert "missing a required argument" in sqlq_.shop(*add, *CRON).sentence()
@@ -119,7 +123,7 @@ def test_other_mistakes_are_one_sentence(sqlq_: Command, app: sqlq.App, engine: 
     assert "no code declares it" in sqlq_("schedules", "change", "nightly", "--reset").sentence()
 
 
-def test_what_fails_is_shown_by_the_list_and_the_doctor(
+def test_the_list_and_the_doctor_show_failing_schedules(
     sqlq_: Command, app: sqlq.App, engine: Engine
 ) -> None:
     task = app.task(name="shop.send")(lambda: None)

@@ -86,7 +86,7 @@ def test_one_worker_serves_each_app_of_a_mapping(shards: Command) -> None:
     assert run.ok("jobs", "-a", "shards:made().us").count("finished") == 1
 
 
-def test_an_app_without_its_database_keeps_no_other_from_its_jobs(shards: Command) -> None:
+def test_an_app_without_tables_does_not_stop_the_jobs_of_others(shards: Command) -> None:
     run = shards
     for name in ("eu", "shop.example.com"):  # us has no tables
         run.ok("migrate", "-a", f"shards:apps.{name}")
@@ -128,7 +128,7 @@ def test_a_supervisor_names_the_app_when_its_worker_dies(shards: Command) -> Non
         wait_until(lambda: death.search(log.read_text()))
 
 
-def test_others_are_listed_when_the_server_of_one_app_is_down(shards: Command) -> None:
+def test_status_lists_other_apps_when_one_server_is_down(shards: Command) -> None:
     run = shards
     down = 'apps = {"down": sqlq.App("postgresql+psycopg://127.0.0.1:1/down"), "eu": apps["eu"]}'
     (run.directory / "some.py").write_text(f"import sqlq\nfrom shards import apps\n{down}\n")
@@ -174,7 +174,9 @@ def test_a_worker_shares_its_health_file_and_its_metrics(shards: Command) -> Non
         ("shards:empty", "--app shards:empty is a mapping without an App"),
     ],
 )
-def test_a_mapping_that_cannot_be_used_is_one_sentence(shards: Command, app: str, sentence: str) -> None:
+def test_a_mapping_that_cannot_be_used_is_reported_in_one_sentence(
+    shards: Command, app: str, sentence: str
+) -> None:
     assert sentence in shards("jobs", "-a", app).sentence()
 
 
@@ -284,7 +286,7 @@ def test_a_stop_starts_no_workers_again(fakes: Fakes, monkeypatch: pytest.Monkey
     assert len(fakes.made["us"]) == 1
 
 
-def test_a_fleet_of_which_none_can_start_ends_with_their_code(fakes: Fakes) -> None:
+def test_supervisors_that_all_fail_to_start_end_with_their_exit_code(fakes: Fakes) -> None:
     with running(Fleet(fakes)) as code:
         wait_until(lambda: both(fakes), what="both")
         fakes.made["eu"][0].ends(2)
@@ -293,7 +295,7 @@ def test_a_fleet_of_which_none_can_start_ends_with_their_code(fakes: Fakes) -> N
     assert len(fakes.made["us"]) == 1
 
 
-def test_a_fleet_stops_when_all_its_apps_are_idle(fakes: Fakes) -> None:
+def test_supervisors_stop_when_all_apps_are_idle(fakes: Fakes) -> None:
     with running(Fleet(fakes, max_idle_ms=1_000)) as code:
         wait_until(lambda: both(fakes), what="both")
         fakes.made["eu"][0].idle_ms = 5_000.0
@@ -304,7 +306,7 @@ def test_a_fleet_stops_when_all_its_apps_are_idle(fakes: Fakes) -> None:
 
 
 @pytest.mark.parametrize(("well", "is_young"), [((True, True), True), ((True, False), False)])
-def test_the_health_file_is_young_while_every_app_is_well(
+def test_the_health_file_is_touched_while_every_app_is_well(
     fakes: Fakes, well: tuple[bool, bool], is_young: bool
 ) -> None:
     told: list[bool] = []

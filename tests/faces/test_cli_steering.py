@@ -85,7 +85,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_no_line_of_a_worker_steers(hostile: Command, form: str) -> None:
+def test_a_worker_prints_no_control_characters(hostile: Command, form: str) -> None:
     done = checked(hostile.shop("work", "--drain", "--log-format", form), "work")
     assert "pwned" in done.err
     assert "shop.fine" in done.err
@@ -99,7 +99,7 @@ def test_no_line_of_a_worker_steers(hostile: Command, form: str) -> None:
 
 
 @pytest.mark.integration
-def test_no_look_steers(hostile: Command) -> None:
+def test_reading_commands_print_no_control_characters(hostile: Command) -> None:
     hostile.work()
     shown = [hostile("jobs", "--json"), hostile("jobs", "--state", "failed", "--json")]
     ids = [str(row["id"]) for each in shown for row in each.json()]
@@ -113,7 +113,7 @@ def test_no_look_steers(hostile: Command) -> None:
             checked(hostile(*args, "--json"), *args)
 
 
-def test_no_change_steers(hostile: Command) -> None:
+def test_acting_commands_print_no_control_characters(hostile: Command) -> None:
     for args in (
         *(
             ["queues", "pause", STEERING],
@@ -144,7 +144,7 @@ def test_no_change_steers(hostile: Command) -> None:
         checked(hostile.shop(*args), *args)
 
 
-def test_two_names_stay_two_when_they_are_escaped() -> None:
+def test_escaped_names_stay_distinct() -> None:
     assert escaped("a\x1b\x07\tb") == "a\\u001b\\u0007\tb"
     assert escaped_lines("a\n\x9b\nb") == "a\n\\u009b\nb"
     assert len({escaped(f"mail{letter}") for letter in STEERING}) == len(set(STEERING))

@@ -40,7 +40,7 @@ def typed(sqlq_: Command) -> Command:
     return sqlq_
 
 
-def test_arguments_are_given_as_json_has_them_and_arrive_as_annotated(typed: Command, app: sqlq.App) -> None:
+def test_json_arguments_arrive_as_annotated(typed: Command, app: sqlq.App) -> None:
     order = typed(
         *["-a", "typed:app", "enqueue", "--json", "typed.order"], ID, LINE, "--kwargs", '{"data": "AP8="}'
     )
@@ -56,7 +56,7 @@ def test_arguments_are_given_as_json_has_them_and_arrive_as_annotated(typed: Com
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_options_that_travel_with_a_job(typed: Command, app: sqlq.App) -> None:
+def test_enqueue_takes_label_headers_timeout_and_retention(typed: Command, app: sqlq.App) -> None:
     enqueue = ["-a", "typed:app", "enqueue", "--json", "typed.alone", LINE]
     options = ["--label", "a b", "--headers", '{"tenant": "blue"}', "--timeout", "none", "--retention", "1h"]
     job = app.jobs.get(typed(*enqueue, *options).json()["id"])
@@ -87,7 +87,7 @@ def test_options_that_travel_with_a_job(typed: Command, app: sqlq.App) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(
+def test_arguments_that_do_not_fit_are_refused_in_one_sentence(
     typed: Command, args: tuple[str, ...], sentence: str
 ) -> None:
     assert typed("-a", "typed:app", "enqueue", "typed.order", *args).sentence().startswith(sentence)

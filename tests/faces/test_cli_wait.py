@@ -79,7 +79,7 @@ def test_a_command_waits_for_its_database_and_goes_on(
 
 
 @pytest.mark.parametrize("words", [("work",), ("migrate",), ("migrate", "--check")], ids=" ".join)
-def test_when_the_time_is_over_it_ends_as_without(
+def test_a_wait_that_times_out_ends_with_the_usual_error(
     sqlq_: Command, down: Callable[[], None], words: tuple[str, ...]
 ) -> None:
     began = time.monotonic()
@@ -103,7 +103,9 @@ def test_ctrl_c_ends_the_wait_quietly(
 
 
 @pytest.mark.slow
-def test_a_worker_that_waits_is_alive(sqlq_: Command, down: Callable[[], None], app: sqlq.App) -> None:
+def test_a_worker_that_waits_touches_its_health_file(
+    sqlq_: Command, down: Callable[[], None], app: sqlq.App
+) -> None:
     with begun(sqlq_, "work", "--wait", "60s", "--health-file", "alive", "--start-timeout", "5s") as process:
         wait_until(lambda: WAITS["work"] in said(sqlq_), timeout=30, what="the sentence")
         began = time.monotonic()

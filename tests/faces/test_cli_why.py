@@ -18,7 +18,7 @@ def enqueue(sqlq_: Command, *words: str) -> str:
     return str(sqlq_.shop("enqueue", *words, "--json").json()["id"])
 
 
-def test_why_names_who_would_run_a_job_and_what_the_doctor_finds(sqlq_: Command, app: sqlq.App) -> None:
+def test_why_names_the_worker_command_and_the_doctors_findings(sqlq_: Command, app: sqlq.App) -> None:
     id = enqueue(sqlq_, "shop.send", "7")
     first, *reasons, _, heading, found = sqlq_.shop("why", id).out.splitlines()
     assert first == f"job {id}, shop.send in queue mail, is available"
@@ -53,7 +53,7 @@ def test_why_in_json_has_reasons_with_their_commands_and_findings(sqlq_: Command
     assert [(each["check"], each["verdict"]) for each in said["findings"]] == [("workers", "check")]
 
 
-def test_why_says_what_became_of_a_job(sqlq_: Command) -> None:
+def test_why_shows_the_end_of_an_ended_job(sqlq_: Command) -> None:
     sent, failed = enqueue(sqlq_, "shop.send", "7"), enqueue(sqlq_, "shop.fail", "it")
     cancelled = enqueue(sqlq_, "shop.where")
     sqlq_.ok("cancel", cancelled)
@@ -68,7 +68,7 @@ def test_why_says_what_became_of_a_job(sqlq_: Command) -> None:
     assert "it has ended and runs no more" in said
 
 
-def test_why_says_that_no_worker_knows_the_task(sqlq_: Command, app: sqlq.App) -> None:
+def test_why_reports_a_task_that_no_worker_knows(sqlq_: Command, app: sqlq.App) -> None:
     id = app.enqueue(app.named("elsewhere.send").new().set(queue="mail")).id
     sqlq_.work()
     reasons, found = sqlq_.ok("why", str(id)).split("\ndoctor\n")
@@ -78,7 +78,7 @@ def test_why_says_that_no_worker_knows_the_task(sqlq_: Command, app: sqlq.App) -
     assert "elsewhere.send" not in sqlq_.ok("why", str(other)), "which is the trouble of another job"
 
 
-def test_why_of_a_job_under_a_limit_and_in_a_flow(sqlq_: Command, app: sqlq.App) -> None:
+def test_why_names_the_limit_or_the_step_that_blocks_a_job(sqlq_: Command, app: sqlq.App) -> None:
     pack = app.task(name="shop.pack", limit=sqlq.Serial("van"))(lambda: None)
     post = app.task(name="shop.post")(lambda: None)
     _, second = app.enqueue(pack.new()), app.enqueue(pack.new())
@@ -89,7 +89,7 @@ def test_why_of_a_job_under_a_limit_and_in_a_flow(sqlq_: Command, app: sqlq.App)
     assert f"it waits for job {before}, shop.post, which is available" in sqlq_.ok("why", str(step))
 
 
-def test_why_tells_ids_that_never_were_from_those_of_another_database(sqlq_: Command, app: sqlq.App) -> None:
+def test_why_distinguishes_pruned_ids_from_unknown_ids(sqlq_: Command, app: sqlq.App) -> None:
     assert "no job was ever enqueued there" in sqlq_("why", "1").sentence()
     id = app.enqueue(app.named("shop.send").new()).id
     app.jobs.cancel([id])
@@ -117,12 +117,12 @@ def test_why_refuses_a_number_that_is_no_id(sqlq_: Command, id: str) -> None:
 
 
 @on_sqlite
-def test_why_refuses_what_is_no_number(sqlq_: Command) -> None:
+def test_why_refuses_a_text_that_is_no_number(sqlq_: Command) -> None:
     assert "'shop.send' is not a valid integer" in sqlq_("why", "shop.send").misuse()
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_why_tells_less_to_a_role_that_may_not_see_which_ids_were_given(
+def test_why_is_less_exact_for_a_role_without_the_sequence(
     sqlq_: Command, app: sqlq.App, tmp_path: Path
 ) -> None:
     role = f"reader_{tmp_path.name}".replace("-", "_").lower()

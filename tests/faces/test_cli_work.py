@@ -30,7 +30,7 @@ def _lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_drain_works_until_nothing_is_available_and_says_what_it_did(
+def test_drain_runs_all_available_jobs_and_logs_a_summary(
     sqlq_: Command, app: sqlq.App, database_url: str
 ) -> None:
     done, failing = (
@@ -64,15 +64,13 @@ def test_drain_works_until_nothing_is_available_and_says_what_it_did(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_worker_says_where_its_sqlite_file_is(sqlq_: Command, database_url: str) -> None:
+def test_a_worker_logs_the_path_of_its_sqlite_file(sqlq_: Command, database_url: str) -> None:
     name = Path(database_url.removeprefix("sqlite:///")).name
     worked = sqlq_("-d", f"sqlite:///{name}", "-a", "shop:app", "work", "--drain")
     assert f"sqlite:///{sqlq_.directory / name}" in worked.err
 
 
-def test_only_the_queues_named_are_served_and_only_so_many_jobs_by_a_process(
-    sqlq_: Command, app: sqlq.App
-) -> None:
+def test_work_serves_named_queues_and_max_jobs_by_a_process(sqlq_: Command, app: sqlq.App) -> None:
     mail = [_enqueue(sqlq_, "shop.send", str(n)) for n in range(2)]
     first, other = (
         _enqueue(sqlq_, "shop.send", "7", "--queue", "first"),
@@ -88,7 +86,7 @@ def test_only_the_queues_named_are_served_and_only_so_many_jobs_by_a_process(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_queues_are_named_with_commas_and_unknown_ones_are_told(sqlq_: Command, app: sqlq.App) -> None:
+def test_work_takes_queues_with_commas_and_warns_of_unknown_ones(sqlq_: Command, app: sqlq.App) -> None:
     new = app.task(name="shop.where", queue="by-hand")(lambda: None).new()
     first, second = app.enqueue_many([new, new.set(queue="other")])
     worked = sqlq_.work("-q", "by-hand, mail", "-q", "mial").err
@@ -100,7 +98,7 @@ def test_queues_are_named_with_commas_and_unknown_ones_are_told(sqlq_: Command, 
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_who_knows_a_queue(app: sqlq.App) -> None:
+def test_unknown_queues_leave_out_those_that_other_workers_serve(app: sqlq.App) -> None:
     app.task(name="u", queue="task")(lambda: None)
     app.enqueue(app.task(name="t")(lambda: None).new().set(queue="holds"))
     app.queues.pause("paused")
@@ -113,7 +111,7 @@ def test_who_knows_a_queue(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_health_file_that_cannot_be_written(sqlq_: Command) -> None:
+def test_a_health_file_that_cannot_be_written_is_reported_in_one_sentence(sqlq_: Command) -> None:
     said = sqlq_.shop("work", "--drain", "--health-file", "none/alive").sentence()
     assert said.startswith("--health-file none/alive: No such file or directory")
     directory = sqlq_.directory / "later"
@@ -137,7 +135,7 @@ def test_another_file_is_no_health_file(sqlq_: Command) -> None:
     assert other.read_text() == "root:x:0:0\n"
 
 
-def test_health_imports_neither_sqlalchemy_nor_asyncio_whatever_it_says(tmp_path: Path) -> None:
+def test_health_imports_neither_sqlalchemy_nor_asyncio(tmp_path: Path) -> None:
     """It is run every few seconds, on the machine of the worker."""
     alive = tmp_path / "alive"
     health_file.touch(alive)
@@ -151,7 +149,7 @@ def test_health_imports_neither_sqlalchemy_nor_asyncio_whatever_it_says(tmp_path
         alive.touch()
 
 
-def test_log_lines_as_json_carry_the_fields_of_the_event(sqlq_: Command) -> None:
+def test_json_log_lines_have_the_fields_of_the_event(sqlq_: Command) -> None:
     done, failing = _enqueue(sqlq_, "shop.send", "7"), _enqueue(sqlq_, "shop.fail", "it")
     worked = _lines(sqlq_.work("--log-format", "json").err)
     assert worked[0]["event"] == "started"
@@ -173,7 +171,7 @@ def test_the_log_level_is_kept(sqlq_: Command) -> None:
 
 @pytest.mark.variants
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_lets_what_runs_finish(
+def test_the_first_signal_lets_running_jobs_finish(
     sqlq_: Command, app: sqlq.App, number: signal.Signals
 ) -> None:
     running = _enqueue(sqlq_, "wait", "a")
@@ -191,7 +189,7 @@ def test_the_first_signal_lets_what_runs_finish(
     assert app.workers.list() == []
 
 
-def test_after_the_grace_time_what_may_start_once_has_failed(sqlq_: Command, app: sqlq.App) -> None:
+def test_a_job_with_one_attempt_fails_after_the_grace_time(sqlq_: Command, app: sqlq.App) -> None:
     running = _enqueue(sqlq_, "wait", "a")
     with app.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET max_attempts = 1"))
@@ -239,5 +237,5 @@ WRONG: dict[tuple[str, ...], str] = {
 
 @pytest.mark.parametrize("args", WRONG, ids=" ".join)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_wrong_options_are_one_sentence(sqlq_: Command, args: tuple[str, ...]) -> None:
+def test_wrong_options_are_reported_in_one_sentence(sqlq_: Command, args: tuple[str, ...]) -> None:
     assert WRONG[args] in sqlq_.shop("work", *args).misuse()

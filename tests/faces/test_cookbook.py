@@ -93,7 +93,7 @@ class Service:
             self._server.server_close()
 
 
-def test_a_recipe_is_short_and_says_why_it_is_safe() -> None:
+def test_a_recipe_is_short_and_explains_its_safety() -> None:
     parts = PAGES[COOKBOOK].split("\n## ")[1:]
     assert len(parts) == 12
     for part in parts:
@@ -103,7 +103,7 @@ def test_a_recipe_is_short_and_says_why_it_is_safe() -> None:
     assert {b.kind for b in BLOCKS if b.where.startswith("docs/cookbook.md")} == {"recipe"}
 
 
-def test_a_recipe_for_a_rate_keeps_to_it(names: dict[str, Any], app: sqlq.App) -> None:
+def test_a_recipe_keeps_the_rate_of_an_api(names: dict[str, Any], app: sqlq.App) -> None:
     with Service(429).serving() as crm:
         recipe = cook("rate_limited_api", names, **{"https://crm.example.com": crm.url})
         begin = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_recipe_signs_each_attempt_of_a_webhook(names: dict[str, Any], app: sq
         assert app.jobs.get(gone.id).state == "cancelled"
 
 
-def test_a_recipe_asks_all_and_then_chooses(names: dict[str, Any], app: sqlq.App) -> None:
+def test_a_recipe_queries_all_suppliers_and_chooses_the_best(names: dict[str, Any], app: sqlq.App) -> None:
     def price_at(supplier: str, article: str) -> int:
         return {"north": 30, "south": 20}[supplier]
 
@@ -231,7 +231,7 @@ def test_a_recipe_imports_each_line_once(names: dict[str, Any], app: sqlq.App, t
         assert [order.item for order in session.query(Order).order_by(Order.id)] == lines
 
 
-def test_a_recipe_publishes_what_was_committed_in_order(names: dict[str, Any], app: sqlq.App) -> None:
+def test_a_recipe_publishes_commits_in_order(names: dict[str, Any], app: sqlq.App) -> None:
     messages: list[tuple[str, str, str]] = []
     failures = [ConnectionError("no broker")]
 

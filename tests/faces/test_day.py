@@ -10,14 +10,14 @@ from benchmarks.day import Look
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
 
 
-def test_it_is_drawn_of_metrics_that_there_are() -> None:
+def test_the_picture_uses_existing_metrics() -> None:
     known = {metric.name for metric in (*OF_WORKERS, *OF_THE_DATABASE)}
     named = set(re.findall(r'"(sqlq_[a-z_]+)"', Path(day.__file__).read_text()))
     assert len(named) >= 5
     assert {name.removesuffix("_total") for name in named} <= known
 
 
-def test_a_quantile_is_that_of_what_was_gained() -> None:
+def test_a_quantile_is_computed_from_increments() -> None:
     def look(*numbers: float) -> Look:
         bounds = ("0.1", "1.0", "+Inf")
         return Look(

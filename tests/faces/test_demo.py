@@ -69,7 +69,7 @@ def test_the_demo_on_a_database_in_use_touches_only_its_own_jobs(
     assert (app.schedules.list(), app.flows.list()) == ([], [])
 
 
-def test_the_demo_takes_the_tables_away_that_it_made(bare: Command, empty_database_url: str) -> None:
+def test_the_demo_drops_the_tables_that_it_made(bare: Command, empty_database_url: str) -> None:
     _holds(bare.ok("-d", empty_database_url, "demo"))
     if empty_database_url.startswith("sqlite"):
         assert not Path(make_url(empty_database_url).database or "").exists()
@@ -80,7 +80,7 @@ def test_the_demo_takes_the_tables_away_that_it_made(bare: Command, empty_databa
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_demo_keeps_away_from_a_worker_that_would_take_its_jobs(
+def test_the_demo_refuses_to_run_beside_a_worker_of_all_queues(
     sqlq_: Command, bare: Command, database_url: str
 ) -> None:
     with sqlq_.working():

@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "api_client"
 REQUESTS = 30
 
 
-def test_the_server_turns_nobody_away(
+def test_the_example_server_queues_every_request(
     tmp_path: Path, database_url: str, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "example"

@@ -58,7 +58,7 @@ def parse(words: list[str]) -> dict[str, Any]:
         return command.make_context(name, rest, parent=parent).params
 
 
-def test_each_command_is_one_of_ours() -> None:
+def test_each_command_is_parsed_by_sqlq() -> None:
     programs = [unit(path)["Service"]["ExecStart"] for path in UNITS]
     words = [["sqlq", *shlex.split(program)[1:]] for program in programs]
     words += [each["command"] for each in SERVICES.values() if "command" in each]
@@ -86,7 +86,7 @@ def test_a_worker_has_time_to_stop_and_a_probe() -> None:
         assert parse(probe)["file"] == parse(command)["health_file"]
 
 
-def test_what_is_named_is_there() -> None:
+def test_references_between_kubernetes_objects_resolve() -> None:
     """A selector has its labels, a Service its port, an autoscaler its Deployment and its metric."""
     for (kind, name), found in OBJECTS.items():
         match kind:

@@ -251,7 +251,7 @@ def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
 
 
 @pytest.mark.parametrize("example", [FLASK, FASTAPI, PYRAMID, SQLMODEL], ids=lambda example: example.folder)
-def test_its_readme_says_what_is_run_here(example: Example) -> None:
+def test_the_readme_of_an_example_has_the_tested_commands(example: Example) -> None:
     readme = (EXAMPLES / example.folder / "README.md").read_text()
     for command in (*example.set_up, example.serve, f"sqlq -a {example.app} work"):
         assert f"    {command}" in readme

@@ -114,7 +114,9 @@ def town(postgresql: PostgreSQL, migrated_postgresql: str) -> Iterator[dict[str,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_role_can_do_at_most_to_others_what_the_page_says(town: dict[str, Engine], kind: str) -> None:
+def test_a_role_can_do_to_others_at_most_the_documented_statements(
+    town: dict[str, Engine], kind: str
+) -> None:
     mays = [(statement, may) for what, of, may in cells() if of == kind for statement in ATTACKS[what]]
     assert mays
     with town[kind].connect() as conn:
@@ -224,7 +226,7 @@ def mends(said: str) -> list[str]:
 
 @pytest.mark.slow
 @on_postgresql
-def test_one_command_mends_a_refusal_whatever_is_refused(owner: Desk, poor: Poor) -> None:
+def test_one_command_mends_any_refusal(owner: Desk, poor: Poor) -> None:
     for arguments in commands(owner):
         poor.forget()
         words = mends(poor(*arguments, ends_with=1))
@@ -252,7 +254,7 @@ def test_an_enqueue_and_keys_name_their_own_kinds(poor: Poor, tmp_path: Path) ->
 
 
 @on_postgresql
-def test_only_the_owner_may_apply_them(owner: Desk, poor: Poor) -> None:
+def test_only_the_owner_may_apply_grants(owner: Desk, poor: Poor) -> None:
     """PostgreSQL only warns, and grants nothing, where a role has a right but not to pass it on."""
     said = poor("grants", "pg_monitor", "--as", "reader", "--apply", ends_with=1)
     assert "connect as the role that owns the tables" in said
@@ -263,14 +265,14 @@ def test_only_the_owner_may_apply_them(owner: Desk, poor: Poor) -> None:
 
 
 @on_postgresql
-def test_a_role_that_is_not_there_is_said(owner: Desk) -> None:
+def test_grants_names_a_role_that_does_not_exist(owner: Desk) -> None:
     assert 'role "nobody_here" does not exist; create it, as with createuser' in owner.sentence(
         "grants", "nobody_here", "--as", "reader", "--apply"
     )
 
 
 @on_postgresql
-def test_only_takes_away_what_a_role_had_beyond(owner: Desk, poor: Poor) -> None:
+def test_only_revokes_rights_beyond_the_kind(owner: Desk, poor: Poor) -> None:
     poor.as_owner(f"GRANT SELECT, INSERT ON jobs TO {poor.quoted}")
     by_hand = text("INSERT INTO jobs (id, task) VALUES (1000, 't')")
     engine = create_engine(poor.url, poolclass=NullPool)
@@ -285,7 +287,7 @@ def test_only_takes_away_what_a_role_had_beyond(owner: Desk, poor: Poor) -> None
 
 
 @on_postgresql
-def test_a_schema_of_ones_own_is_named(owner: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grants_name_the_schema(owner: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
     said = owner("grants", "select", "--as", "keys").splitlines()
     assert said[0] == 'GRANT USAGE ON SCHEMA queueing TO "select";'
@@ -293,7 +295,7 @@ def test_a_schema_of_ones_own_is_named(owner: Desk, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_file_has_no_roles(owner: Desk) -> None:
+def test_grants_refuses_sqlite(owner: Desk) -> None:
     assert "has no roles: who may write the file may do everything" in owner.sentence(
         "grants", "web", "--as", "producer"
     )

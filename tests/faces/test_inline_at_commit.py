@@ -107,7 +107,7 @@ class TestEveryWay:
             assert shop.done == ["in the next transaction"]
 
     @common_ways
-    def test_after_a_rollback_nothing_runs(self, shop: Shop, caller: Caller) -> None:
+    def test_a_rolled_back_job_does_not_run(self, shop: Shop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("rolled back"))
             assert_enqueued(shop.note)
@@ -119,7 +119,7 @@ class TestEveryWay:
         assert [job.state for job in ran.jobs] == ["finished"]
 
     @common_ways
-    def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
+    def test_a_rolled_back_savepoint_removes_its_jobs(self, shop: Shop, caller: Caller) -> None:
         def enqueue(name: str) -> None:
             caller.enqueue(shop.app, shop.note.new(name))
 
@@ -141,7 +141,7 @@ class TestEveryWay:
         assert shop.done == ["a", "b, released", "d, released", "g"]
 
     @common_ways
-    def test_a_savepoint_from_before_the_first_job(self, shop: Shop, caller: Caller) -> None:
+    def test_a_savepoint_from_before_the_first_job_takes_it_along(self, shop: Shop, caller: Caller) -> None:
         with inline(shop.app, at="commit"):
             with caller.savepoint() as savepoint:
                 caller.enqueue(shop.app, shop.note.new("rolled back"))
@@ -152,7 +152,9 @@ class TestEveryWay:
         assert shop.done == ["released"]
 
     @common_ways
-    def test_what_is_still_open_when_the_block_ends_does_not_run(self, shop: Shop, caller: Caller) -> None:
+    def test_a_job_of_an_open_transaction_does_not_run_after_the_block(
+        self, shop: Shop, caller: Caller
+    ) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("open"))
         caller.commit()
@@ -186,7 +188,7 @@ class TestEveryWay:
 
 
 class TestSession:
-    def test_with_session_begin(self, shop: Shop, session: Session) -> None:
+    def test_jobs_run_at_the_end_of_session_begin(self, shop: Shop, session: Session) -> None:
         with inline(shop.app, at="commit"):
             with session.begin():
                 session.add(Order(id=1))
@@ -202,7 +204,7 @@ class TestSession:
                 pass
         assert shop.done == [("", 1), "nested"]
 
-    def test_a_flush_that_fails_in_a_savepoint(self, shop: Shop, session: Session) -> None:
+    def test_a_failed_flush_in_a_savepoint_takes_its_jobs_along(self, shop: Shop, session: Session) -> None:
         with inline(shop.app, at="commit"), session.begin():
             session.add(Order(id=1))
             shop.app.enqueue(shop.note.new("first"), session=session)
@@ -215,7 +217,7 @@ class TestSession:
             shop.app.enqueue(shop.note.new("second"), session=session)
         assert shop.done == ["first", "second"]
 
-    def test_a_flush_that_fails(self, shop: Shop, session: Session) -> None:
+    def test_a_failed_flush_runs_no_job(self, shop: Shop, session: Session) -> None:
         with inline(shop.app, at="commit"):
             shop.app.enqueue(shop.note.new("rolled back"), session=session)
             session.execute(text("INSERT INTO orders (id) VALUES (1)"))
@@ -226,7 +228,7 @@ class TestSession:
             session.commit()
         assert shop.done == []
 
-    def test_closing_is_rolling_back(self, shop: Shop, session: Session) -> None:
+    def test_a_closed_session_runs_no_job(self, shop: Shop, session: Session) -> None:
         with inline(shop.app, at="commit") as ran:
             shop.app.enqueue(shop.note.new("closed"), session=session)
             session.close()
@@ -234,7 +236,9 @@ class TestSession:
         assert (shop.done, ran.jobs) == ([], [])
 
     @pytest.mark.parametrize("hook", ["before_flush", "after_flush", "before_commit"])
-    def test_enqueued_by_an_event_of_the_session(self, shop: Shop, session: Session, hook: str) -> None:
+    def test_a_job_of_a_session_event_runs_after_the_commit(
+        self, shop: Shop, session: Session, hook: str
+    ) -> None:
         @event.listens_for(session, hook, once=True)
         def enqueue(*args: object) -> None:
             shop.app.enqueue(shop.count.new(hook), session=session)
@@ -245,7 +249,7 @@ class TestSession:
         assert shop.done == [(hook, 1)]
 
     @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
-    def test_on_a_connection_that_the_test_rolls_back_in_the_end(
+    def test_jobs_run_on_a_connection_that_the_test_rolls_back(
         self, shop: Shop, session: Session, engine: Engine, mode: Any
     ) -> None:
         """The session commits, and fires the events of a commit.
@@ -278,7 +282,7 @@ class TestSession:
             assert session.get(Order, 2) is not None
 
     @pytest.mark.parametrize("end", ["commit", "with"])
-    def test_of_a_scoped_session_the_handler_has_its_own(
+    def test_a_handler_gets_its_own_session_of_a_scoped_session(
         self, shop: Shop, database_url: str, end: str
     ) -> None:
         """As in a worker, although it runs in the caller's thread."""
@@ -359,7 +363,7 @@ class TestSession:
 
 
 class TestConnection:
-    def test_with_engine_begin(self, shop: Shop, engine: Engine) -> None:
+    def test_jobs_run_at_the_end_of_engine_begin(self, shop: Shop, engine: Engine) -> None:
         with inline(shop.app, at="commit"):
             with engine.begin() as conn:
                 shop.app.enqueue(shop.count.new(), session=conn)
@@ -370,7 +374,7 @@ class TestConnection:
                 raise ZeroDivisionError
         assert shop.done == [("", 1)]
 
-    def test_each_connection_for_itself(self, shop: Shop, engine: Engine) -> None:
+    def test_jobs_run_at_the_commit_of_their_own_connection(self, shop: Shop, engine: Engine) -> None:
         with inline(shop.app, at="commit"), engine.connect() as one, engine.connect() as two:
             shop.app.enqueue(shop.note.new("one"), session=one)
             shop.app.enqueue(shop.note.new("two"), session=two)
@@ -457,7 +461,7 @@ class TestAsync:
             asyncio.run(main())
         assert [name for name, _ in shop.done] == ["a", "b"]
 
-    def test_what_is_cancelled_is_cancelled(self, shop: Shop, database_url: str) -> None:
+    def test_a_cancelled_commit_cancels_its_running_handler(self, shop: Shop, database_url: str) -> None:
         engine = create_async_engine(async_database_url(database_url))
         started = asyncio.Event()
 
@@ -483,7 +487,7 @@ class TestAsync:
             asyncio.run(main())
 
 
-def test_without_a_session_a_job_runs_at_once_and_raises_there(shop: Shop) -> None:
+def test_a_job_without_a_session_runs_and_raises_at_once(shop: Shop) -> None:
     with inline(shop.app, at="commit"):
         assert shop.app.enqueue(shop.note.new("now")).state == "finished"
         with pytest.raises(LookupError, match="no order 1"):
@@ -520,7 +524,7 @@ def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: Shop, s
     assert raised.value.__notes__ == ["a job that ran inline failed, too: LookupError: no order 1"]
 
 
-def test_in_memory_no_file_or_server_is_needed() -> None:
+def test_inline_runs_jobs_with_a_database_in_memory() -> None:
     engine = create_engine("sqlite://", poolclass=StaticPool)
     Base.metadata.create_all(engine)
     shop = Shop(sqlq.App("sqlite://"), engine)
@@ -542,7 +546,7 @@ def test_blocks_in_blocks_each_keep_to_their_own(shop: Shop, engine: Engine) -> 
     assert [job.state for job in (*outer.jobs, *inner.jobs)] == ["finished", "available"]
 
 
-def test_what_cannot_be_waited_for_is_refused_as_by_the_real_thing(shop: Shop) -> None:
+def test_a_wrong_session_is_refused_as_outside_inline(shop: Shop) -> None:
     with inline(shop.app, at="commit"), Session() as unbound:
         for session in (unbound, object()):
             with pytest.raises(sqlq.EnqueueError, match=r"session has no bind|session is an object"):
@@ -554,7 +558,7 @@ def test_what_cannot_be_waited_for_is_refused_as_by_the_real_thing(shop: Shop) -
     assert shop.done == []
 
 
-def test_another_moment_is_not_known(shop: Shop) -> None:
+def test_inline_refuses_an_unknown_value_of_at(shop: Shop) -> None:
     with (
         pytest.raises(sqlq.errors.ConfigurationError, match=r'at is "enqueue" or "commit"'),
         inline(

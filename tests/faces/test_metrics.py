@@ -111,7 +111,7 @@ def ended(app: sqlq.App) -> dict[str, int]:
 # -- sqlq work -----------------------------------------------------------------------------------------------
 
 
-def test_the_endpoint_of_work_counts_what_the_database_says(sqlq_: Command, app: sqlq.App) -> None:
+def test_the_worker_endpoint_counts_as_the_database_does(sqlq_: Command, app: sqlq.App) -> None:
     enqueue(app, "shop.send", 200, 7)
     enqueue(app, "shop.fail", 3, "lift it")
     with scraped(sqlq_, "-p", "2") as (url, process):
@@ -161,7 +161,7 @@ def test_a_worker_process_that_dies_loses_and_doubles_nothing(sqlq_: Command, ap
 
 
 @pytest.mark.slow
-def test_under_a_storm_of_kills_nothing_is_counted_twice(sqlq_: Command, app: sqlq.App) -> None:
+def test_metrics_count_nothing_twice_in_a_storm_of_kills(sqlq_: Command, app: sqlq.App) -> None:
     """Jobs that a killed process had not reported are not counted at all.
 
     They are fewer than it had in its slots and in its last batch.
@@ -187,7 +187,7 @@ def test_under_a_storm_of_kills_nothing_is_counted_twice(sqlq_: Command, app: sq
 
 
 @on_sqlite
-def test_slots_that_are_busy_and_what_was_given_back(sqlq_: Command, app: sqlq.App) -> None:
+def test_the_endpoint_counts_busy_slots(sqlq_: Command, app: sqlq.App) -> None:
     enqueue(app, "wait", 1, "one")
     with scraped(sqlq_, "-c", "3", "--grace", "0s") as (url, process):
         sqlq_.wait_for("one.started")
@@ -199,7 +199,7 @@ def test_slots_that_are_busy_and_what_was_given_back(sqlq_: Command, app: sqlq.A
 
 
 @on_sqlite
-def test_a_port_in_use_is_one_sentence(sqlq_: Command) -> None:
+def test_a_port_in_use_is_reported_in_one_sentence(sqlq_: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for command in (("work", "--metrics-port"), ("metrics", "--port")):
@@ -219,7 +219,7 @@ def asks(url: str, said: bytes = b"GET /metrics HTTP/1.0\r\n\r\n") -> socket.soc
 
 @pytest.mark.integration
 @on_sqlite
-def test_strangers_hold_few_descriptors_and_none_for_long(sqlq_: Command) -> None:
+def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
     with scraped(sqlq_) as (url, process), ExitStack() as open_:
         supervisor = psutil.Process(process.pid)
         port = urllib.parse.urlsplit(url).port
@@ -240,7 +240,7 @@ def test_strangers_hold_few_descriptors_and_none_for_long(sqlq_: Command) -> Non
 
 
 @on_sqlite
-def test_who_sends_a_byte_now_and_then_is_closed(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_endpoint_closes_a_slow_client(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlq.metrics.serve.LONGEST_SECONDS", 1.0)
     url = serve(DatabaseCollector(app), 0, "127.0.0.1", "--port")
     with closing(asks(url, b"GET /")) as slow:
@@ -259,7 +259,7 @@ def test_who_sends_a_byte_now_and_then_is_closed(app: sqlq.App, monkeypatch: pyt
 
 
 @on_sqlite
-def test_only_this_machine_is_answered_unless_said_otherwise(sqlq_: Command) -> None:
+def test_the_endpoint_listens_on_loopback_by_default(sqlq_: Command) -> None:
     for command in ("work", "metrics"):
         assert "127.0.0.1" in sqlq_.ok(command, "--help")
     with scraped(sqlq_) as (_, process):
@@ -270,14 +270,14 @@ def test_only_this_machine_is_answered_unless_said_otherwise(sqlq_: Command) -> 
 
 
 @on_sqlite
-def test_an_address_that_is_none_of_this_machine_is_one_sentence(sqlq_: Command) -> None:
+def test_an_address_that_is_none_of_this_machine_is_reported_in_one_sentence(sqlq_: Command) -> None:
     said = sqlq_.shop("metrics", "--port", "0", "--host", "192.0.2.1").sentence()
     assert said.startswith("nothing can listen on host 192.0.2.1, port 0: ")
     assert "99999 is not in the range" in sqlq_.shop("work", "--metrics-port", "99999").misuse()
 
 
 @on_sqlite
-def test_without_prometheus_client_the_sentence_names_the_extra(sqlq_: Command) -> None:
+def test_a_missing_prometheus_client_names_the_extra(sqlq_: Command) -> None:
     (sqlq_.directory / "prometheus_client.py").write_text("raise ImportError('not here')")
     path = {"PYTHONPATH": f"{sqlq_.directory}:{ROOT}"}
     for command in (("work", "--metrics-port", "0"), ("metrics",)):
@@ -294,7 +294,7 @@ def test_without_prometheus_client_the_sentence_names_the_extra(sqlq_: Command) 
 
 
 @on_sqlite
-def test_prometheus_client_is_imported_by_who_shows_metrics_alone(sqlq_: Command, app: sqlq.App) -> None:
+def test_workers_do_not_import_prometheus_client(sqlq_: Command, app: sqlq.App) -> None:
     with (sqlq_.directory / "shop.py").open("a") as shop:
         shop.write(
             "import sys\n@app.task(queue='mail')\ndef imported() -> list[str]:\n"
@@ -364,7 +364,7 @@ def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> 
         wait_until(lambda: value(ask(), "sqlq_oldest_transaction_seconds") > 0.1, what="the old transaction")
 
 
-def test_scrapes_at_once_ask_the_database_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Vitals] = []
     vitals = app.queues.vitals
 
@@ -381,7 +381,7 @@ def test_scrapes_at_once_ask_the_database_once(app: sqlq.App, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_while_the_database_is_away_one_number_says_so(
+def test_a_scrape_shows_the_database_as_down_while_it_is_away(
     restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 0.0)
@@ -397,13 +397,13 @@ def test_while_the_database_is_away_one_number_says_so(
     seen(url, 1, "sqlq_database_up")
 
 
-def test_a_database_without_tables_is_one_sentence(bare: Command) -> None:
+def test_a_database_without_tables_is_reported_in_one_sentence(bare: Command) -> None:
     said = bare("metrics", "-d", f"sqlite:///{bare.directory}/none.db").sentence()
     assert "sqlq" in said
     assert "migrate" in said
 
 
-def test_an_endpoint_of_ones_own_can_show_the_database(app: sqlq.App) -> None:
+def test_a_registry_of_the_user_takes_the_database_collector(app: sqlq.App) -> None:
     assert "DatabaseCollector" in names_of_the_room()
     registry = CollectorRegistry()
     registry.register(DatabaseCollector(app))
@@ -411,7 +411,7 @@ def test_an_endpoint_of_ones_own_can_show_the_database(app: sqlq.App) -> None:
 
 
 @on_sqlite
-def test_a_name_that_is_no_utf_8_stops_no_scrape(app: sqlq.App) -> None:
+def test_a_scrape_works_with_a_name_that_is_not_utf_8(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (queue, task, payload) VALUES ('ma\nil\"\\', 't', '{}')")
     registry = CollectorRegistry()
@@ -445,7 +445,7 @@ def expressions() -> dict[str, str]:
     return found
 
 
-def test_dashboard_and_alerts_name_what_is_shown() -> None:
+def test_dashboard_and_alerts_use_existing_metrics() -> None:
     known = {name: metric for metric in METRICS.values() for name in shown_as(metric)}
     for where, expression in expressions().items():
         assert named_in(expression), "an expression of no metric of sqlq's"
@@ -459,7 +459,7 @@ def test_dashboard_and_alerts_name_what_is_shown() -> None:
             assert set(grouped[1].split(", ")) <= {*has, "le", "instance"}
 
 
-def test_alerts_and_panels_are_there() -> None:
+def test_alerts_and_panels_are_found() -> None:
     found = expressions()
     assert len([where for where in found if where.startswith("Sqlq")]) >= 10
     assert len(found) >= 28

@@ -85,7 +85,7 @@ OF_A_WORKER = ("__init__", "abandon", "are_wanted")
 """Methods of `Answers` that are called anyway, once for a worker or once for a batch."""
 
 
-def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:
+def test_unused_features_run_no_code_for_a_job(database_url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", JOBS, database_url],
         cwd=ROOT,

@@ -123,7 +123,7 @@ def test_many_jobs_have_a_span_each(traced: Traced, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["traceparent", "none", "broken"])
-def test_a_row_that_sql_has_inserted(traced: Traced, kind: str) -> None:
+def test_a_row_inserted_by_sql_has_a_span(traced: Traced, kind: str) -> None:
     traced.app.task(name="t")(lambda: None)
     headers = {
         "traceparent": json.dumps({"traceparent": PARENT, "tenant": 7}),
@@ -152,7 +152,7 @@ def test_a_context_that_the_caller_has_set_is_kept(traced: Traced) -> None:
     assert f"{parent_of(traced.span('process default')):016x}" == PARENT.split("-")[2]
 
 
-def test_a_retry_is_in_the_trace_and_links_to_the_attempt_before(traced: Traced) -> None:
+def test_a_retry_is_in_the_trace_and_links_to_the_previous_attempt(traced: Traced) -> None:
     @traced.app.task(name="t", max_attempts=3, backoff="0s")
     def fail() -> None:
         raise ValueError("no")
@@ -195,7 +195,7 @@ def test_a_replay_begins_a_trace_of_its_own_and_links_to_the_job(traced: Traced)
     assert (headers["tenant"], headers["sqlq.replay"]) == ("blue", {"of": job.id})
 
 
-def test_a_replay_is_in_the_trace_of_who_asks_for_it(traced: Traced) -> None:
+def test_a_replay_is_in_the_trace_of_its_caller(traced: Traced) -> None:
     """This holds for many jobs and attempts, and for the callback of a replayed job."""
 
     @traced.app.task(name="follows")
@@ -221,7 +221,7 @@ def test_a_replay_is_in_the_trace_of_who_asks_for_it(traced: Traced) -> None:
     assert [len(span.links) for span in spans if (span.attributes or {})["sqlq.attempt"] == 2] == [3, 3]
 
 
-def test_headers_that_nobody_could_read_are_replayed_as_they_are(traced: Traced, engine: Engine) -> None:
+def test_unreadable_headers_are_replayed_as_they_are(traced: Traced, engine: Engine) -> None:
     """And so are long ones, which must not become longer than headers may be."""
     traced.app.task(name="t")(lambda: None)
     plain = ["{}", "[1]", '{"a}', '{"traceparent": "' + PARENT + '"', '{"a": "' + 4_000 * "é" + '"}', None]
@@ -243,7 +243,7 @@ def test_headers_that_nobody_could_read_are_replayed_as_they_are(traced: Traced,
 
 
 @pytest.mark.parametrize("signal", [sqlq.Snooze("1h"), sqlq.Cancel("no more"), sqlq.Retry("1h")])
-def test_what_a_handler_asks_for_is_no_error(traced: Traced, signal: Exception) -> None:
+def test_a_signal_of_a_handler_is_no_error_in_its_span(traced: Traced, signal: Exception) -> None:
     @traced.app.task(name="t")
     def ask() -> None:
         raise signal
@@ -266,7 +266,7 @@ def test_the_span_of_one_attempt_is_not_that_of_the_next_job(traced: Traced) -> 
     assert not any(span.get_span_context().is_valid for span in seen)
 
 
-def test_inline_jobs_are_traced_too(traced: Traced) -> None:
+def test_inline_jobs_are_traced(traced: Traced) -> None:
     task = traced.app.task(name="t")(lambda: None)
     with inline(traced.app), traced.tracer.start_as_current_span("request"):
         traced.app.enqueue(task.new())
@@ -284,12 +284,12 @@ def test_an_event_names_the_trace(traced: Traced) -> None:
     assert event.span_id == f"{id_of(span):016x}"
 
 
-def test_a_second_call_is_one_sentence(traced: Traced) -> None:
+def test_a_second_instrument_of_an_app_is_refused(traced: Traced) -> None:
     with pytest.raises(ConfigurationError, match="second time"):
         otel.instrument(traced.app)
 
 
-def test_without_a_provider_nothing_is_written(app: sqlq.App) -> None:
+def test_no_headers_are_written_without_a_provider(app: sqlq.App) -> None:
     otel.instrument(app)
     task = app.task(name="t")(lambda: None)
     job = app.enqueue(task.new())
@@ -321,7 +321,7 @@ def log_alone() -> None:
 """
 
 
-def test_lines_of_the_log_carry_the_trace(sqlq_: Command, app: sqlq.App) -> None:
+def test_log_lines_have_the_trace_id(sqlq_: Command, app: sqlq.App) -> None:
     """Also those of a job in a process of its own, whose spans are exported when it ends."""
     with (sqlq_.directory / "shop.py").open("a") as shop:
         shop.write(TRACED_SHOP)
@@ -343,7 +343,7 @@ def test_lines_of_the_log_carry_the_trace(sqlq_: Command, app: sqlq.App) -> None
 
 
 @pytest.mark.parametrize(("module", "missing"), [("otel", "opentelemetry"), ("sentry", "sentry_sdk")])
-def test_what_is_not_installed_is_one_sentence(bare: Command, module: str, missing: str) -> None:
+def test_a_missing_package_is_reported_in_one_sentence(bare: Command, module: str, missing: str) -> None:
     (bare.directory / f"{missing}.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
         [sys.executable, "-c", f"import sqlq.{module}"],

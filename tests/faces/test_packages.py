@@ -62,7 +62,7 @@ def test_a_wheel_has_the_package_and_its_migrations(wheel: zipfile.ZipFile) -> N
 
 
 @slow
-def test_a_source_distribution_has_what_is_tracked(folder: Path) -> None:
+def test_a_source_distribution_has_the_tracked_files(folder: Path) -> None:
     (found,) = folder.glob("*.tar.gz")
     with tarfile.open(found) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -70,7 +70,7 @@ def test_a_source_distribution_has_what_is_tracked(folder: Path) -> None:
 
 
 @slow
-def test_metadata_names_what_an_index_shows(wheel: zipfile.ZipFile) -> None:
+def test_metadata_has_the_fields_of_an_index(wheel: zipfile.ZipFile) -> None:
     found = metadata(wheel)
     assert (found["Name"], found["Version"]) == ("sqlq", sqlq.__version__)
     assert (found["License-Expression"], found["Requires-Python"]) == ("MIT", ">=3.11")
@@ -79,7 +79,7 @@ def test_metadata_names_what_an_index_shows(wheel: zipfile.ZipFile) -> None:
 
 
 @slow
-def test_the_page_on_an_index_leads_nowhere_wrong(wheel: zipfile.ZipFile) -> None:
+def test_the_page_on_an_index_has_no_relative_urls(wheel: zipfile.ZipFile) -> None:
     page = metadata(wheel).get_payload()
     assert isinstance(page, str)
     assert page.startswith("# sqlq\n")

@@ -108,10 +108,10 @@ ELSEWHERE = {
     "install": "test_the_two_commands",
     "python": "TestPython",
     "sh": "test_quick_start, test_commands, test_replay_commands, test_key_commands, test_schedule_commands, "
-    "test_commands_for_workers, test_the_dashboard_opens, test_why_a_job_does_not_run",
+    "test_commands_for_workers, test_the_dashboard_opens, test_troubleshooting_quotes_the_reasons_of_why",
     "testing": "test_testing",
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, TestGrants, "
-    "test_accounts_of_mariadb, test_how_it_works",
+    "test_accounts_of_mariadb, test_statements_on_how_it_works_run",
     "recipe": "test_a_recipe",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
@@ -119,7 +119,7 @@ ELSEWHERE = {
     "peer": "test_an_application_that_moved, test_a_django_application_that_moved, "
     "test_an_application_prints_the_same_with_its_peer",
     "django": "test_a_django_project",
-    "example": "test_what_is_shown_of_examples",
+    "example": "test_quoted_parts_of_examples_match_their_files",
     "tutorial": "test_the_tutorial",
     "apps": "test_one_worker_serves_several_databases",
     "toml": "test_pyproject_names_the_app_and_the_database",
@@ -139,7 +139,7 @@ def test_every_block_is_run_by_a_test() -> None:
             assert re.search(rf"^(def|class) {name}", source, re.MULTILINE)
 
 
-def test_links_lead_somewhere() -> None:
+def test_targets_of_relative_urls_in_pages_exist() -> None:
     nowhere: list[tuple[Path, str]] = []
     for page in LINKED:
         for target in re.findall(r"\]\(([^)]+)\)", BLOCK.sub("", page.read_text())):
@@ -448,7 +448,7 @@ def test_one_worker_serves_several_databases(desk: Desk) -> None:
     assert 'sqlq_database_up{app="us"} 1.0' in desk.run(metrics)
 
 
-def test_why_a_job_does_not_run(desk: Desk) -> None:
+def test_troubleshooting_quotes_the_reasons_of_why(desk: Desk) -> None:
     """The page quotes the output of the command."""
     desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
     asked, examined, workers = block("sh", "why").splitlines()
@@ -494,7 +494,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_shown_of_examples(name: str) -> None:
+def test_quoted_parts_of_examples_match_their_files(name: str) -> None:
     """tests/faces/test_examples.py runs them."""
     file = (ROOT / "examples" / EXAMPLES[name]).read_text()
     missing = [part for part in block("example", name).split("\n\n\n") if part.strip() not in file]
@@ -525,7 +525,7 @@ def mail(*ids: int) -> list[tuple[str, str, object]]:
 
 
 class TestPython:
-    def test_sealed(
+    def test_encryption(
         self, names: dict[str, Any], database_url: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         given = names | {"url": database_url, "new_key": new_key(), "old_key": new_key()}
@@ -617,7 +617,7 @@ class TestPython:
         shown, ran = capsys.readouterr().out.splitlines()
         assert (shown, ran) == ("export of May {'tenant': 'blue'}", "export of May blue")
 
-    def test_stamp(self, names: dict[str, Any]) -> None:
+    def test_enqueue_middleware(self, names: dict[str, Any]) -> None:
         names["request"] = SimpleNamespace(id="r-7")
         run_python("stamp", names)
         app: sqlq.App = names["app"]
@@ -804,7 +804,7 @@ class TestPython:
             assert drain(queue).completed == 1
 
     @pytest.mark.parametrize("name", ["flask", "translate", "django", "sentry", "correlation"])
-    def test_around(self, names: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_middleware(self, names: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         events: list[str] = []
 
         @contextmanager
@@ -1007,7 +1007,7 @@ class TestPython:
             connection.commit()
         assert drain(names["app"]).completed == 1
 
-    def test_of_now(self, names: dict[str, Any]) -> None:
+    def test_app_session(self, names: dict[str, Any]) -> None:
         names |= {"scoped_session": scoped_session, "sessionmaker": sessionmaker}
         run_python("of_now", names)
         names["sessions"].remove()
@@ -1190,7 +1190,7 @@ HOW_IT_WORKS = ("how_enqueue", "how_claim", "how_heartbeat", "how_settle", "how_
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_how_it_works(names: dict[str, Any]) -> None:
+def test_statements_on_how_it_works_run(names: dict[str, Any]) -> None:
     """The five statements of the page take two jobs from enqueue to their ends."""
     app: sqlq.App = names["app"]
     assert tuple(b.name for b in BLOCKS if b.name.startswith("how_")) == HOW_IT_WORKS
@@ -1613,7 +1613,7 @@ class TestGrants:
         rotate_as(urls["shop_keys"])
         rotate_as(urls["shop_operator"])
 
-    def test_a_workers_role_may_retry_and_forget(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    def test_a_workers_role_may_retry_and_delete(self, roles: tuple[Engine, dict[str, str]]) -> None:
         with closing(sqlq.App(roles[1]["shop_worker"])) as app:
             bad = app.task(name="shop.bad", max_attempts=1)(lambda: 1 / 0)
             app.enqueue_many([bad.new(), bad.new()])
@@ -1622,7 +1622,7 @@ class TestGrants:
             assert app.jobs.retry([first]) == [first]
             assert app.jobs.delete([second]) == [second]
 
-    def test_a_workers_role_may_do_every_chore(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    def test_a_workers_role_may_run_every_service(self, roles: tuple[Engine, dict[str, str]]) -> None:
         """A drain ends before some services. Each is run twice, since some begin with a wait."""
         with closing(sqlq.App(roles[1]["shop_worker"])) as app:
             services = [service for _, _, service, _ in app.worker()._maintenance._due]
@@ -1630,7 +1630,7 @@ class TestGrants:
             for service in services * 2:
                 service.run()
 
-    def test_who_replaces_is_of_another_kind(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    def test_replacing_needs_the_replacing_producer_role(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
         replace_as(urls["shop_admin"])
         with pytest.raises(SQLAlchemyError, match="permission denied") as refused:
@@ -1641,7 +1641,7 @@ class TestGrants:
         grant(owner.url.render_as_string(hide_password=False), str(name), "replacing-producer")
         replace_as(urls["shop_web"])
 
-    def test_who_is_not_trusted_enqueues_plain_jobs_alone(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    def test_a_form_role_may_enqueue_plain_jobs_alone(self, roles: tuple[Engine, dict[str, str]]) -> None:
         enqueue_plainly_as(url := roles[1]["shop_form"])
         with closing(sqlq.App(url)) as app:
             task = app.task(name="shop.note")(lambda text: text)

@@ -88,7 +88,7 @@ def test_a_final_failure_is_one_issue(app: sqlq.App, sent: list[Event]) -> None:
     assert frames[-1]["function"] == "charge"
 
 
-def test_without_it_the_line_of_the_log_makes_the_issue(
+def test_the_log_line_makes_the_issue_without_instrument(
     app: sqlq.App, sent: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the test above shows something."""
@@ -104,14 +104,14 @@ def test_without_it_the_line_of_the_log_makes_the_issue(
     assert event["logger"] == "sqlq.worker"
 
 
-def test_other_lines_still_make_issues(app: sqlq.App, sent: list[Event]) -> None:
+def test_other_log_lines_make_issues(app: sqlq.App, sent: list[Event]) -> None:
     sentry.instrument(app)
     logging.getLogger("sqlq.worker").error("worker process 7 died")
     logging.getLogger("shop").error("in the shop")
     assert [event["logentry"]["message"] for event in sent] == ["worker process 7 died", "in the shop"]
 
 
-def test_what_a_handler_tells_goes_along_and_not_to_the_next_job(app: sqlq.App, sent: list[Event]) -> None:
+def test_an_issue_has_tags_and_breadcrumbs_of_its_job_alone(app: sqlq.App, sent: list[Event]) -> None:
     sentry.instrument(app)
 
     @app.task(name="shop.charge", max_attempts=1)
@@ -132,7 +132,7 @@ def test_what_a_handler_tells_goes_along_and_not_to_the_next_job(app: sqlq.App, 
         assert told == [f"asking the bank of {event['tags']['tenant']}"]
 
 
-def test_what_a_handler_sends_itself_names_the_job(app: sqlq.App, sent: list[Event]) -> None:
+def test_a_message_sent_by_a_handler_names_the_job(app: sqlq.App, sent: list[Event]) -> None:
     sentry.instrument(app)
 
     @app.task(name="t")
@@ -146,7 +146,7 @@ def test_what_a_handler_sends_itself_names_the_job(app: sqlq.App, sent: list[Eve
 
 
 @pytest.mark.parametrize("signal", [sqlq.Snooze("1h"), sqlq.Cancel("no more"), sqlq.Retry("1h")])
-def test_what_is_no_failure_is_no_issue(app: sqlq.App, sent: list[Event], signal: Exception) -> None:
+def test_a_signal_of_a_handler_makes_no_issue(app: sqlq.App, sent: list[Event], signal: Exception) -> None:
     sentry.instrument(app)
 
     @app.task(name="t")
@@ -177,7 +177,7 @@ def test_a_job_that_lost_its_worker_is_an_issue(app: sqlq.App, sent: list[Event]
     assert event["tags"]["sqlq.reason"] == "worker_lost"
 
 
-def test_a_second_call_is_one_sentence(app: sqlq.App) -> None:
+def test_a_second_instrument_of_an_app_is_refused(app: sqlq.App) -> None:
     sentry.instrument(app)
     with pytest.raises(ConfigurationError, match="second time"):
         sentry.instrument(app)

@@ -85,7 +85,7 @@ class TestInline:
         yield
         assert not list(tmp_path.iterdir())
 
-    def test_runs_in_the_callers_thread_at_enqueue(self, shop: Shop) -> None:
+    def test_inline_runs_jobs_in_the_callers_thread(self, shop: Shop) -> None:
         threads = []
 
         @shop.app.task(name="shop.where")
@@ -109,7 +109,7 @@ class TestInline:
             shop.app.enqueue(items.new((1, 2)))
         assert got == [[1, 2]]
 
-    def test_many_run_in_order(self, shop: Shop) -> None:
+    def test_enqueue_many_inline_runs_in_order(self, shop: Shop) -> None:
         with inline(shop.app):
             shop.app.enqueue_many([shop.note.new(str(i)) for i in range(3)])
         assert shop.done == [("0", 1), ("1", 1), ("2", 1)]
@@ -196,7 +196,7 @@ class TestInline:
         with pytest.raises(sqlq.errors.ConfigurationError, match="outside a handler"):
             sqlq.current_job()
 
-    def test_refusals_are_those_of_the_real_thing(self, shop: Shop) -> None:
+    def test_inline_refuses_what_enqueue_refuses(self, shop: Shop) -> None:
         @sqlq.App("sqlite:///other.db").task(name="other")
         def other() -> None: ...
 
@@ -208,13 +208,13 @@ class TestInline:
             with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
                 shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]
 
-    def test_what_ran_can_be_asserted(self, shop: Shop) -> None:
+    def test_assert_enqueued_finds_jobs_that_ran_inline(self, shop: Shop) -> None:
         with inline(shop.app), Session() as session:
             shop.app.enqueue(shop.note.new("a"), session=session)
             assert assert_enqueued(shop.note, args=["a"], session=session).queue == "notes"
             assert_not_enqueued(shop.bad)
 
-    def test_afterwards_jobs_are_enqueued_again(self, shop: Shop, tmp_path: Path) -> None:
+    def test_jobs_are_enqueued_again_after_inline(self, shop: Shop, tmp_path: Path) -> None:
         with inline(shop.app):
             pass
         with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
@@ -274,7 +274,7 @@ class TestWhatHandlersReturn:
 
         return run
 
-    def test_what_is_to_be_awaited_is(self, shop: Shop, run: Any) -> None:
+    def test_inline_awaits_coroutines_that_a_def_handler_returns(self, shop: Shop, run: Any) -> None:
         async def send(order_id: int = 7) -> int:
             await asyncio.sleep(0)
             shop.done.append(sqlq.current_job().task)
@@ -309,7 +309,7 @@ class TestWhatHandlersReturn:
 
 
 class TestDrain:
-    def test_runs_what_is_available_and_what_that_enqueues(self, shop: Shop) -> None:
+    def test_drain_runs_available_jobs_and_those_they_enqueue(self, shop: Shop) -> None:
         @shop.app.task(name="shop.chain")
         def chain(left: int) -> None:
             if left:
@@ -321,12 +321,12 @@ class TestDrain:
         assert drain(shop.app) == Tally()
         assert {str(x) for x in shop.done} == {"('a', 1)", "b", "1"}
 
-    def test_only_some_queues(self, shop: Shop) -> None:
+    def test_drain_runs_only_named_queues(self, shop: Shop) -> None:
         shop.app.enqueue_many([shop.note.new("a"), shop.anote.new("b")])
         assert drain(shop.app, ["notes"]) == Tally(completed=1)
         assert shop.done == [("a", 1)]
 
-    def test_sees_committed_jobs_only(self, shop: Shop, engine: Engine) -> None:
+    def test_drain_runs_committed_jobs_only(self, shop: Shop, engine: Engine) -> None:
         with Session(engine) as session:
             shop.app.enqueue(shop.note.new("rolled back"), session=session)
             session.rollback()
@@ -362,7 +362,7 @@ class TestAsserting:
         assert_not_enqueued(shop.note, args=["a"], queue="mail")
         assert_not_enqueued(shop.bad)
 
-    def test_the_message_says_what_there_is(self, shop: Shop) -> None:
+    def test_the_assertion_message_lists_the_enqueued_jobs(self, shop: Shop) -> None:
         shop.app.enqueue(shop.note.new("a", copies=2))
         with pytest.raises(
             AssertionError,
@@ -379,22 +379,20 @@ class TestAsserting:
         ):
             assert_not_enqueued(shop.note)
 
-    def test_arguments_that_fit_no_call_are_the_tests_mistake(self, shop: Shop) -> None:
+    def test_assert_enqueued_refuses_arguments_that_fit_no_call(self, shop: Shop) -> None:
         shop.app.enqueue(shop.note.new("a"))
         with pytest.raises(sqlq.errors.ArgumentsError, match="too many positional"):
             assert_not_enqueued(shop.note, args=["a", 1, 2])
         with pytest.raises(sqlq.errors.ArgumentsError, match="give a list"):
             assert_not_enqueued(shop.note, args="a")
 
-    def test_ended_jobs_were_enqueued_too(self, shop: Shop) -> None:
+    def test_assert_enqueued_finds_ended_jobs(self, shop: Shop) -> None:
         shop.app.enqueue_many([shop.note.new("a"), shop.bad.new().set(max_attempts=1)])
         drain(shop.app)
         assert_enqueued(shop.note, args=["a"])
         assert_enqueued(shop.bad, args=[])
 
-    def test_a_rolled_back_session_is_seen_from_inside_and_leaves_nothing(
-        self, shop: Shop, engine: Engine
-    ) -> None:
+    def test_assert_enqueued_sees_jobs_of_the_open_session(self, shop: Shop, engine: Engine) -> None:
         with Session(engine) as session:
             shop.app.enqueue(shop.note.new("a"), session=session)
             assert_enqueued(shop.note, args=["a"], session=session)
@@ -416,7 +414,7 @@ class TestAsserting:
 
         asyncio.run(main())
 
-    def test_a_payload_of_another_making_is_not_taken_for_a_call(self, shop: Shop, engine: Engine) -> None:
+    def test_a_foreign_payload_matches_no_arguments(self, shop: Shop, engine: Engine) -> None:
         with engine.begin() as conn:
             for payload in ("not json", '{"args": [1, 2, 3, 4]}'):
                 conn.execute(
@@ -427,7 +425,9 @@ class TestAsserting:
         with pytest.raises(AssertionError, match="unreadable payload"):
             assert_enqueued(shop.note, args=[ANY])
 
-    def test_without_an_app_or_session_it_says_what_to_do(self, app: sqlq.App, engine: Engine) -> None:
+    def test_the_error_names_the_fixture_without_an_app_or_session(
+        self, app: sqlq.App, engine: Engine
+    ) -> None:
         shop = Shop(app)
         with pytest.raises(sqlq.errors.ConfigurationError, match="fixture sqlq_app"):
             assert_enqueued(shop.note)
@@ -436,7 +436,7 @@ class TestAsserting:
             assert_not_enqueued(shop.note, session=session)
 
 
-def test_what_follows_a_job_runs_inline_too(app: sqlq.App) -> None:
+def test_callbacks_run_inline_too(app: sqlq.App) -> None:
     heard: list[sqlq.JobResult] = []
 
     @app.task(name="thank")
@@ -470,7 +470,7 @@ def test_what_follows_a_job_runs_inline_too(app: sqlq.App) -> None:
     ]
 
 
-def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
+def test_on_database_restores_the_app(tmp_path: Path) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/own.db")
     app.migrate()
     shop = Shop(app)
@@ -485,7 +485,7 @@ def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
     app.close()
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_exported() -> None:
     assert {
         name: getattr(sqlq.testing, name) for name in sqlq.testing.__all__
     }.keys() == sqlq.testing._EXPORTS.keys()

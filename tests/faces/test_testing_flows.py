@@ -26,7 +26,7 @@ def test_a_flow_runs_inline_in_order(shop: Shop) -> None:
     assert shop.app.jobs.list() == []
 
 
-def test_what_comes_after_a_failed_step_stays_blocked(shop: Shop) -> None:
+def test_steps_after_a_failed_step_stay_blocked(shop: Shop) -> None:
     shop.broken.add("pay")
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))

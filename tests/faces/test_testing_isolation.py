@@ -131,7 +131,7 @@ def test_a_schema_that_the_code_under_test_names(
     shop.app.use(database_url)
 
 
-def test_afterwards_the_app_is_where_it_was_told_to_go(
+def test_the_app_is_on_the_used_database_after_the_block(
     shop: Shop, database_url: str, place: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = shop.app
@@ -144,9 +144,7 @@ def test_afterwards_the_app_is_where_it_was_told_to_go(
     engine.dispose()
 
 
-def test_what_cannot_be_used_is_refused_at_once_and_changes_nothing(
-    shop: Shop, place: dict[str, Any]
-) -> None:
+def test_a_wrong_use_is_refused_at_once_and_changes_nothing(shop: Shop, place: dict[str, Any]) -> None:
     own = shop.app._connected.address
     with on_database(shop.app, **place) as app:
         with pytest.raises(sqlq.errors.ConfigurationError, match="both a url and an engine"):
@@ -184,7 +182,7 @@ def test_blocks_that_are_left_in_another_order(shop: Shop, place: dict[str, Any]
     assert app._connected.address is own
 
 
-def test_a_block_that_fails_to_begin_leaves_the_app_where_it_was(shop: Shop, tmp_path: Path) -> None:
+def test_a_block_that_fails_to_begin_keeps_the_apps_database(shop: Shop, tmp_path: Path) -> None:
     own = shop.app._connected.address
     with (
         pytest.raises(sqlq.errors.ConfigurationError, match="there is no directory"),
@@ -195,7 +193,7 @@ def test_a_block_that_fails_to_begin_leaves_the_app_where_it_was(shop: Shop, tmp
     assert len(shop.app.jobs.list(state="available")) == 1
 
 
-def test_the_app_is_given_back_whole(database_url: str, place: dict[str, Any]) -> None:
+def test_on_database_restores_the_apps_address(database_url: str, place: dict[str, Any]) -> None:
     schema = "public" if database_url.startswith("postgresql") else None
     app = sqlq.App(database_url, listen_url="postgresql://direct/d", schema=schema)
     before = app._connected.address
@@ -206,7 +204,9 @@ def test_the_app_is_given_back_whole(database_url: str, place: dict[str, Any]) -
     app.close()
 
 
-def test_no_url_is_not_the_apps_own(shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
+def test_on_database_refuses_a_url_of_none(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
     """None is the result of `os.environ.get` where the variable is not set."""
     monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
     with (
@@ -231,7 +231,7 @@ class TestWhatWasMadeBefore:
             do_everything(shop)
         assert shop.done == []
 
-    def test_so_do_its_connections(self, shop: Shop, place: dict[str, Any]) -> None:
+    def test_kept_connections_refuse_writes(self, shop: Shop, place: dict[str, Any]) -> None:
         app = shop.app
         database, jobs, queues = app.database, app.jobs, app.queues
         enqueue = app._connected.enqueuer.enqueue
@@ -257,7 +257,9 @@ class TestWhatWasMadeBefore:
                 with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
                     change()
 
-    def test_afterwards_they_work_again(self, shop: Shop, place: dict[str, Any], database_url: str) -> None:
+    def test_kept_connections_work_after_the_block(
+        self, shop: Shop, place: dict[str, Any], database_url: str
+    ) -> None:
         database = shop.app.database
         with on_database(shop.app, **place):
             pass
@@ -300,7 +302,7 @@ class TestSessions:
             session.commit()
         engine.dispose()
 
-    def test_on_the_tests_database_it_is_taken(self, shop: Shop, place: dict[str, Any]) -> None:
+    def test_a_session_on_the_tests_database_is_accepted(self, shop: Shop, place: dict[str, Any]) -> None:
         """On PostgreSQL the real tables are on the same connection's search_path, and are not written."""
         engine = create_engine(place["url"])
         with on_database(shop.app, **place), Session(engine) as session:
@@ -310,7 +312,7 @@ class TestSessions:
         engine.dispose()
 
     @pytest.mark.filterwarnings("ignore:jobs are being enqueued into sqlite")
-    def test_in_memory_it_is_taken(self, shop: Shop, place: dict[str, Any]) -> None:
+    def test_a_session_in_memory_is_accepted(self, shop: Shop, place: dict[str, Any]) -> None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
         with on_database(shop.app, **place), Session(engine) as session:
             create_tables(session)
@@ -338,14 +340,14 @@ class TestDrain:
 
 
 class TestInline:
-    def test_use_does_not_end_it(self, shop: Shop, database_url: str) -> None:
+    def test_use_does_not_end_inline(self, shop: Shop, database_url: str) -> None:
         with inline(shop.app) as ran:
             shop.app.use(database_url)
             shop.app.enqueue(shop.note.new("inline"))
         assert shop.done == ["inline"]
         assert len(ran.jobs) == 1
 
-    def test_nor_does_a_test_database_that_is_opened_in_it(self, shop: Shop, place: dict[str, Any]) -> None:
+    def test_on_database_does_not_end_inline(self, shop: Shop, place: dict[str, Any]) -> None:
         with inline(shop.app):
             with on_database(shop.app, **place) as app:
                 app.enqueue(shop.note.new("1"))

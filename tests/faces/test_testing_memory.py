@@ -90,7 +90,7 @@ def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, made: str
     app.close()
 
 
-def test_enqueued_by_asynchronous_code() -> None:
+def test_asynchronous_code_enqueues_in_memory() -> None:
     async def main() -> None:
         engine = create_async_engine("sqlite+aiosqlite://", poolclass=StaticPool)
         shop = Shop(sqlq.App(engine=engine))
@@ -104,7 +104,7 @@ def test_enqueued_by_asynchronous_code() -> None:
     asyncio.run(main())
 
 
-def test_what_needs_a_connection_of_its_own_says_what_to_do(memory: Engine) -> None:
+def test_calls_that_need_their_own_connection_explain_the_alternative(memory: Engine) -> None:
     shop = Shop(sqlq.App(engine=memory))
     with memory.begin() as conn:
         create_tables(conn)
@@ -125,7 +125,7 @@ def test_what_needs_a_connection_of_its_own_says_what_to_do(memory: Engine) -> N
     assert shop.done == ["as said"]
 
 
-def test_missing_tables_are_not_to_be_migrated_there(memory: Engine) -> None:
+def test_missing_tables_in_memory_name_create_tables(memory: Engine) -> None:
     shop = Shop(sqlq.App("sqlite://"))
     with Session(memory) as session:
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_missing_tables_are_not_to_be_migrated_there(memory: Engine) -> None:
         shop.app.enqueue(shop.note.new("x"), session=session)
 
 
-def test_a_savepoint_without_a_transaction_is_refused_there_too(memory: Engine) -> None:
+def test_a_savepoint_without_a_transaction_is_refused_in_memory(memory: Engine) -> None:
     shop = Shop(sqlq.App("sqlite://"))
     with Session(memory) as session:
         create_tables(session)
@@ -154,7 +154,7 @@ def left(engine: Engine) -> list[str]:
 
 
 class TestCreateTables:
-    def test_what_migrate_makes(self, empty: Engine) -> None:
+    def test_create_tables_makes_all_tables_once(self, empty: Engine) -> None:
         """A second call changes nothing, on a Connection as on a Session."""
         with empty.begin() as conn:
             create_tables(conn)
@@ -171,7 +171,7 @@ class TestCreateTables:
         app.close()
 
     @pytest.mark.parametrize("configured", [False, True])
-    def test_nothing_is_committed(self, empty: Engine, configured: bool) -> None:
+    def test_create_tables_does_not_commit(self, empty: Engine, configured: bool) -> None:
         if configured and empty.dialect.name == "sqlite":
             sqlq.configure_sqlite(empty)
         with empty.connect() as conn:
@@ -181,7 +181,7 @@ class TestCreateTables:
         with empty.connect() as conn:
             assert tables(conn) == left(empty)
 
-    def test_in_a_test_that_is_rolled_back_as_a_whole(self, empty: Engine) -> None:
+    def test_create_tables_joins_a_test_that_is_rolled_back(self, empty: Engine) -> None:
         """The session joins the test's transaction, by savepoints."""
         if empty.dialect.name == "sqlite":
             sqlq.configure_sqlite(empty)
@@ -203,7 +203,7 @@ class TestCreateTables:
         shop.app.close()
 
     @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
-    def test_in_a_savepoint(self, empty: Engine) -> None:
+    def test_create_tables_joins_a_savepoint(self, empty: Engine) -> None:
         if empty.dialect.name == "sqlite":
             sqlq.configure_sqlite(empty)
         with empty.begin() as conn:
@@ -217,7 +217,7 @@ class TestCreateTables:
             assert tables(conn) == OURS
 
     @on_postgresql
-    def test_in_a_schema(self, empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_create_tables_takes_a_schema(self, empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         with empty.begin() as conn:
             create_tables(conn, schema="queue")
             assert tables(conn, "queue") == OURS
@@ -226,14 +226,14 @@ class TestCreateTables:
             assert tables(conn, "other") == OURS
             assert tables(conn) == []
 
-    def test_tables_of_somebody_else_stand_in_the_way(self, empty: Engine) -> None:
+    def test_create_tables_refuses_foreign_tables(self, empty: Engine) -> None:
         with empty.begin() as conn:
             conn.execute(text("CREATE TABLE jobs (id int)"))
             with pytest.raises(sqlq.errors.ConfigurationError, match="holds jobs already, not made by sqlq"):
                 create_tables(conn)
             conn.execute(text("INSERT INTO jobs VALUES (1)"))
 
-    def test_asynchronously(self, empty_database_url: str) -> None:
+    def test_create_tables_works_with_run_sync(self, empty_database_url: str) -> None:
         async def main() -> None:
             engine = create_async_engine(async_database_url(empty_database_url))
             async with engine.begin() as conn:

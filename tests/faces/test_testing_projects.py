@@ -191,7 +191,7 @@ def test_made_before(sqlq_app):
 
 @pytest.mark.variants
 @pytest.mark.parametrize("on_the_server", [False, True])
-def test_an_application_factory_leaves_the_test_where_it_is(
+def test_an_application_factory_does_not_move_the_test_database(
     project: Path, real: str, on_the_server: bool
 ) -> None:
     for name, content in FACTORY.items():
@@ -282,7 +282,7 @@ def test_an_applications_own_tables_are_in_the_tests_schema(project: Path, real:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_the_url_of_the_server_says_stays_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fixture_keeps_options_of_the_servers_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGOPTIONS", raising=False)
 
     def options(url: str) -> object:
@@ -297,7 +297,7 @@ def test_what_the_url_of_the_server_says_stays_said(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @on_sqlite
-def test_the_fixture_refuses_a_file_with_rows_of_sqlqs_in_it(project: Path, real: str) -> None:
+def test_the_fixture_refuses_a_file_with_rows_of_sqlq(project: Path, real: str) -> None:
     held = (project / "real.db").read_bytes()
     tables = ("jobs", "failed_jobs", "finished_jobs", "sqlq_queues")
     for cleared, said in enumerate(
@@ -327,7 +327,7 @@ def test_the_fixture_refuses_a_file_with_rows_of_sqlqs_in_it(project: Path, real
         ('sqlq_app = "shop:place_order"', "is not a sqlq.App, but a function"),
     ],
 )
-def test_an_app_that_cannot_be_found_is_one_sentence(project: Path, ini: str, said: str) -> None:
+def test_an_app_that_cannot_be_found_is_reported_in_one_sentence(project: Path, ini: str, said: str) -> None:
     (project / "pyproject.toml").write_text(PROJECT["pyproject.toml"].replace("{ini}", ini))
     done = run_pytest(project)
     assert done.returncode == 1

@@ -93,7 +93,7 @@ def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float],
 
 @on_servers
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_server_crashes_under_load(
+def test_workers_survive_crashes_of_the_server(
     load: Load, restartable_server: OwnPostgreSQL | OwnMariaDB, times: int
 ) -> None:
     resumed = []
@@ -121,7 +121,7 @@ BACKENDS = {
 
 @on_servers
 @pytest.mark.parametrize("seconds", [2, pytest.param(15, marks=pytest.mark.slow)])
-def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> None:
+def test_workers_survive_killed_backends(load: Load, seconds: int) -> None:
     chance = random.Random(20_261_121)
     engine = create_engine(load.url, poolclass=NullPool)
     killed = 0
@@ -145,7 +145,7 @@ def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> Non
 
 
 @on_servers
-def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
+def test_workers_survive_connection_resets(load: Load, proxy: Proxy) -> None:
     resumed = []
     with working(load, proxy.url(load.url)) as worker:
         for _ in range(5):
@@ -167,7 +167,7 @@ def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
         pytest.param(("to client",), id="to the client", marks=pytest.mark.slow),
     ],
 )
-def test_the_network_swallows_packets(load: Load, proxy: Proxy, directions: tuple[str, ...]) -> None:
+def test_workers_survive_lost_packets(load: Load, proxy: Proxy, directions: tuple[str, ...]) -> None:
     with working(load, proxy.url(load.url)) as worker:
         proxy.deaf(*directions)
         passes(2)
@@ -184,7 +184,7 @@ def test_the_network_swallows_packets(load: Load, proxy: Proxy, directions: tupl
 
 @on_servers
 @pytest.mark.slow
-def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Proxy) -> None:
+def test_workers_survive_long_and_repeated_packet_loss(load: Load, proxy: Proxy) -> None:
     resumed = []
     with working(load, proxy.url(load.url)) as worker:
         for seconds in (12, 6, 3):
@@ -196,7 +196,7 @@ def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Prox
 
 
 @on_postgresql
-def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
+def test_workers_survive_a_dead_listening_connection(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
     with (
         Load(tmp_path / "work", database_url) as load,
         working(load, proxy.url(load.url)) as worker,
@@ -268,7 +268,7 @@ def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, p
 
 
 @on_servers
-def test_an_enqueue_meets_a_pooled_connection_that_died(
+def test_an_enqueue_replaces_a_dead_pooled_connection(
     tmp_path: Path, database_url: str, proxy: Proxy
 ) -> None:
     with Load(tmp_path / "work", proxy.url(database_url)) as load:
@@ -294,7 +294,7 @@ def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
 
 
 @on_postgresql
-def test_a_standby_is_waited_out_and_its_promotion_noticed(
+def test_workers_wait_for_the_promotion_of_a_standby(
     tmp_path: Path, proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
 ) -> None:
     with standby_of(restartable_postgresql) as standby, working(load, proxy.url(load.url)) as worker:
@@ -361,7 +361,7 @@ def test_a_worker_that_starts_at_a_standby_waits(
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_server_that_takes_no_writes_is_waited_out(
+def test_workers_wait_while_a_server_takes_no_writes(
     tmp_path: Path, database_url: str, mariadb: MariaDB
 ) -> None:
     """As while a primary is handed over. It stops no administrator, so the worker is another user."""
@@ -387,7 +387,7 @@ def test_a_server_that_takes_no_writes_is_waited_out(
 
 
 @on_servers
-def test_no_wait_is_without_end(
+def test_every_wait_has_a_timeout(
     tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kind of call, on a connection that was good and on one that is being made."""

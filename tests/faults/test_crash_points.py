@@ -147,7 +147,7 @@ def points(app: sqlq.App, engine: Engine, die: Die) -> Callable[[str], Points]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_dying_while_ending_a_job_that_is_followed(points: Callable[[str], Points], outcome: str) -> None:
+def test_dying_while_ending_a_job_with_a_callback(points: Callable[[str], Points], outcome: str) -> None:
     crash = points("end")
     crash.app.task(name="follow")(lambda ended: None)
     crash.all(lambda n: [packed(crash.claimed(n, followed=True)), outcome])
@@ -155,7 +155,7 @@ def test_dying_while_ending_a_job_that_is_followed(points: Callable[[str], Point
 
 
 @pytest.mark.integration
-def test_dying_while_completing_a_job_that_is_followed(
+def test_dying_while_completing_a_job_with_a_callback(
     points: Callable[[str], Points], engine: Engine
 ) -> None:
     with engine.begin() as conn:
@@ -246,7 +246,7 @@ def test_dying_while_completing_in_the_handlers_own_transaction(
 
 
 @pytest.mark.integration
-def test_dying_while_saving_how_far_it_has_come(points: Callable[[str], Points], engine: Engine) -> None:
+def test_dying_while_saving_a_checkpoint(points: Callable[[str], Points], engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE slices (job BIGINT, n INTEGER)"))
     crash = points("checkpoint")
@@ -391,7 +391,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
 @pytest.mark.integration
 @pytest.mark.variants
 @pytest.mark.parametrize("outcome", ["retry", "release", "fail", "complete"])
-def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outcome: str) -> None:
+def test_dying_while_a_slot_is_released(points: Callable[[str], Points], outcome: str) -> None:
     """It is released with the end of the attempt, or not at all: no job runs without a slot."""
     crash = points("end")
     made: dict[int, int] = {}
@@ -452,7 +452,7 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
 
 
 @pytest.mark.integration
-def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points]) -> None:
+def test_dying_while_an_operator_retries_a_job(points: Callable[[str], Points]) -> None:
     crash = points("retry_failed")
 
     def prepare(n: int) -> int:
@@ -508,10 +508,10 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -
 
 
 @pytest.mark.integration
-def test_a_worker_dies_at_some_moments_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
+def test_a_worker_dies_at_some_points_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
     _a_worker_dies(points, tmp_path, each=8)
 
 
 @pytest.mark.slow
-def test_a_worker_dies_at_every_moment_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
+def test_a_worker_dies_at_every_point_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
     _a_worker_dies(points, tmp_path, each=1)

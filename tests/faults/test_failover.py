@@ -112,7 +112,7 @@ def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
         assert [each.id for each in waiter.result(30).ended] == [job.id]
 
 
-def test_a_waiter_does_not_believe_a_primary_that_has_lost_its_standby(pair: Pair) -> None:
+def test_a_waiter_does_not_trust_an_old_primary_that_wakes(pair: Pair) -> None:
     """The old primary was frozen, and wakes after another was promoted.
 
     Until it is demoted it takes itself for the primary, and knows nothing of newer jobs.
@@ -139,7 +139,7 @@ def test_a_waiter_does_not_believe_a_primary_that_has_lost_its_standby(pair: Pai
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_app_and_what_callers_bring_go_by_a_list_of_hosts(
+def test_apps_and_engines_of_callers_follow_a_list_of_hosts(
     restartable_postgresql: OwnPostgreSQL, database_url: str
 ) -> None:
     name = make_url(database_url).database or ""
@@ -169,7 +169,7 @@ def test_an_app_and_what_callers_bring_go_by_a_list_of_hosts(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_each_command_takes_a_list_of_hosts_and_says_in_one_sentence_what_is_wrong_with_it(
+def test_each_command_takes_a_list_of_hosts_and_names_its_faults(
     tmp_path: Path, restartable_postgresql: OwnPostgreSQL, database_url: str
 ) -> None:
     name = make_url(database_url).database or ""

@@ -138,7 +138,7 @@ def fleet(restartable_postgresql: OwnPostgreSQL, tmp_path: Path) -> Iterator[Fle
 
 
 @pytest.mark.slow
-def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> None:
+def test_idle_workers_send_few_statements_and_hold_few_connections(fleet: Fleet) -> None:
     with fleet.working():
         fleet.run_one()
         wait_until(lambda: fleet.sessions() <= 2 * (PROCESSES + 1) + 1, what="idle connections closed")
@@ -156,13 +156,13 @@ def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> No
     assert len(asked) <= seconds * (1 + 0.2 * (PROCESSES - 1)) + 3
 
 
-def test_where_there_is_one_worker_nobody_looks_for_it(fleet: Fleet) -> None:
+def test_a_single_worker_polls_for_itself(fleet: Fleet) -> None:
     """It receives notifications itself, which its supervisor would forward later."""
     with fleet.working(processes=1):
         assert len({statement.session for statement in fleet.look(times=5) if LOOK in statement.text}) == 1
 
 
-def test_a_lone_job_in_an_idle_fleet_sends_one_worker(fleet: Fleet) -> None:
+def test_a_lone_job_wakes_one_of_many_idle_workers(fleet: Fleet) -> None:
     asked, went = [], []
     with fleet.working():
         for _ in range(5):
@@ -178,7 +178,7 @@ def test_a_lone_job_in_an_idle_fleet_sends_one_worker(fleet: Fleet) -> None:
     assert median(asked) <= 25
 
 
-def test_what_its_lookout_finds_a_host_does(fleet: Fleet) -> None:
+def test_the_poller_starts_the_maintenance_of_its_host(fleet: Fleet) -> None:
     """Its maintenance does not query by itself: on all hosts that would be a third more statements."""
     with fleet.working(processes=2):
         fleet.producer.execute("INSERT INTO sqlq_queues (queue, paused_at) VALUES ('paused', now())")
@@ -192,7 +192,7 @@ def test_what_its_lookout_finds_a_host_does(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_many_jobs_at_once_bring_all_of_the_fleet(fleet: Fleet) -> None:
+def test_many_jobs_at_once_wake_all_workers(fleet: Fleet) -> None:
     with fleet.working():
         fleet.producer.execute(
             "INSERT INTO jobs (queue, task, payload) "

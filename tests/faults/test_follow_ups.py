@@ -126,7 +126,7 @@ def followed_once(
     assert committed == sorted(completed), "with the effect, the end and what follows it"
 
 
-def test_each_job_is_followed_once_though_its_workers_are_killed(
+def test_each_job_gets_one_callback_while_workers_are_killed(
     app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(effects.VARIABLE, database_url)
@@ -134,7 +134,7 @@ def test_each_job_is_followed_once_though_its_workers_are_killed(
 
 
 @pytest.mark.slow
-def test_each_of_many_jobs_is_followed_once_though_its_workers_are_killed(
+def test_each_of_many_jobs_gets_one_callback_while_workers_are_killed(
     app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(effects.VARIABLE, database_url)

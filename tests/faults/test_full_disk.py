@@ -80,7 +80,7 @@ def full(engine: Engine) -> Full:
     return ways[engine.dialect.name]
 
 
-def test_outcomes_wait_for_room(
+def test_outcomes_wait_while_the_disk_is_full(
     app: sqlq.App, engine: Engine, full: Full, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard.install(engine)
@@ -114,7 +114,9 @@ def test_outcomes_wait_for_room(
     guard.check(engine)
 
 
-def test_an_enqueue_says_so_and_writes_nothing(app: sqlq.App, engine: Engine, full: Full) -> None:
+def test_an_enqueue_on_a_full_disk_raises_and_writes_nothing(
+    app: sqlq.App, engine: Engine, full: Full
+) -> None:
     task = app.task(name="t")(lambda text: None)
     app.enqueue(task.new("small"))
     with full(app, engine, "jobs"), pytest.raises(Exception, match=r"disk is full|No space left|is full"):
@@ -126,7 +128,7 @@ def test_an_enqueue_says_so_and_writes_nothing(app: sqlq.App, engine: Engine, fu
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("many", [False, True])
-def test_a_write_lock_that_is_held_for_long_is_one_sentence(
+def test_a_write_lock_that_is_held_for_long_is_reported_in_one_sentence(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     monkeypatch.setattr("sqlq.database.sqlite.dialect.BUSY_TIMEOUT_MS", 20)

@@ -68,7 +68,7 @@ def lost_transactions(nodes: Sequence[Node]) -> int:
     )
 
 
-def test_one_node_for_all_works_as_a_server_alone(galera: Sequence[Node], urls: list[str]) -> None:
+def test_a_single_node_works_as_a_server_alone(galera: Sequence[Node], urls: list[str]) -> None:
     before = lost_transactions(galera)
     with closing(sqlq.App(urls[1])) as app:
         fails_once = app.task(name="fails", backoff="0s")(lambda: 1 // (sqlq.current_job().attempts - 1))

@@ -196,7 +196,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         return {name: conn.execute(text(query)).scalar_one() for name, query in SCENES.items()}
 
 
-def test_what_is_illegal_is_rejected(engine: Engine, scene: dict[str, int]) -> None:
+def test_the_guard_rejects_illegal_transitions(engine: Engine, scene: dict[str, int]) -> None:
     kind = engine.dialect.name
     moments = {
         "cursor": engine.dialect.identifier_preparer.quote("cursor"),
@@ -214,7 +214,7 @@ def test_what_is_illegal_is_rejected(engine: Engine, scene: dict[str, int]) -> N
             conn.execute(text(statement.format(**scene, **moments)))
 
 
-def test_what_is_legal_passes(app: sqlq.App, engine: Engine) -> None:
+def test_the_guard_accepts_legal_transitions(app: sqlq.App, engine: Engine) -> None:
     guard.install(engine)
     error = ErrorText("ValueError", "no")
     outcomes: list[Any] = [Released(), Retried(0, error), Failed("error", error)]
@@ -247,7 +247,7 @@ def test_a_job_taken_from_its_owner_may_not_stay_reserved(engine: Engine, scene:
         conn.execute(text(f"UPDATE jobs SET lease_token = lease_token + 1 WHERE id = {scene['running']}"))
 
 
-def test_a_paused_queue_is_left_alone(engine: Engine, scene: dict[str, int]) -> None:
+def test_the_guard_rejects_claims_from_a_paused_queue(engine: Engine, scene: dict[str, int]) -> None:
     later = "4102444800000" if engine.dialect.name == "sqlite" else "'2100-01-01'"
     with engine.begin() as conn:
         conn.execute(

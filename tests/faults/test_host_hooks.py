@@ -61,7 +61,7 @@ REFUSE_ONE = {
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_one_refused_outcome_keeps_no_other_waiting(database_url: str, beside: bool) -> None:
+def test_a_refused_outcome_does_not_delay_others(database_url: str, beside: bool) -> None:
     engine = create_engine(database_url)
     app = sqlq.App(engine=engine) if beside else sqlq.App(database_url)
     with engine.begin() as conn:
@@ -84,7 +84,7 @@ def test_one_refused_outcome_keeps_no_other_waiting(database_url: str, beside: b
 
 
 @on_postgresql
-def test_a_locked_table_is_a_sentence_of_migrations(
+def test_a_migration_on_a_locked_table_is_reported_in_one_sentence(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
@@ -107,7 +107,7 @@ def raising(*codes: object) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("database_url", "error"), raising("40001", "40P01", 1213, 1020, 1205), indirect=["database_url"]
 )
-def test_what_the_database_rolled_back_is_run_again(app: sqlq.App, error: str) -> None:
+def test_a_transaction_that_the_database_rolled_back_runs_again(app: sqlq.App, error: str) -> None:
     tries = []
 
     def work(conn: Connection) -> None:
@@ -122,14 +122,14 @@ def test_what_the_database_rolled_back_is_run_again(app: sqlq.App, error: str) -
 @pytest.mark.parametrize(
     ("database_url", "error"), raising("25006", 1290, 1792, 1836, 1047), indirect=["database_url"]
 )
-def test_a_connection_of_no_use_is_given_up(app: sqlq.App, error: str) -> None:
+def test_a_useless_connection_is_invalidated(app: sqlq.App, error: str) -> None:
     """For example the connection of a standby, which is read-only."""
     with pytest.raises(DBAPIError) as caught, app.database.begin() as conn:
         conn.exec_driver_sql(error)
     assert caught.value.connection_invalidated
 
 
-def test_a_database_that_cannot_be_reached_is_what_sqlalchemy_says(
+def test_an_unreachable_database_raises_sqlalchemys_error(
     app: sqlq.App, postgresql: object, database_url: str
 ) -> None:
     if app.database.engine.dialect.name == "sqlite":
@@ -142,7 +142,7 @@ def test_a_database_that_cannot_be_reached_is_what_sqlalchemy_says(
 
 
 @on_sqlite
-def test_a_stale_snapshot_is_said_on_a_callers_connection(app: sqlq.App, engine: Engine) -> None:
+def test_a_stale_snapshot_of_the_caller_raises_an_enqueue_error(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     sqlq.configure_sqlite(engine)
     with Session(engine) as session:

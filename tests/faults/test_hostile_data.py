@@ -151,11 +151,11 @@ def test_accepted_arguments_arrive_equal(app: sqlq.App) -> None:
     assert [exactly(value) for value in echoed(app, ACCEPTED)] == [exactly(value) for value in ACCEPTED]
 
 
-def test_a_tuple_is_a_list_and_an_enum_its_value(app: sqlq.App) -> None:
+def test_a_tuple_arrives_as_a_list_and_an_enum_as_its_value(app: sqlq.App) -> None:
     assert echoed(app, [(1, (2,)), Colour.RED, Number.ONE]) == [[1, [2]], "red", 1]
 
 
-def test_what_would_not_arrive_equal_is_refused_at_the_enqueue(app: sqlq.App) -> None:
+def test_arguments_that_would_not_arrive_equal_are_refused(app: sqlq.App) -> None:
     task: Any = app.task(name="t")(lambda value: None)
     for value in REFUSED:
         for args, kwargs in (((value,), {}), (([{"deep": value}],), {}), ((), {"value": value})):
@@ -322,7 +322,7 @@ def test_results_arrive_equal_or_are_null(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("value", [Hostile(a=1), HostileInt(1)], ids=["dict", "int"])
-def test_a_result_that_fights_back_harms_its_own_job_only(app: sqlq.App, value: Any) -> None:
+def test_a_hostile_result_harms_its_own_job_only(app: sqlq.App, value: Any) -> None:
     job = app.enqueue(app.task(name="fights", max_attempts=1)(lambda: value).new().set(priority=9))
     behind_runs_within_five_seconds(app)
     drain(app)
@@ -454,7 +454,7 @@ def rows_of(engine: Engine) -> dict[str, str]:
     return OWN_ROWS[engine.dialect.name]
 
 
-def test_broken_rows_at_the_head_of_the_queue(app: sqlq.App, engine: Engine) -> None:
+def test_broken_rows_at_the_head_do_not_block_the_queue(app: sqlq.App, engine: Engine) -> None:
     accepted = meet(app, engine, rows_of(engine))
     assert accepted == rows_of(engine).keys() - kept_out(engine)
 
@@ -466,7 +466,7 @@ def test_broken_rows_at_the_head_of_the_queue(app: sqlq.App, engine: Engine) -> 
     indirect=["database_url"],
     ids=[f"{database}-{name}" for database, name, _ in ALL_ROWS],
 )
-def test_each_broken_row_alone_at_the_head_of_the_queue(
+def test_each_broken_row_alone_does_not_block_the_queue(
     app: sqlq.App, engine: Engine, name: str, row: str
 ) -> None:
     assert meet(app, engine, {name: row}) == {name} - kept_out(engine)
@@ -543,7 +543,7 @@ def meet(app: sqlq.App, engine: Engine, rows: dict[str, str]) -> set[str]:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_step_with_bytes_keeps_no_other_from_its_start(app: sqlq.App, engine: Engine) -> None:
+def test_a_step_with_bytes_does_not_block_other_steps(app: sqlq.App, engine: Engine) -> None:
     first = app.task(name="first")(lambda: 1)
     then = app.task(name="then", max_attempts=1)(lambda given: given)
     app.enqueue(sqlq.chain(first.new(), then))

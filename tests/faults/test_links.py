@@ -74,7 +74,7 @@ LINES = [b"", b"{", b"7", b"null", b'"x"', b"[]", b"[" * 100_000, b"\xff\xfe", b
 
 
 @fuzzed(st.lists(st.binary(max_size=30) | st.sampled_from(LINES), max_size=8))
-def test_a_line_that_is_no_message_is_passed_over(lines: list[bytes]) -> None:
+def test_a_line_that_is_no_message_is_skipped(lines: list[bytes]) -> None:
     here, there = Pipe.pair()
     writing = threading.Thread(target=there.sendall, args=(b"\n".join([*lines, b'{"last": 1}', b""]),))
     writing.start()
@@ -88,7 +88,7 @@ def test_a_line_that_is_no_message_is_passed_over(lines: list[bytes]) -> None:
 
 
 @fuzzed(st.lists(messages(said_to_a_worker), max_size=6))
-def test_no_word_deafens_a_worker(said: list[dict[str, Any]]) -> None:
+def test_no_message_stops_a_worker_from_receiving(said: list[dict[str, Any]]) -> None:
     box, fd = SharedMemory.create()
     os.close(fd)
     here, there = Pipe.pair()
@@ -123,7 +123,7 @@ def child() -> Iterator[Child]:
     child.close()
 
 
-def test_no_word_ends_a_supervisor(child: Child) -> None:
+def test_no_message_ends_a_supervisor(child: Child) -> None:
     options = SupervisorOptions(processes=1, lease_ms=30_000, grace_ms=1_000)
 
     @fuzzed(st.lists(messages(said_to_a_supervisor), max_size=6))
@@ -141,7 +141,7 @@ def test_no_word_ends_a_supervisor(child: Child) -> None:
     fuzz()
 
 
-def test_a_child_that_is_stopped_has_no_words_piled_up_for_it(child: Child) -> None:
+def test_notifications_do_not_pile_up_for_a_stopped_child(child: Child) -> None:
     """Anybody may send notifications, and a stopped process reads none."""
     child.worker = "w"
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
@@ -158,7 +158,7 @@ def a_job() -> Attempt:
 
 
 @fuzzed(st.lists(messages(said_by_an_isolate), max_size=6))
-def test_what_an_isolate_says_is_an_outcome_or_its_end(said: list[dict[str, Any]]) -> None:
+def test_messages_of_a_subprocess_are_an_outcome_or_its_end(said: list[dict[str, Any]]) -> None:
     """The caller handles exceptions: it kills the process and counts the attempt."""
     here, there = Pipe.pair()
     other = Pipe(there)
@@ -187,7 +187,7 @@ serve(Pipe.inherited(int(sys.argv[1])), Target(tasks=sqlq.App("sqlite://").tasks
 """
 
 
-def test_no_word_deafens_an_isolate() -> None:
+def test_no_message_stops_a_subprocess_from_receiving() -> None:
     link, there = Pipe.pair()
     with there:
         process = subprocess.Popen(

@@ -26,13 +26,13 @@ def test_every_test_on_the_reliability_page_exists() -> None:
     assert [f"{file}::{function}" for file, function in named if not defines(f"tests/{file}", function)] == []
 
 
-def test_every_mark_is_in_the_list_once() -> None:
+def test_every_guard_mark_is_in_the_list_once() -> None:
     found = marks()
     assert sorted(found) == sorted({guard.mark for guard in GUARDS})
     assert [mark for mark, places in found.items() if len(places) != 1] == []
 
 
-def test_every_guard_can_be_taken_away_and_the_test_that_misses_it_exists() -> None:
+def test_every_guard_can_be_removed_and_its_test_exists() -> None:
     wrong: list[str] = []
     for guard in GUARDS:
         try:

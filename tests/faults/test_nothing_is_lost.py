@@ -168,7 +168,7 @@ def test_two_workers_run_each_job_once(work: Work) -> None:
     assert sorted(work.ran()) == list(range(2_000))
 
 
-def test_a_terminated_worker_gives_back_what_it_did_not_finish(work: Work) -> None:
+def test_a_terminated_worker_releases_its_unfinished_job(work: Work) -> None:
     job = work.app.enqueue(work.hang.new(1))
     with worker_process(work.folder, "work:app", work.url, "--grace", "0s") as worker:
         wait_until(lambda: work.ran() == [1], what="the job running")

@@ -89,12 +89,12 @@ def ids_of(listed: str) -> list[int]:
 
 @settings(max_examples=500)
 @given(st.binary(max_size=40) | texts.map(str.encode))
-def test_bytes_are_a_list_of_ids_or_name_nothing(said: bytes) -> None:
+def test_bytes_are_read_as_ids_or_as_nothing(said: bytes) -> None:
     assert named_in(said) == ids_of(said.decode("latin-1"))
 
 
 @on_postgresql
-def test_each_text_is_read_as_it_is_meant_or_ignored(
+def test_each_text_is_read_as_ids_or_ignored(
     app: sqlq.App, stranger: Callable[[], psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On both channels, over the wire, and as it comes together with an answer."""
@@ -140,7 +140,7 @@ HOSTILE = ["²", "٣", "9" * 5_000, "1,²", "-1", "1_0", " 7", "7,", ",", "0", s
 
 
 @on_postgresql
-def test_a_stranger_ends_no_wait_and_writes_no_traceback(
+def test_notifications_of_a_stranger_end_no_wait(
     app: sqlq.App,
     stranger: Callable[[], psycopg.Connection],
     caplog: pytest.LogCaptureFixture,
@@ -218,7 +218,7 @@ def flooding(
 
 
 @on_postgresql
-def test_a_flood_is_remembered_within_bounds_while_jobs_are_waited_for(
+def test_a_flood_of_notifications_fills_bounded_memory(
     app: sqlq.App, stranger: Callable[[], psycopg.Connection]
 ) -> None:
     answer = app.task(name="answer")(lambda n: n)
@@ -238,7 +238,7 @@ def test_a_flood_is_remembered_within_bounds_while_jobs_are_waited_for(
 @pytest.mark.integration
 @on_postgresql
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_flood_grows_no_worker_and_holds_up_no_job(
+def test_a_flood_of_notifications_delays_no_job(
     tmp_path: Path,
     database_url: str,
     app: sqlq.App,
@@ -267,7 +267,7 @@ def test_a_flood_grows_no_worker_and_holds_up_no_job(
 
 
 @on_postgresql
-def test_what_comes_in_one_transaction_is_read_before_the_next_look(
+def test_the_poller_reads_all_notifications_before_the_next_poll(
     app: sqlq.App, stranger: Callable[[], psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libpq would keep all notifications until the look is answered."""
@@ -294,9 +294,7 @@ def test_what_comes_in_one_transaction_is_read_before_the_next_look(
     assert all(dry)
 
 
-def test_what_was_asked_for_is_forgotten_once_a_second(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expired_requests_are_removed_once_a_second(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(app.database)
     forgot: list[float] = []
     monkeypatch.setattr(answers, "_forget", forgot.append)
@@ -310,7 +308,7 @@ def test_what_was_asked_for_is_forgotten_once_a_second(
 
 
 @on_postgresql
-def test_what_is_said_at_once_of_many_jobs_stands_for_any(app: sqlq.App) -> None:
+def test_too_many_ids_at_once_stand_for_any_job(app: sqlq.App) -> None:
     """Beyond so many bytes a second no ids are read, and the next look covers all jobs."""
     here, engine = Hearing(), app.database.engine
     with engine.connect() as ear, app.database.begin() as conn:

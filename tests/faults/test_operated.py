@@ -189,12 +189,12 @@ def blow(
     return lambda rounds: _blow(request, database_url, engine, tmp_path, monkeypatch, rounds)
 
 
-def test_in_a_storm_everybody_is_told_what_became_of_their_job(blow: Callable[[int], None]) -> None:
+def test_every_waiter_gets_the_end_of_its_job_in_a_storm(blow: Callable[[int], None]) -> None:
     blow(1)
 
 
 @pytest.mark.slow
-def test_in_a_long_storm_everybody_is_told_what_became_of_their_job(blow: Callable[[int], None]) -> None:
+def test_every_waiter_gets_the_end_of_its_job_in_a_long_storm(blow: Callable[[int], None]) -> None:
     blow(8)
 
 

@@ -309,7 +309,7 @@ FAULTS = {kill: 30, switchover: 8, freeze: 35, kill_etcd: 15}
 
 
 @pytest.mark.timeout(3600)  # for each round a minute, if need be
-def test_nothing_is_lost_or_doubled_and_the_same_processes_go_on(cluster: Cluster, shop: Shop) -> None:
+def test_failovers_lose_and_double_no_job(cluster: Cluster, shop: Shop) -> None:
     rounds, seed = int(os.environ.get(ROUNDS, "3")), 20_261_125
     faults = (list(FAULTS) * rounds)[:rounds]
     random.Random(seed).shuffle(faults)
@@ -372,7 +372,7 @@ def test_nothing_is_lost_or_doubled_and_the_same_processes_go_on(cluster: Cluste
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_behind_a_cut_link_an_asynchronous_standby_alone_loses_jobs(
+def test_only_an_asynchronous_standby_loses_jobs_when_replication_is_cut(
     cluster: Cluster, shop: Shop, synchronous: bool
 ) -> None:
     with cluster.synchronous(synchronous):

@@ -83,7 +83,7 @@ def test_migrate_enqueue_and_work_through_a_pool_of_two(
     )
 
 
-def test_nothing_is_prepared_through_a_pooler(load: Load) -> None:
+def test_no_statement_is_prepared_through_a_pooler(load: Load) -> None:
     for _ in range(10):
         load.enqueue()
     with load.app.database.read() as conn:
@@ -106,7 +106,7 @@ class producing:  # noqa: N801 - a context manager, used like one
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["a direct URL", "a URL that leads through the pooler"])
-def test_the_url_to_listen_at(
+def test_workers_listen_at_the_listen_url(
     load: Load, pooler: PgBouncer, empty_database_url: str, monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", empty_database_url if direct else load.url)

@@ -130,7 +130,7 @@ def container(play: Play, *options: str) -> Iterator[Container]:
         made.kill()
 
 
-def test_it_is_stopped_in_good_order(play: Play) -> None:
+def test_process_one_stops_in_good_order(play: Play) -> None:
     job = play.enqueue("wait")
     with container(play) as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -142,7 +142,7 @@ def test_it_is_stopped_in_good_order(play: Play) -> None:
     assert "Errno" not in worker.log.read_text()
 
 
-def test_the_death_of_its_only_child_is_survived(play: Play) -> None:
+def test_process_one_survives_the_death_of_its_only_child(play: Play) -> None:
     job = play.enqueue("wait")
     with container(play) as worker:
         for attempt in (1, 2):
@@ -163,7 +163,7 @@ def test_the_death_of_its_only_child_is_survived(play: Play) -> None:
     )
 
 
-def test_the_orphans_of_handlers_are_buried(play: Play) -> None:
+def test_process_one_reaps_orphans_of_handlers(play: Play) -> None:
     play.app.task(name="play.orphan")(lambda: None)
     with container(play) as worker:
         for _ in range(5):
@@ -179,7 +179,9 @@ def test_a_stop_when_nothing_ran_ends_with_0(play: Play) -> None:
         assert worker.stop() == 0
 
 
-def test_it_needs_no_place_for_files(app: sqlq.App, tmp_path: Path, database_url: str) -> None:
+def test_process_one_works_on_a_read_only_filesystem(
+    app: sqlq.App, tmp_path: Path, database_url: str
+) -> None:
     """All is read-only but the folder of the database."""
     (tmp_path / "plain.py").write_text(PLAIN)
     work = [sys.executable, "-m", "sqlq", "-a", "plain:app", "-d", database_url, "work", "--drain"]

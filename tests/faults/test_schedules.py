@@ -45,7 +45,7 @@ def account(found: list[sqlq.JobDetails], wanted: dict[str, list[datetime]]) -> 
     return lost, doubled
 
 
-def test_whoever_dies_in_a_tick_leaves_it_undone_or_done(
+def test_a_process_that_dies_in_a_tick_leaves_it_undone_or_done(
     app: sqlq.App, engine: Engine, database_url: str
 ) -> None:
     task = app.task(name="note")(lambda n: n)
@@ -162,7 +162,7 @@ def gone(): pass
 """
 
 
-def test_in_a_rolling_deploy_the_new_release_says_when(
+def test_the_new_release_decides_the_plan_in_a_rolling_deploy(
     app: sqlq.App, database_url: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "work"

@@ -46,7 +46,7 @@ def dies() -> None:
 """
 
 
-def test_what_follows_a_job_whose_worker_died_is_sealed(
+def test_the_callback_of_a_job_whose_worker_died_is_signed(
     database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its supervisor signs it, which imports no App."""
@@ -64,7 +64,7 @@ def test_what_follows_a_job_whose_worker_died_is_sealed(
     app.close()
 
 
-def test_an_isolated_job_is_opened_and_its_result_sealed(
+def test_an_isolated_job_is_decrypted_and_its_result_encrypted(
     database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though its process has no connection of sqlq's to the queue."""
@@ -82,7 +82,7 @@ def test_an_isolated_job_is_opened_and_its_result_sealed(
     app.close()
 
 
-def test_a_rotation_that_is_killed_is_gone_on_with(database_url: str, engine: Engine, tmp_path: Path) -> None:
+def test_a_killed_rotation_can_be_continued(database_url: str, engine: Engine, tmp_path: Path) -> None:
     old, new = new_key(), new_key()
     app = sqlq.App(database_url, keys=[old])
     task = app.task(name="t")(lambda n: None)

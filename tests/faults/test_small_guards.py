@@ -68,7 +68,7 @@ def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement(app: sqlq.App) -> None:
+def test_a_claim_in_a_long_transaction_uses_the_statements_time(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     with app.database.begin() as conn:
         conn.execute(text("SELECT 1"))
@@ -82,7 +82,7 @@ def test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement(app: sq
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sqlq.App) -> None:
+def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
     """A standby: one's connection to it stays good when the name leads to the primary again, and must not be
     kept."""
     app.enqueue(app.task(name="t")(lambda: None).new())
@@ -99,7 +99,7 @@ def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sql
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_outlives_a_change_of_a_column_it_returns(
+def test_a_claim_recovers_after_a_change_of_a_column_type(
     database_url: str, app: sqlq.App, engine: Engine
 ) -> None:
     """A prepared statement cannot return another type on its connection; on the next connection it can."""
@@ -117,7 +117,9 @@ def test_a_claim_outlives_a_change_of_a_column_it_returns(
         assert len(claimer.claim(1)) == 1
 
 
-def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL) -> None:
+def test_a_job_is_enqueued_when_its_notification_cannot_be_sent(
+    restartable_postgresql: OwnPostgreSQL,
+) -> None:
     """The server's queue of notifications is full: an idle listener in a transaction keeps them there."""
     server = restartable_postgresql
     url = server.create_database()
@@ -144,7 +146,7 @@ def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL
         server.restart()
 
 
-def test_a_standby_is_not_asked_what_became_of_a_job(restartable_postgresql: OwnPostgreSQL) -> None:
+def test_final_states_are_not_read_from_a_standby(restartable_postgresql: OwnPostgreSQL) -> None:
     """It may not have the claim yet, and would show another owner of the job."""
     url = restartable_postgresql.create_database()
     with closing(sqlq.App(url)) as app:
@@ -161,7 +163,7 @@ def test_a_standby_is_not_asked_what_became_of_a_job(restartable_postgresql: Own
         restartable_postgresql.drop_database(url)
 
 
-def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a plan ever claim more than its limit, the claim is undone instead of hoarding."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(3)])
@@ -182,7 +184,7 @@ def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_claim_that_is_broken_off_keeps_no_lock(
+def test_an_interrupted_claim_keeps_no_lock(
     app: sqlq.App, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where the pool, being made as the caller's is, does not roll back."""
@@ -197,7 +199,7 @@ def test_a_claim_that_is_broken_off_keeps_no_lock(
         assert len(claimer.claim(1)) == 1
 
 
-def test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled(app: sqlq.App) -> None:
+def test_a_missing_row_counts_as_settled_when_finished_jobs_are_not_kept(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     with app.database.begin() as conn:
@@ -233,9 +235,7 @@ def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_no_transaction_is_open_while_a_handler_runs(app: sqlq.App, engine: Engine) -> None:
     """However many run: connections do not grow with the slots."""
     slots = 40
     together = threading.Barrier(slots + 1)  # nobody is the last, so they wait until it is broken
@@ -306,7 +306,7 @@ def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptur
     assert "s3cret" not in "".join(str(vars(record)) for record in caplog.records)
 
 
-def test_a_machines_own_clock_is_asked_by_nothing_that_decides() -> None:
+def test_the_machines_clock_decides_nothing() -> None:
     """The database's clock decides what is due or expired; a monotonic clock measures durations."""
     wall_clock = re.compile(r"\btime\.time\(|datetime\.now\(|utcnow\(|\.today\(")
     package = Path(sqlq.__file__).parent

@@ -187,12 +187,12 @@ def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
     return set(crowd.noted("acknowledged")) - set(everything)
 
 
-def test_a_crowd_around_one_file(crowd: Crowd, app: sqlq.App) -> None:
+def test_many_processes_share_one_sqlite_file(crowd: Crowd, app: sqlq.App) -> None:
     contend(crowd, app, seconds=2, kills=1)
 
 
 @pytest.mark.slow
-def test_a_crowd_around_one_file_and_a_reader_that_stays_for_a_minute(crowd: Crowd, app: sqlq.App) -> None:
+def test_many_processes_and_a_long_reader_share_one_sqlite_file(crowd: Crowd, app: sqlq.App) -> None:
     contend(crowd, app, seconds=60, kills=5)
 
 

@@ -585,10 +585,10 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
     assert Contract.stale_tried >= examples // 2, "too few rights were lost for this to prove anything"
 
 
-def test_the_database_walks_as_the_contract_says(app: sqlq.App, engine: Engine) -> None:
+def test_random_walks_match_the_model(app: sqlq.App, engine: Engine) -> None:
     walk(app, engine, examples=20, steps=45, fixed=True)
 
 
 @pytest.mark.slow
-def test_the_database_walks_far_as_the_contract_says(app: sqlq.App, engine: Engine) -> None:
+def test_long_random_walks_match_the_model(app: sqlq.App, engine: Engine) -> None:
     walk(app, engine, examples=400, steps=60, fixed=False)

@@ -176,7 +176,7 @@ def is_alive(pid: int) -> bool:
 
 
 @on_servers
-def test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience(database_url: str) -> None:
+def test_a_stopping_thread_waits_no_longer_for_the_database(database_url: str) -> None:
     sleep = "sleep" if database_url.startswith("mariadb") else "pg_sleep"
     with closing(Database.open(make_url(database_url))) as database:
         ends_at = time.monotonic() + 0.5
@@ -188,7 +188,7 @@ def test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience(database_
             conn.execute(text(f"SELECT {sleep}(0.2)"))
 
 
-def test_outcomes_may_be_written_until_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_for_outcomes_ends_after_the_grace_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated calls do not move its end."""
     monkeypatch.setattr("sqlq.worker.stop.LAST_SETTLES_SECONDS", 0.1)
     grace = Grace(50, lambda: None)

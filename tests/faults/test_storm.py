@@ -166,7 +166,7 @@ def test_an_outcome_whose_key_is_locked_delays_no_other(app: sqlq.App, engine: E
 
 
 @on_mariadb
-def test_an_outcome_whose_key_stays_locked_is_told_once(
+def test_an_outcome_whose_key_stays_locked_is_logged_once(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
@@ -212,7 +212,7 @@ def test_outcomes_that_pass_at_their_second_try_are_written_in_batches(
 
 
 @on_mariadb
-def test_who_holds_a_job_waits_for_no_key(app: sqlq.App, engine: Engine) -> None:
+def test_a_settle_does_not_wait_for_a_locked_unique_key(app: sqlq.App, engine: Engine) -> None:
     app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
     (job,) = claim(app)
     with locked(engine, A_KEY):

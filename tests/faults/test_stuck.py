@@ -185,7 +185,7 @@ def test_a_process_of_a_single_job_is_watched_while_its_worker_is_frozen(play: P
 
 
 @pytest.mark.slow
-def test_one_that_is_silent_is_shown_and_left_alone_when_it_goes_on(play: Play) -> None:
+def test_a_silent_process_is_shown_and_not_killed_when_it_goes_on(play: Play) -> None:
     job = play.enqueue("waits")
     with play.working("--stuck-after", "90s") as worker:
         (pid,) = wait_until(lambda: play.ran(job), what="the job running")
@@ -203,7 +203,7 @@ def test_one_that_is_silent_is_shown_and_left_alone_when_it_goes_on(play: Play) 
         assert worker.children() == [pid]
 
 
-def test_a_machine_that_sleeps_makes_nobody_look_stuck(play: Play) -> None:
+def test_a_process_is_not_stuck_after_the_machine_slept(play: Play) -> None:
     job = play.enqueue("late", timeout="1s")
     waiting = play.enqueue("waits")
     with play.working("-c", "2") as worker:
@@ -222,7 +222,7 @@ def test_a_machine_that_sleeps_makes_nobody_look_stuck(play: Play) -> None:
         assert worker.children() == [pid]
 
 
-def test_a_process_that_never_begins_to_work_is_not_well(play: Play) -> None:
+def test_a_process_that_never_starts_is_unhealthy(play: Play) -> None:
     (play.folder / "hangs").touch()
     alive = play.folder / "alive"
     options = ("--health-file", str(alive), "--start-timeout", "5s", "--stuck-after", "10m")

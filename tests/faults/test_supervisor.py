@@ -213,7 +213,7 @@ def recover(play: Play, kills: int, *options: str) -> list[float]:
     return sorted(seconds)
 
 
-def test_the_jobs_of_a_process_that_died_go_back_at_once(play: Play) -> None:
+def test_the_jobs_of_a_dead_process_are_released_at_once(play: Play) -> None:
     """Not when the lease runs out, which takes 30 s here."""
     seconds = recover(play, 3)
     record(
@@ -227,7 +227,7 @@ def test_the_jobs_of_a_process_that_died_go_back_at_once(play: Play) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_recovery_many_times(play: Play, processes: str) -> None:
+def test_the_jobs_of_many_dead_processes_are_released_at_once(play: Play, processes: str) -> None:
     seconds = recover(play, 25, "-p", processes)
     database = play.url.partition(":")[0]
     record(
@@ -241,7 +241,7 @@ def test_recovery_many_times(play: Play, processes: str) -> None:
 
 
 @on_sqlite
-def test_with_a_spare_the_jobs_of_a_process_that_died_wait_for_no_start_of_python(play: Play) -> None:
+def test_a_spare_takes_over_the_jobs_of_a_dead_process(play: Play) -> None:
     """They go on in processes that stood by when it died, each time anew."""
     with play.working("--spare", "--log-level", "debug") as worker:
         for times in (1, 2):
@@ -294,7 +294,7 @@ def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Play) -> None:
         assert worker.stop() == 0
 
 
-def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
+def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Play) -> None:
     normal = [play.new("work").set(max_attempts=3) for _ in range(500)]
     poison = play.new("poison")
     jobs = play.app.enqueue_many(
@@ -318,7 +318,7 @@ def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
 
 
 @on_sqlite
-def test_what_had_not_started_is_given_back_without_counting(play: Play) -> None:
+def test_jobs_that_had_not_started_are_released_without_counting(play: Play) -> None:
     def poisoned() -> list[sqlq.Job]:
         # sets the pace, so that some are held ahead
         play.app.enqueue_many([play.new("work") for _ in range(200)])
@@ -369,7 +369,7 @@ def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> No
 
 
 @on_sqlite
-def test_an_isolated_handler_past_its_timeout_is_asked_and_then_killed(play: Play) -> None:
+def test_an_isolated_handler_past_its_timeout_is_killed(play: Play) -> None:
     late, done, gone = play.enqueue("alone_too_long"), play.enqueue("alone"), play.enqueue("alone_and_gone")
     other = play.enqueue("work")
     with play.working() as worker:
@@ -388,7 +388,7 @@ def test_an_isolated_handler_past_its_timeout_is_asked_and_then_killed(play: Pla
 
 
 @on_sqlite
-def test_a_thread_past_its_timeout_costs_its_process_but_no_other_job(play: Play) -> None:
+def test_a_thread_past_its_timeout_ends_its_process_but_no_other_job(play: Play) -> None:
     stuck, waiting = play.enqueue("stuck"), play.enqueue("wait")
     with play.working() as worker:
         wait_until(lambda: worker.said("goes on past its timeout"), what="the thread noticed")
@@ -405,7 +405,7 @@ def test_a_thread_past_its_timeout_costs_its_process_but_no_other_job(play: Play
 
 
 @on_sqlite
-def test_a_thread_that_a_coroutine_has_left_keeps_no_process(play: Play) -> None:
+def test_a_process_ends_although_a_coroutine_left_a_thread(play: Play) -> None:
     """Python waits for it at the exit of a process, without end."""
     job = play.enqueue("leaves_a_thread")
     with play.working("--max-jobs", "1") as worker:
@@ -441,7 +441,7 @@ def test_children_are_recycled_and_no_job_notices(play: Play, limit: tuple[str, 
 
 
 @on_sqlite
-def test_a_terminal_that_signals_the_whole_group_stops_it_in_good_order(play: Play) -> None:
+def test_a_signal_to_the_whole_group_stops_in_good_order(play: Play) -> None:
     job = play.enqueue("wait")
     with play.working("-p", "2") as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -454,7 +454,7 @@ def test_a_terminal_that_signals_the_whole_group_stops_it_in_good_order(play: Pl
 
 
 @on_sqlite
-def test_a_request_that_comes_twice_at_once_is_one(play: Play) -> None:
+def test_signals_at_the_same_time_count_once(play: Play) -> None:
     """`timeout` and some process managers signal their child and its group. Signals of the same number may be
     merged on the way, so these differ."""
     job = play.enqueue("wait")
@@ -470,7 +470,7 @@ def test_a_request_that_comes_twice_at_once_is_one(play: Play) -> None:
 
 
 @on_sqlite
-def test_a_stray_signal_takes_nobodys_grace_away(play: Play) -> None:
+def test_a_stray_signal_does_not_shorten_the_grace_time(play: Play) -> None:
     job = play.enqueue("wait")
     with play.working() as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -483,7 +483,7 @@ def test_a_stray_signal_takes_nobodys_grace_away(play: Play) -> None:
 
 
 @on_sqlite
-def test_a_hang_up_that_nohup_ignores_is_ignored(play: Play) -> None:
+def test_a_hang_up_under_nohup_is_ignored(play: Play) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with play.working() as worker:
@@ -498,7 +498,7 @@ def test_a_hang_up_that_nohup_ignores_is_ignored(play: Play) -> None:
 
 
 @pytest.mark.parametrize("runs", ["nothing", "wait", "deaf"])
-def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
+def test_the_supervisor_exits_when_the_grace_time_is_over(play: Play, runs: str) -> None:
     """One handler observes `cancelled`, another does not and cannot be stopped. Both jobs are released."""
     grace = 0 if runs == "nothing" else 1
     with play.working("--grace", "1s") as worker:
@@ -522,7 +522,7 @@ def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
 
 
 @on_sqlite
-def test_a_second_signal_leaves_now(play: Play) -> None:
+def test_a_second_signal_stops_at_once(play: Play) -> None:
     job = play.enqueue("wait")
     with play.working() as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -541,7 +541,7 @@ def test_a_second_signal_leaves_now(play: Play) -> None:
 
 
 @on_sqlite
-def test_children_that_cannot_live_end_the_supervisor(play: Play) -> None:
+def test_children_that_cannot_start_end_the_supervisor(play: Play) -> None:
     with play.working() as worker:
         play.touch("broken")
         os.kill(worker.children()[0], signal.SIGKILL)
@@ -550,7 +550,7 @@ def test_children_that_cannot_live_end_the_supervisor(play: Play) -> None:
 
 
 @on_sqlite
-def test_an_app_that_cannot_be_imported_is_said_once(play: Play) -> None:
+def test_an_app_that_cannot_be_imported_is_logged_once(play: Play) -> None:
     (play.folder / "play.py").write_text("import nowhere")
     worker = WorkerProcess(play.folder, "play:app", play.url, anew=True)
     assert worker.process.wait(30) == 1
@@ -559,7 +559,7 @@ def test_an_app_that_cannot_be_imported_is_said_once(play: Play) -> None:
 
 
 @on_sqlite
-def test_the_health_file_tells_whether_the_loop_turns(play: Play) -> None:
+def test_the_health_file_shows_whether_the_supervisor_runs(play: Play) -> None:
     def healthy(*options: str) -> int:
         return subprocess.run(
             [sys.executable, "-m", "sqlq", "health", "alive", *options],

@@ -236,7 +236,7 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
         assert settle_all(app, held, Completed()) == len(WAYS), "whoever has the job can end it"
 
 
-def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives(
+def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
     app: sqlq.App, folder: Path, database_url: str
 ) -> None:
     def leases() -> tuple[Any, ...]:
@@ -278,9 +278,7 @@ def freeze_alone(app: sqlq.App, child: int) -> bool:
     return False
 
 
-def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_the_same_name_is_another_owner(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads hang as a whole: neither its heartbeat nor its handlers get anywhere until another has done
     its jobs."""
     woken = threading.Event()
@@ -351,7 +349,7 @@ def nap(number: int):
 """
 
 
-def test_where_the_machine_slept_no_job_runs_twice(
+def test_no_job_runs_twice_after_the_machine_slept(
     app: sqlq.App, tmp_path: Path, database_url: str, engine: Engine
 ) -> None:
     """All of its workers were away for longer than their leases, and each is there to renew them again."""

@@ -66,7 +66,7 @@ def test_sql_builds_the_same(empty: Engine, modelled: Catalogue) -> None:
 
 
 @on_servers
-def test_a_schema_of_its_own_holds_the_same(empty: Engine, modelled: Catalogue) -> None:
+def test_tables_in_a_named_schema_equal_those_of_the_default(empty: Engine, modelled: Catalogue) -> None:
     queueing, scripted = (f"sqlq_test_{uuid4().hex[:12]}" for _ in range(2))
     migrate.upgrade(empty, queueing)
     run_script(empty, migrate.render_sql(empty.dialect.name, scripted))
@@ -78,7 +78,7 @@ def test_a_schema_of_its_own_holds_the_same(empty: Engine, modelled: Catalogue) 
         execute(empty, f"DROP SCHEMA {scripted}")
 
 
-def test_a_difference_is_seen(empty: Engine, modelled: Catalogue) -> None:
+def test_a_catalogue_differs_after_a_changed_index_or_check(empty: Engine, modelled: Catalogue) -> None:
     migrate.upgrade(empty, None)
     if empty.dialect.name == "mariadb":
         execute(empty, "ALTER TABLE jobs MODIFY priority SMALLINT NOT NULL DEFAULT 0")  # without its CHECK

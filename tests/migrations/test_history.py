@@ -34,7 +34,7 @@ def test_the_history_is_one_line_without_gaps() -> None:
     assert len(revisions) == len(list(migrate.location().glob("versions/*.py")))
 
 
-def test_no_revision_imports_what_may_change() -> None:
+def test_no_revision_imports_sqlq() -> None:
     for file in migrate.location().glob("versions/*.py"):
         nodes = [
             node
@@ -49,7 +49,7 @@ def test_no_revision_imports_what_may_change() -> None:
         assert not [module for module in modules if module and module.partition(".")[0] == "sqlq"], file
 
 
-def test_reading_the_version_does_not_import_alembic() -> None:
+def test_the_version_is_read_without_alembic() -> None:
     program = "import sys, sqlq.schema.version; print('alembic' in sys.modules)"
     assert run(sys.executable, "-c", program).stdout.split() == ["False"]
 
@@ -63,7 +63,7 @@ def test_an_installed_package_brings_its_history(tmp_path: Path) -> None:
     assert Path(done.stdout.strip()) == tmp_path / "sqlq" / "migrations"
 
 
-def test_an_installation_without_its_history_says_so(tmp_path: Path) -> None:
+def test_an_installation_without_revisions_is_reported_in_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(CHECKOUT / "sqlq", tmp_path / "sqlq", ignore=shutil.ignore_patterns("migrations"))
     done = run(
         sys.executable,

@@ -176,7 +176,9 @@ def test_the_tables_are_those_of_sqlq_migrate(
         assert hosted == catalogue(engine, "modelled")
 
 
-def test_a_host_that_fails_takes_sqlqs_tables_along(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_a_failed_host_migration_rolls_back_sqlqs_tables(
+    make_host: Callable[..., Host], engine: Engine
+) -> None:
     host = make_host(then="raise RuntimeError('the host failed')")
     with pytest.raises(RuntimeError, match="the host failed"):
         command.upgrade(host.config, "head")
@@ -202,7 +204,7 @@ def test_a_schema_by_argument_or_by_setting(
     assert own_names(engine) == set()
 
 
-def test_somebody_elses_jobs_and_newer_tables_are_refused(engine: Engine) -> None:
+def test_foreign_and_newer_tables_are_refused(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE jobs (id INTEGER)"))
     with pytest.raises(ConfigurationError, match="holds jobs already, not made by sqlq"):
@@ -247,7 +249,7 @@ def test_the_hosts_offline_sql_holds_sqlqs(make_host: Callable[..., Host], engin
     assert columns_of_orders(engine) == ["id", "total"]
 
 
-def test_offline_going_down_must_say_from_where(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_an_offline_downgrade_needs_both_revisions(make_host: Callable[..., Host], engine: Engine) -> None:
     host = make_host()
     with pytest.raises(ConfigurationError, match="give both revisions, as in '0001:base'"):
         command.downgrade(host.config, "a1:base", sql=True)
@@ -261,7 +263,9 @@ def test_a_migration_for_another_database_is_refused_in_one_sentence() -> None:
         sqlq.alembic.upgrade(Operations(host))
 
 
-def test_offline_going_down_with_both_revisions(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_an_offline_downgrade_with_both_revisions_drops_the_tables(
+    make_host: Callable[..., Host], engine: Engine
+) -> None:
     host = make_host(down=f'"{version.HEAD}:base"')
     command.upgrade(host.config, "head")
     command.downgrade(host.config, "a1:base", sql=True)
@@ -281,7 +285,9 @@ def test_autogenerate_would_drop_sqlqs_tables(make_host: Callable[..., Host]) ->
         assert f"op.drop_table('{table}')" in proposed
 
 
-def test_autogenerate_with_include_name_leaves_them(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_autogenerate_with_include_name_leaves_sqlqs_tables(
+    make_host: Callable[..., Host], engine: Engine
+) -> None:
     host = make_host(include_name=sqlq.alembic.include_name)
     command.upgrade(host.config, "head")
     command.check(host.config)

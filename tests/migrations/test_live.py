@@ -68,7 +68,7 @@ def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migr
 # ── Step by step ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_up_keeps_jobs_and_rewrites_nothing(later: Engine) -> None:
+def test_an_upgrade_keeps_jobs_and_rewrites_no_table(later: Engine) -> None:
     file = table_file(later)
     assert migrate.upgrade(later, None) == "0001"
     assert migrate.upgrade(later, None) == "0003"
@@ -81,7 +81,9 @@ def test_up_keeps_jobs_and_rewrites_nothing(later: Engine) -> None:
     assert "jobs_by_task" not in str(catalogue(later))
 
 
-def test_each_way_leads_to_the_same_tables(later: Engine, empty_database_url: str, tmp_path: Path) -> None:
+def test_every_way_to_migrate_makes_the_same_tables(
+    later: Engine, empty_database_url: str, tmp_path: Path
+) -> None:
     """By revisions beside the traffic, from nothing at once, inside a host's Alembic, and as a script."""
     migrate.upgrade(later, None)
     beside_traffic = catalogue(later)
@@ -126,7 +128,7 @@ VIEWS = "SELECT relname, oid FROM pg_class WHERE relname IN ('job_states', 'queu
 
 
 @on_postgresql
-def test_a_revision_recreates_the_views_that_it_names_and_no_others(later: Engine) -> None:
+def test_a_revision_recreates_only_its_named_views(later: Engine) -> None:
     def step(move: Callable[[], object]) -> set[str]:
         with later.connect() as connection:
             before = set(connection.execute(text(VIEWS)))
@@ -142,7 +144,7 @@ def test_a_revision_recreates_the_views_that_it_names_and_no_others(later: Engin
     assert step(lambda: migrate.downgrade(later, None, "0001", force=True)) == {"queue_stats"}
 
 
-def test_a_view_of_the_users_own_survives_what_does_not_concern_it(later: Engine) -> None:
+def test_a_users_view_survives_an_unrelated_migration(later: Engine) -> None:
     execute(later, "CREATE VIEW shop_jobs AS SELECT id, state FROM job_states WHERE task LIKE 'shop.%'")
     migrate.upgrade(later, None)
     assert execute(later, "SELECT count(note) FROM jobs") == 0
@@ -152,7 +154,7 @@ def test_a_view_of_the_users_own_survives_what_does_not_concern_it(later: Engine
 
 
 @on_postgresql
-def test_a_view_of_the_users_own_that_is_in_the_way_is_named(later: Engine) -> None:
+def test_a_users_view_that_blocks_a_migration_is_named(later: Engine) -> None:
     execute(later, "CREATE VIEW shop_queues AS SELECT queue FROM queue_stats")
     words = r"for view \S*shop_queues depends on view \S*queue_stats: drop that first"
     with pytest.raises(ConfigurationError, match=words):
@@ -171,7 +173,7 @@ task = app.task(name="t")(lambda n: n)
 
 @pytest.mark.integration
 @on_servers
-def test_of_three_migrators_one_migrates_and_workers_of_both_releases_go_on(
+def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
     migrated: Engine, start: Callable[..., Migrator], history: Path, empty_database_url: str
 ) -> None:
     (history / "shop.py").write_text(SHOP)
@@ -252,7 +254,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
 
 
 @on_servers
-def test_patience_ends_in_a_sentence_and_changes_nothing(
+def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 20)
@@ -357,7 +359,7 @@ def building(engine: Engine, start: Callable[..., Migrator]) -> Iterator[Migrato
 
 
 @on_postgresql
-def test_a_build_blocks_nobody(
+def test_an_index_build_blocks_no_job(
     migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
 ) -> None:
     app = sqlq.App(empty_database_url)
@@ -373,7 +375,9 @@ def test_a_build_blocks_nobody(
 
 @pytest.mark.integration
 @on_postgresql
-def test_a_second_migrator_stays_out_of_a_build(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_a_second_migrator_does_not_touch_an_index_build(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
     with building(migrated, start) as migrator:
         second = start()
         assert second.says("waiting for another migration")
@@ -409,7 +413,7 @@ def test_an_index_of_an_aborted_build_is_built_again(
 
 @pytest.mark.integration
 @on_postgresql
-def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(
+def test_the_index_build_of_a_killed_migrator_is_taken_over(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
     with building(migrated, start) as killed:
@@ -423,9 +427,7 @@ def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(
 
 
 @on_postgresql
-def test_a_build_outlives_timeouts_that_are_made_for_requests(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
+def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Callable[..., Migrator]) -> None:
     database = execute(migrated, "SELECT current_database()")
     with migrated.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -445,7 +447,7 @@ def test_a_build_outlives_timeouts_that_are_made_for_requests(
 
 
 @on_postgresql
-def test_a_build_that_waits_too_long_gives_up_in_a_sentence(
+def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "INDEX_PATIENCE_MS", 100)
@@ -463,7 +465,7 @@ def test_a_build_that_waits_too_long_gives_up_in_a_sentence(
 
 
 @on_postgresql
-def test_a_unique_index_that_cannot_be_leaves_nothing_that_producers_meet(migrated: Engine) -> None:
+def test_a_failed_unique_index_leaves_nothing_behind(migrated: Engine) -> None:
     def unique(connection: Connection) -> None:
         connection.exec_driver_sql(
             "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS one_queue ON public.jobs (queue)"

@@ -35,7 +35,7 @@ def migrated(empty: Engine) -> Engine:
 # ── Up ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_upgrade_says_what_was_there_before(empty: Engine) -> None:
+def test_upgrade_returns_the_revision_before(empty: Engine) -> None:
     assert migrate.upgrade(empty, None) is None
     assert own_names(empty) == migrate.OWN_NAMES
     assert migrate.upgrade(empty, None) == version.HEAD
@@ -47,7 +47,7 @@ def test_upgrade_keeps_jobs(migrated: Engine) -> None:
     assert execute(migrated, "SELECT count(*) FROM job_states") == 1
 
 
-def test_alembic_says_nothing_in_the_log(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_alembic_writes_no_log_lines(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         migrate.upgrade(empty, None)
     assert [record.message for record in caplog.records if record.name.startswith("alembic")] == []
@@ -110,7 +110,7 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
 # ── Check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_check_tells_missing_from_up_to_date(empty: Engine) -> None:
+def test_check_distinguishes_missing_from_up_to_date(empty: Engine) -> None:
     found = migrate.check(empty, None)
     assert (found.standing, found.found, found.needed) == ("missing", None, version.HEAD)
     assert f"create them with `sqlq migrate -d {empty.url.render_as_string()}`" in found.message
@@ -120,7 +120,7 @@ def test_check_tells_missing_from_up_to_date(empty: Engine) -> None:
     assert migrate.check(empty, None)[:2] == ("up to date", version.HEAD)
 
 
-def test_check_tells_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_distinguishes_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
     assert migrate.check(migrated, None)[:3] == ("ahead", "0099", version.HEAD)
     execute(migrated, "UPDATE sqlq_version SET oldest_code = '0099'")
@@ -163,7 +163,7 @@ def test_a_database_too_new_is_left_alone(migrated: Engine) -> None:
         "CREATE VIEW job_states AS SELECT 1 AS id",
     ],
 )
-def test_somebody_elses_table_is_refused_and_left_alone(empty: Engine, foreign: str) -> None:
+def test_a_foreign_table_is_refused_and_left_alone(empty: Engine, foreign: str) -> None:
     execute(empty, foreign)
     before = catalogue(empty)
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_somebody_elses_table_is_refused_and_left_alone(empty: Engine, foreign: 
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
-def test_the_way_out_of_a_foreign_table_is_a_schema_of_its_own(empty: Engine) -> None:
+def test_a_schema_of_its_own_avoids_a_foreign_table(empty: Engine) -> None:
     execute(empty, "CREATE TABLE jobs (id INTEGER PRIMARY KEY, queue TEXT)")
     before = catalogue(empty)
     migrate.upgrade(empty, "sqlq")
@@ -216,7 +216,7 @@ MOVED = (
 
 
 @pytest.mark.parametrize("table", ["jobs", "finished_jobs", "failed_jobs"])
-def test_down_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
+def test_downgrade_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
     execute(migrated, "INSERT INTO jobs (task) VALUES ('shop.send_receipt')")
     if table != "jobs":
         column, value = ("outcome", "completed") if table == "finished_jobs" else ("reason", "error")
@@ -230,7 +230,7 @@ def test_down_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
     assert own_names(migrated) == set()
 
 
-def test_down_where_there_is_nothing_says_so(empty: Engine) -> None:
+def test_downgrade_without_tables_is_refused(empty: Engine) -> None:
     with pytest.raises(SchemaVersionError, match="does not hold sqlq's tables"):
         migrate.downgrade(empty, None, "base")
     if empty.dialect.name == "sqlite":
@@ -248,14 +248,14 @@ def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engin
         assert version.read(connection, None) == "0000"
 
 
-def test_down_to_an_unknown_revision_says_so(migrated: Engine) -> None:
+def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
     with pytest.raises(ConfigurationError, match="cannot be taken down to revision '0077'"):
         migrate.downgrade(migrated, None, "0077")
     assert own_names(migrated) == migrate.OWN_NAMES
 
 
 @on_servers
-def test_down_does_not_queue_behind_a_long_transaction(
+def test_downgrade_does_not_queue_behind_a_long_transaction(
     migrated: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 50)
@@ -307,7 +307,7 @@ def migrating(empty_database_url: str, number: int) -> Iterator[list[subprocess.
 
 
 @pytest.mark.integration
-def test_of_several_processes_one_migrates(empty_database_url: str, empty: Engine) -> None:
+def test_one_of_several_processes_migrates(empty_database_url: str, empty: Engine) -> None:
     with migrating(empty_database_url, 4) as processes:
         for process in processes:
             start(process)
@@ -326,7 +326,9 @@ def test_a_second_process_waits_for_the_first(empty_database_url: str, empty: En
         assert line(second) == f"before: {version.HEAD}"
 
 
-def test_waiting_ends(empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_another_migrator_times_out(
+    empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(online, "PATIENCE_S", 0.0)
     other = create_engine(
         empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {}

@@ -142,7 +142,7 @@ def test_a_table_with_rows_becomes_the_first_partition(app: sqlq.App, engine: En
 
 @on_postgresql
 @on_nothing
-def test_the_script_leads_to_the_same_tables(empty_database_url: str, database_url: str) -> None:
+def test_the_script_makes_the_same_tables(empty_database_url: str, database_url: str) -> None:
     with closing(sqlq.App(database_url)) as app:
         app.migrate(partition_finished="weekly")
         with_traffic = catalogue(app.database.engine)
@@ -170,7 +170,7 @@ def test_partitions_in_a_schema_of_their_own(empty_database_url: str) -> None:
 
 
 @on_postgresql
-def test_it_waits_for_a_transaction_and_nobody_waits_for_it_long(app: sqlq.App, engine: Engine) -> None:
+def test_partitioning_waits_for_a_transaction_without_blocking_jobs(app: sqlq.App, engine: Engine) -> None:
     finish(app, engine)
     task = app.task(name="t")(lambda: None)
     migrating = threading.Thread(target=lambda: app.migrate(partition_finished="daily"))
@@ -192,14 +192,14 @@ def test_it_waits_for_a_transaction_and_nobody_waits_for_it_long(app: sqlq.App, 
 
 
 @on_postgresql
-def test_down_takes_the_partitions_along(history: sqlq.App, engine: Engine) -> None:
+def test_downgrade_drops_the_partitions(history: sqlq.App, engine: Engine) -> None:
     migrate.downgrade(engine, None, "base")
     assert own_names(engine) == set()
     assert execute(engine, "SELECT count(*) FROM pg_class WHERE relname LIKE 'finished%'") == 0
 
 
 @on_postgresql
-def test_what_the_new_table_would_lack_is_refused(app: sqlq.App, engine: Engine) -> None:
+def test_partitioning_refuses_to_lose_a_publication_a_view_or_a_row(app: sqlq.App, engine: Engine) -> None:
     execute(engine, "CREATE MATERIALIZED VIEW kept AS SELECT id FROM finished_jobs")
     execute(engine, "CREATE PUBLICATION told FOR TABLE finished_jobs")
     with pytest.raises(ConfigurationError, match=r"cannot be partitioned: it would lose .*told, .*kept"):
@@ -300,7 +300,7 @@ def test_a_job_that_has_to_stay_keeps_its_partition_alone(history: sqlq.App, eng
 
 
 @on_postgresql
-def test_a_drop_keeps_nobody_waiting(history: sqlq.App, engine: Engine) -> None:
+def test_a_partition_is_not_dropped_while_a_transaction_reads_it(history: sqlq.App, engine: Engine) -> None:
     make_past(engine)
     finish(history, engine, days_ago=4)
     before = parts(engine)
@@ -318,7 +318,7 @@ def test_a_drop_keeps_nobody_waiting(history: sqlq.App, engine: Engine) -> None:
 
 
 @on_postgresql
-def test_a_job_without_a_partition_is_in_the_default_one_until_it_is_pruned(
+def test_a_job_without_a_partition_is_in_the_default_one_until_pruned(
     history: sqlq.App, engine: Engine
 ) -> None:
     make_past(engine, days=-1)  # none for today
@@ -333,7 +333,7 @@ def test_a_job_without_a_partition_is_in_the_default_one_until_it_is_pruned(
 
 
 @on_postgresql
-def test_migrate_gives_a_partition_to_what_the_default_one_holds(history: sqlq.App, engine: Engine) -> None:
+def test_migrate_makes_a_partition_for_jobs_of_the_default_one(history: sqlq.App, engine: Engine) -> None:
     for name in parts(engine):  # maintenance has not run for long
         if name != "finished_jobs_default":
             execute(engine, f"DROP TABLE {name}")
@@ -353,7 +353,7 @@ def test_migrate_gives_a_partition_to_what_the_default_one_holds(history: sqlq.A
 
 
 @on_postgresql
-def test_partitions_made_by_hand_are_made_up_for(history: sqlq.App, engine: Engine) -> None:
+def test_partitions_made_by_hand_are_completed(history: sqlq.App, engine: Engine) -> None:
     last = parts(engine)[-3]
     execute(engine, f"DROP TABLE {last}")
     day = last[-8:]
@@ -371,7 +371,7 @@ def test_partitions_made_by_hand_are_made_up_for(history: sqlq.App, engine: Engi
 
 
 @on_postgresql
-def test_off_makes_no_more(history: sqlq.App, engine: Engine) -> None:
+def test_off_stops_making_partitions(history: sqlq.App, engine: Engine) -> None:
     history.migrate(partition_finished="off")
     execute(engine, f"DROP TABLE {parts(engine)[0]}")
     before = parts(engine)

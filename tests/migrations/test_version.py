@@ -18,7 +18,7 @@ from sqlq.schema import version, views
 from tests.conftest import DATABASES
 
 
-def test_read_tells_none_from_a_revision(empty: Engine) -> None:
+def test_read_returns_none_or_the_revision(empty: Engine) -> None:
     with empty.connect() as connection:
         assert version.read(connection, None) is None
     migrate.upgrade(empty, None)
@@ -47,7 +47,7 @@ def test_each_schema_has_a_revision_of_its_own(empty: Engine) -> None:
         (None, "does not hold sqlq's tables yet: create them with `sqlq migrate -d {url}`"),
     ],
 )
-def test_require_names_what_is_wrong_and_what_mends_it(
+def test_require_names_the_fault_and_its_remedy(
     empty: Engine, monkeypatch: pytest.MonkeyPatch, found: str | None, sentence: str
 ) -> None:
     monkeypatch.setattr(version, "HEAD", "0001")
@@ -68,7 +68,7 @@ def test_require_names_what_is_wrong_and_what_mends_it(
 @pytest.mark.parametrize(
     ("oldest_code", "usable"), [("0001", True), ("0002", True), ("0003", False), ("0004", False)]
 )
-def test_newer_tables_are_usable_unless_they_say_otherwise(
+def test_newer_tables_are_usable_by_their_oldest_code(
     empty: Engine, monkeypatch: pytest.MonkeyPatch, oldest_code: str, usable: bool
 ) -> None:
     migrate.upgrade(empty, None)
@@ -89,7 +89,7 @@ def test_newer_tables_are_usable_unless_they_say_otherwise(
         )
 
 
-def test_a_version_table_without_the_column_answers_all_the_same(empty: Engine) -> None:
+def test_a_version_table_without_oldest_code_is_read(empty: Engine) -> None:
     """As an old sqlq_version that nobody has dropped; nothing may fail in a caller's transaction."""
     with empty.begin() as connection:
         connection.execute(text("CREATE TABLE sqlq_version (version_num VARCHAR(32) NOT NULL)"))
@@ -167,7 +167,7 @@ async def _asynchronously(url: URL, options: dict[str, str], empty: Engine) -> N
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
-def test_a_session_elsewhere_in_its_search_path_finds_the_same(empty: Engine) -> None:
+def test_the_search_path_of_a_session_does_not_hide_the_version(empty: Engine) -> None:
     migrate.upgrade(empty, None)
     with empty.connect() as connection:
         connection.execute(text("SET search_path = pg_catalog"))
@@ -176,9 +176,7 @@ def test_a_session_elsewhere_in_its_search_path_finds_the_same(empty: Engine) ->
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("granted", [[], ["USAGE ON SCHEMA queueing"], ["SELECT ON queueing.sqlq_version"]])
-def test_a_missing_grant_is_a_sentence_and_not_an_aborted_transaction(
-    empty: Engine, granted: list[str]
-) -> None:
+def test_a_missing_grant_does_not_abort_the_transaction(empty: Engine, granted: list[str]) -> None:
     migrate.upgrade(empty, "queueing")
     with empty.connect() as connection:
         connection.execute(text("CREATE ROLE sqlq_producer"))
@@ -205,9 +203,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_tables_without_what_this_sqlq_works_with_are_told_by_their_columns(
-    empty: Engine, change: str
-) -> None:
+def test_check_names_the_columns_that_tables_lack(empty: Engine, change: str) -> None:
     statement, words = CHANGES[change]
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
@@ -231,7 +227,7 @@ def test_tables_without_what_this_sqlq_works_with_are_told_by_their_columns(
     app.close()
 
 
-def test_older_tables_are_to_be_migrated_whatever_columns_they_lack(empty: Engine) -> None:
+def test_older_tables_are_reported_as_older_whatever_they_lack(empty: Engine) -> None:
     """The next revision may add a column, and who has not migrated yet has no other sqlq to go on with."""
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
@@ -245,7 +241,7 @@ def test_older_tables_are_to_be_migrated_whatever_columns_they_lack(empty: Engin
     assert "at revision 0000, older than the 0001 this sqlq needs: run `sqlq migrate" in said.said
 
 
-def test_a_column_of_ones_own_is_nobodys_concern(empty: Engine) -> None:
+def test_an_extra_column_is_accepted(empty: Engine) -> None:
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
         connection.execute(text("ALTER TABLE jobs ADD COLUMN note TEXT"))

@@ -46,7 +46,7 @@ def read(plan: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_admission_reads_no_more_beside_a_long_line(app: sqlq.App, engine: Engine) -> None:
+def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, IN_LINE, ADMITTED)
     plans: list[dict[str, Any]] = []
 
@@ -79,7 +79,7 @@ def test_an_admission_reads_no_more_beside_a_long_line(app: sqlq.App, engine: En
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_sweep_steps_from_key_to_key_of_long_lines(app: sqlq.App, engine: Engine) -> None:
+def test_a_sweep_steps_from_key_to_key_of_long_waiting_lists(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, IN_LINE, 10)
     touched: list[int] = []
 
@@ -99,7 +99,7 @@ def test_a_sweep_steps_from_key_to_key_of_long_lines(app: sqlq.App, engine: Engi
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_sqlite_goes_by_indexes(app: sqlq.App, engine: Engine) -> None:
+def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, 2_000, 100)
     with app.database.begin() as conn:
         conn.execute(admit._LOCK, {"keys": ["full"]})

@@ -78,7 +78,7 @@ def test_no_rule_of_a_hot_table_is_read_anew_for_each_statement(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_cheap_form_of_a_rule_refuses_what_the_dear_one_did(app: sqlq.App, engine: Engine) -> None:
+def test_the_cheap_form_of_a_rule_refuses_wrong_types(app: sqlq.App, engine: Engine) -> None:
     """`x IS NULL OR typeof(x) = 'integer'` takes half the time of `typeof(x) IN ('integer', 'null')`."""
     with engine.connect() as conn:
         (definition,) = conn.execute(text("SELECT sql FROM sqlite_master WHERE name = 'jobs'")).one()
@@ -112,7 +112,7 @@ CLAIMS = {"postgresql": 1, "mariadb": 3}
 SETTLES = {"postgresql": 1, "mariadb": 3, "sqlite": 2}
 
 
-def test_a_lone_job_is_claimed_by_one_statement_and_settled_by_one(
+def test_a_lone_job_takes_one_claim_and_one_settle_statement(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On SQLite a claim and a settle are several in one transaction, as they cost no round trips there.
@@ -134,7 +134,7 @@ def test_a_lone_job_is_claimed_by_one_statement_and_settled_by_one(
     assert len(sent) == SETTLES[database.engine.dialect.name], sent
 
 
-def test_an_idle_look_is_one_statement_that_writes_nothing(
+def test_an_idle_poll_is_one_statement_that_writes_nothing(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle worker looks once a second, and does nothing else but send heartbeats."""

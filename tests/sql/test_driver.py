@@ -50,7 +50,7 @@ def backend(database: Database) -> int:
     return int(pid)
 
 
-def test_statements_that_follow_each_other_ask_the_pool_once(app: sqlq.App, clock: Clock) -> None:
+def test_consecutive_statements_take_one_connection_from_the_pool(app: sqlq.App, clock: Clock) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     app.database.close()
@@ -66,7 +66,7 @@ def test_statements_that_follow_each_other_ask_the_pool_once(app: sqlq.App, cloc
 
 
 @on_postgresql
-def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(
+def test_a_connection_that_rested_long_is_pinged(
     app: sqlq.App, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -99,7 +99,7 @@ def test_a_connection_cut_off_between_two_statements_is_replaced(
 
 
 @on_postgresql
-def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, clock: Clock) -> None:
+def test_a_useless_connection_is_dropped_with_the_idle_ones(app: sqlq.App, clock: Clock) -> None:
     met: list[int] = []
 
     def meets_a_standby(ask: Ask) -> None:
@@ -114,7 +114,7 @@ def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, 
 
 
 @on_postgresql
-def test_a_connection_that_cannot_be_rolled_back_is_given_up(
+def test_a_connection_that_cannot_be_rolled_back_is_dropped(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It raises the exception that broke it off, and not its consequence."""
@@ -131,13 +131,13 @@ def test_a_connection_that_cannot_be_rolled_back_is_given_up(
     assert backend(app.database) != pid
 
 
-def test_no_more_than_one_connection_rests(app: sqlq.App) -> None:
+def test_a_thread_keeps_at_most_one_idle_connection(app: sqlq.App) -> None:
     """Two could be all that a small pool has, and whoever waits for the pool would wait in vain."""
     app.database.run_raw(lambda ask: app.database.run_statement("SELECT 1", ()) + ask("SELECT 1", ()))
     assert app.database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # a QueuePool's
 
 
-def test_the_only_connection_of_a_pool_is_kept_by_nobody(database_url: str) -> None:
+def test_a_thread_does_not_keep_the_only_connection_of_a_pool(database_url: str) -> None:
     engine = create_engine(database_url, pool_size=1, max_overflow=0)
     with closing(sqlq.App(engine=engine)) as app:
         app.enqueue(app.task(name="t")(lambda: None).new())
@@ -158,7 +158,7 @@ def test_an_engine_may_be_configured_twice() -> None:
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_session_that_is_not_as_it_was_made_is_replaced(app: sqlq.App, clock: Clock) -> None:
+def test_a_session_with_changed_settings_is_replaced(app: sqlq.App, clock: Clock) -> None:
     """As behind a proxy, which may give a connection another session."""
 
     def level() -> str:

@@ -361,7 +361,7 @@ def test_sqlite_uses_an_index(crowded: Database) -> None:
             transaction.rollback()
 
 
-def test_a_claim_steps_over_what_is_scheduled_at_a_higher_priority(crowded: Database) -> None:
+def test_a_claim_skips_scheduled_jobs_of_a_higher_priority(crowded: Database) -> None:
     with crowded.begin() as conn:
         claimed = claim.claim(conn, ["mail"], limit=10, owner="me", lease_ms=30_000)
         assert conn.scalars(text("SELECT priority FROM jobs WHERE reserved_by = 'me'")).all() == [0] * 10
@@ -372,9 +372,7 @@ ROWS = 30_000
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one(app: sqlq.App, engine: Engine) -> None:
     """It is prepared and planned once. Nothing analyses the table, and its plan has to hold."""
     claims = app.database.for_claims
     claimer = Claimer(app.database, "somebody", WorkerOptions(("default",), 10, 30_000))

@@ -117,9 +117,7 @@ def crowd(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_plan_made_on_empty_tables_goes_by_indexes_beside_many_that_wait(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_an_unblock_planned_on_empty_tables_uses_indexes_on_full_ones(app: sqlq.App, engine: Engine) -> None:
     claims = app.database.for_claims
     for _ in range(2):
         assert not unblock.after(claims, [1])
@@ -139,7 +137,7 @@ def test_a_plan_made_on_empty_tables_goes_by_indexes_beside_many_that_wait(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_sqlite_goes_by_indexes(app: sqlq.App, engine: Engine) -> None:
+def test_sqlite_unblocks_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine)
     with engine.connect() as conn:
         statements = [each for call in CALLS.values() for each in asked(app.database, call)]

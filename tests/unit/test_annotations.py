@@ -251,7 +251,7 @@ def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, va
 
 
 @for_each(("hint", "value", "form"), ROUND_TRIPS)
-def test_the_json_of_a_value_stands_for_it(hint: Any, value: Any, form: Any) -> None:
+def test_the_json_of_a_value_is_accepted_for_it(hint: Any, value: Any, form: Any) -> None:
     assert forms(task_of(hint).new_from_json([form])) == [form]
     if hint is not bytes:  # any text might be meant as base64
         assert forms(task_of(hint).new(form)) == [form]
@@ -301,7 +301,7 @@ annotated = st.recursive(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_whatever_is_annotated_arrives_equal(data: st.DataObject) -> None:
+def test_any_annotated_value_arrives_equal(data: st.DataObject) -> None:
     hint, strategy = data.draw(annotated)
     value = data.draw(strategy)
     task = task_of(hint)
@@ -349,7 +349,7 @@ def test_whatever_is_annotated_arrives_equal(data: st.DataObject) -> None:
         (UUID, None, "value is None, but it is annotated as never None"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_by_its_path(hint: Any, value: Any, message: str) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_its_path(hint: Any, value: Any, message: str) -> None:
     with pytest.raises(ArgumentsError, match=message) as refusal:
         task_of(hint).new(value)
     assert str(refusal.value).startswith("shop.take: ")
@@ -387,7 +387,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         (Order | None, None, None),
     ],
 )
-def test_what_a_type_checker_lets_pass_arrives_as_annotated(hint: Any, value: Any, arrives: Any) -> None:
+def test_a_compatible_value_arrives_as_its_annotation(hint: Any, value: Any, arrives: Any) -> None:
     task = task_of(hint)
     (arrived,) = task.arguments(task.new(value).payload)[0]
     assert (arrived, type(arrived)) == (arrives, type(arrives))
@@ -403,14 +403,14 @@ def test_what_a_type_checker_lets_pass_arrives_as_annotated(hint: Any, value: An
         Unequal(datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=1)),
     ],
 )
-def test_what_equals_nothing_is_not_refused(value: Unequal) -> None:
+def test_a_value_that_equals_nothing_is_not_refused(value: Unequal) -> None:
     task = task_of(list[Unequal])
     (arrived,) = task.arguments(task.new([value]).payload)[0][0]
     assert arrived.at.isoformat() == value.at.isoformat()
 
 
 @for_each("text", [str(ID), str(ID).upper(), ID.hex])
-def test_the_text_of_a_key_may_be_another_than_sqlqs(text: str) -> None:
+def test_other_texts_of_a_key_are_accepted(text: str) -> None:
     payload = json.dumps({"args": [{text: {"sku": "tea", "price": "1", "count": 1}}]})
     task = task_of(dict[UUID, Line])
     assert task.arguments(payload) == ([{ID: Line("tea", Decimal(1))}], {})
@@ -434,7 +434,7 @@ def test_the_text_of_a_key_may_be_another_than_sqlqs(text: str) -> None:
         *(Literal["a", 1, None], NewType("N", int), Annotated[list[int], "why"], Iterable[int]),
     ],
 )  # fmt: skip
-def test_plain_json_goes_as_it_is_whatever_the_annotation(hint: Any) -> None:
+def test_plain_json_is_stored_unchanged_for_json_annotations(hint: Any) -> None:
     task = task_of(hint)
     for value in ("7", 7, 7.5, True, [1, "a"], {"a": [None]}, (1, 2)):
         assert forms(task.new(value)) == json.loads(json.dumps([value]))
@@ -458,9 +458,7 @@ def test_plain_json_goes_as_it_is_whatever_the_annotation(hint: Any) -> None:
         (5, "is not supported"),
     ],
 )
-def test_an_annotation_of_no_use_refuses_no_json_and_says_why_it_refuses_the_rest(
-    hint: Any, why: str
-) -> None:
+def test_an_unsupported_annotation_takes_json_and_explains_refusals(hint: Any, why: str) -> None:
     for task in (task_of(hint), task_of(hint, default=None)):
         for value in ("7", 7, [1, {"a": None}]):
             assert forms(task.new(value)) == [value]
@@ -476,7 +474,7 @@ def test_an_annotation_of_no_use_refuses_no_json_and_says_why_it_refuses_the_res
 def only_for_checkers(id: UUID, session: Session | None = None) -> None: ...
 
 
-def test_a_name_that_only_type_checkers_know_spoils_no_other_annotation() -> None:
+def test_an_unresolvable_annotation_does_not_affect_others() -> None:
     task = make_task(only_for_checkers)
     assert task.arguments(task.new(ID).payload) == ([ID], {})
     assert task.arguments(task.new(ID, None).payload) == ([ID, None], {})
@@ -542,7 +540,7 @@ def test_every_kind_of_handler_is_read(handler: Callable[..., Any]) -> None:
     assert task.arguments(task.new(ID).payload) == ([ID], {})
 
 
-def test_a_default_is_the_handlers_own() -> None:
+def test_a_default_reaches_the_handler_unchanged() -> None:
     task = task_of(UUID, default=None)
     assert task.new().payload == "{}"
     assert task.arguments(task.new(None).payload) == ([None], {})
@@ -568,7 +566,7 @@ def test_a_default_is_the_handlers_own() -> None:
         (Cat | Dog, {"type": "Cow", "born": "2020-01-01"}, r"value\.type does not fit its annotation: not the tag of"),
     ],
 )  # fmt: skip
-def test_fields_of_another_release_are_for_another_worker(hint: Any, form: Any, message: str) -> None:
+def test_fields_of_another_release_release_the_job(hint: Any, form: Any, message: str) -> None:
     with pytest.raises(MisfitError, match=message):
         task_of(hint).arguments(json.dumps({"args": [form]}))
 
@@ -589,7 +587,7 @@ def test_fields_of_another_release_are_for_another_worker(hint: Any, form: Any, 
         (Positive, {"number": 0}),
     ],
 )
-def test_a_value_that_is_no_such_thing_is_for_no_worker(hint: Any, form: Any) -> None:
+def test_a_value_of_a_wrong_form_fails_the_job(hint: Any, form: Any) -> None:
     with pytest.raises(ArgumentsError, match=r"^shop.take: value.* (does not fit|cannot be read)") as refusal:
         task_of(hint).arguments(json.dumps({"args": [form]}))
     assert not isinstance(refusal.value, MisfitError)
@@ -599,7 +597,7 @@ def test_a_value_that_is_no_such_thing_is_for_no_worker(hint: Any, form: Any) ->
         assert str(at_enqueue.value) == str(refusal.value)
 
 
-def test_what_a_value_was_is_in_no_sentence_about_what_arrived() -> None:
+def test_errors_about_stored_arguments_contain_no_value() -> None:
     for hint, form in ((UUID, "s3cret"), (Color, "s3cret"), (Customer, {"id": "s3cret", "born": "s3cret"}), (dict[date, int], {"s3cret": 1}), (dict[str, UUID], {"s3cret": "s3cret"}), (dict[str, Line], {"s3cret": {"sku": "s3cret", "price": "1", "x": 1}}), (Cat | Dog, {"type": "s3cret"})):  # fmt: skip
         with pytest.raises(ArgumentsError) as refusal:
             task_of(hint).arguments(json.dumps({"args": [form]}))
@@ -609,7 +607,7 @@ def test_what_a_value_was_is_in_no_sentence_about_what_arrived() -> None:
 # -- results -------------------------------------------------------------------------------------------------
 
 
-def test_a_return_annotation_is_read_through_what_is_awaited() -> None:
+def test_a_return_annotation_is_read_through_awaitables() -> None:
     async def coroutine() -> UUID:
         return ID
 
@@ -626,7 +624,7 @@ def test_a_return_annotation_is_read_through_what_is_awaited() -> None:
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_imported_for_plain_arguments() -> None:
+def test_plain_arguments_import_no_conversion_library() -> None:
     program = """
 import sys, sqlq
 from datetime import date

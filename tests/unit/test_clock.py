@@ -58,7 +58,7 @@ def test_durations(given: Any, ms: int) -> None:
         datetime(2030, 1, 1, tzinfo=UTC),
     ],
 )
-def test_what_is_no_duration_is_refused_by_its_name(given: Any) -> None:
+def test_a_bad_duration_is_refused_by_its_name(given: Any) -> None:
     with pytest.raises(EnqueueError, match=r"^delay is .*: give a timedelta or text such as"):
         milliseconds(given, "delay", EnqueueError)
 
@@ -85,7 +85,7 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
     assert 0 <= ms <= LONGEST_MS
 
 
-def test_moments_are_the_same_instants_in_utc() -> None:
+def test_aware_times_are_converted_to_utc() -> None:
     moment = aware(datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), "available_at")
     assert (moment, moment.tzinfo) == (datetime(2030, 1, 1, tzinfo=UTC), UTC)
     first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
@@ -105,7 +105,7 @@ def test_moments_are_the_same_instants_in_utc() -> None:
         (datetime(9998, 12, 31, 23, tzinfo=timezone(-timedelta(hours=1))), "between the years 1970 and 9998"),
     ],
 )
-def test_other_moments_are_refused(given: Any, reason: str) -> None:
+def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
     with pytest.raises(EnqueueError, match=f"^available_at is .*{reason}"):
         aware(given, "available_at", EnqueueError)
 

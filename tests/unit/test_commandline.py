@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 from sqlq.config.command_hint import command
 
 
-def test_a_database_is_named_so_that_it_is_found_from_everywhere(
+def test_a_command_names_the_database_by_an_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -28,5 +28,5 @@ def test_a_password_is_not_shown() -> None:
     )
 
 
-def test_what_needs_an_app_says_how_one_is_written() -> None:
+def test_a_command_that_needs_an_app_names_the_option() -> None:
     assert command("work -q mail", needs_app=True) == "sqlq work -q mail -a module:attribute"

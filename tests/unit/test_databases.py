@@ -30,7 +30,7 @@ def found(pattern: str, files: list[Path]) -> list[str]:
     ]
 
 
-def test_no_other_room_compares_the_name_of_a_database() -> None:
+def test_only_the_database_packages_compare_database_names() -> None:
     asked = r"(dialect\.name|get_backend_name\(\)|\bkind) (==|!=|in|not in) \W?\"(postgresql|sqlite|m\w+)"
     files = [file for file in rooms() if str(file.relative_to(ROOT)) not in (*BELOW, READS_URLS)]
     assert found(asked, files) == []
@@ -47,5 +47,5 @@ def test_no_other_room_compares_the_name_of_a_database() -> None:
         r"\bRETURNING\b",
     ],
 )
-def test_no_statement_of_the_store_says_what_databases_say_differently(written: str) -> None:
+def test_the_store_has_no_sql_of_one_database(written: str) -> None:
     assert found(written, rooms("store", "enqueue", "worker", "results", "admin", "app")) == []

@@ -28,7 +28,7 @@ def stamped(app: sqlq.App, job: sqlq.NewJob) -> sqlq.NewJob:
 def handler() -> None: ...
 
 
-def test_a_task_before_its_queue_before_the_app_before_what_is_built_in() -> None:
+def test_options_of_the_task_come_before_queue_app_and_defaults() -> None:
     app = sqlq.App(
         URL,
         defaults={"queue": "mail", "priority": 1, "max_attempts": 2, "timeout": "1m", "retention": "1h"},
@@ -42,7 +42,7 @@ def test_a_task_before_its_queue_before_the_app_before_what_is_built_in() -> Non
     assert options_of(plain.new()) == ("default", 0, 5, None, None)
 
 
-def test_a_call_before_the_task() -> None:
+def test_options_of_the_call_come_before_the_task() -> None:
     app = sqlq.App(URL, defaults={"timeout": "1m"})
     task = app.task(name="t", timeout="2m", retention="1h")(handler)
     job = task.new().set(timeout="3m", retention="2h", priority=5)
@@ -52,7 +52,7 @@ def test_a_call_before_the_task() -> None:
     assert task.new().set(priority=1).timeout_ms == 120_000, "what is not given stays"
 
 
-def test_a_job_set_into_another_queue_has_what_that_says() -> None:
+def test_a_job_in_another_queue_has_the_options_of_that_queue() -> None:
     app = sqlq.App(URL, queues={"slow": {"timeout": "1h", "max_attempts": 2, "priority": -5}})
     task = app.task(name="t", max_attempts=7)(handler)
     assert options_of(stamped(app, task.new())) == ("default", 0, 7, None, None)
@@ -63,7 +63,7 @@ def test_a_job_set_into_another_queue_has_what_that_says() -> None:
     assert task.for_queue("any other") is task
 
 
-def test_headers_come_together_from_all_layers() -> None:
+def test_headers_of_all_layers_are_merged() -> None:
     app = sqlq.App(
         URL,
         defaults={"headers": {"a": "app", "b": "app", "c": "app"}},
@@ -76,13 +76,13 @@ def test_headers_come_together_from_all_layers() -> None:
     assert elsewhere.headers == {"a": "app", "b": "queue", "c": "queue"}
 
 
-def test_an_app_without_any_of_it_leaves_jobs_as_they_are() -> None:
+def test_an_app_without_defaults_leaves_jobs_unchanged() -> None:
     app = sqlq.App(URL)
     new = [app.task(name="t", timeout="5s")(handler).new()]
     assert app._code.additions.to(new) is new
 
 
-def test_the_environment_stands_below_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("TIMEOUT", "5m"),
         ("MAX_ATTEMPTS", "3"),
@@ -119,7 +119,7 @@ backoff = ["1s", "2s"]
 """
 
 
-def test_pyproject_stands_below_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_comes_before_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     monkeypatch.chdir(tmp_path)
     app = sqlq.App(URL)
@@ -155,7 +155,7 @@ def test_pyproject_stands_below_the_environment(tmp_path: Path, monkeypatch: pyt
         ({"retention": "soon"}, "retention is 'soon'"),
     ],
 )
-def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_default_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         sqlq.App(URL, **arguments)
 

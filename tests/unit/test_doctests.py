@@ -19,7 +19,7 @@ MODULES = [
 ]
 
 
-def test_there_are_examples() -> None:
+def test_modules_with_doctests_are_found() -> None:
     assert {"sqlq", "sqlq.app.app", "sqlq.config.durations"} <= set(MODULES)
 
 

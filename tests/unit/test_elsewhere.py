@@ -49,7 +49,7 @@ APP: Any = app
         (lambda: JOB.nothing, "has no attribute 'nothing'"),
     ],
 )
-def test_an_attribute_of_another_queue_names_ours(look: Callable[[], Any], said: str) -> None:
+def test_an_attribute_of_another_queue_gets_the_name_in_sqlq(look: Callable[[], Any], said: str) -> None:
     with pytest.raises(AttributeError, match=said):
         look()
     assert not hasattr(JOB, "wait")

@@ -90,7 +90,7 @@ REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
 
 
 @for_each(("wrong", "says"), REFUSED)
-def test_what_cannot_be_is_refused_in_a_sentence(wrong: Callable[[Any, Any], Any], says: str) -> None:
+def test_an_impossible_flow_is_refused_in_a_sentence(wrong: Callable[[Any, Any], Any], says: str) -> None:
     flow = sqlq.Flow("a")
     with pytest.raises(EnqueueError, match=says):
         wrong(flow, flow.add(count.new(1)))

@@ -46,7 +46,7 @@ def test_set_returns_another_job() -> None:
     assert JOB.set() == JOB
 
 
-def test_what_is_not_given_stays() -> None:
+def test_set_keeps_options_that_are_not_given() -> None:
     job = JOB.set(priority=7, unique_key="k").set(queue="slow")
     assert (job.priority, job.unique_key, job.queue) == (7, "k", "slow")
 
@@ -161,7 +161,7 @@ def test_a_queue_has_no_comma_in_its_name() -> None:
 
 
 @for_each("queue", ["a,b", "\\ud800", "\\u0000", " ", "x" * 256])
-def test_a_bad_queue_of_what_follows_is_named_with_its_column(queue: str) -> None:
+def test_a_bad_queue_of_a_callback_is_named_with_its_column(queue: str) -> None:
     with pytest.raises(ArgumentsError, match=r"^the queue in on_failure "):
         Follower.from_text(f'{{"task": "alarm", "queue": "{queue}"}}', "on_failure")
 

@@ -21,7 +21,7 @@ def app() -> sqlq.App:
     return sqlq.App("sqlite:///nowhere.db")
 
 
-def test_a_key_is_made_from_the_arguments_however_they_are_given(app: sqlq.App) -> None:
+def test_a_key_is_the_same_for_positional_and_keyword_arguments(app: sqlq.App) -> None:
     @app.task(name="bill", limit=Limit("{region}:{customer}", running=1))
     def bill(customer: uuid.UUID, region: str = "eu") -> None: ...
 
@@ -31,7 +31,7 @@ def test_a_key_is_made_from_the_arguments_however_they_are_given(app: sqlq.App) 
     assert bill.new_from_json([str(id), "us"]).limit_key == f"us:{id}"
 
 
-def test_a_key_may_look_into_an_argument(app: sqlq.App) -> None:
+def test_a_key_may_use_an_item_of_an_argument(app: sqlq.App) -> None:
     @app.task(name="bill", limit=Limit("{order[customer]}", running=1))
     def bill(order: dict[str, Any], **more: Any) -> None: ...
 
@@ -47,7 +47,7 @@ def test_a_key_may_be_a_function(app: sqlq.App) -> None:
     assert bill.new(27, note="x").limit_key == "c7"
 
 
-def test_a_function_that_makes_no_key_is_said(app: sqlq.App) -> None:
+def test_a_key_function_that_returns_no_text_is_refused(app: sqlq.App) -> None:
     def nothing(customer: int) -> str:
         return None  # type: ignore[return-value]
 
@@ -58,7 +58,7 @@ def test_a_function_that_makes_no_key_is_said(app: sqlq.App) -> None:
         bill.new(7)
 
 
-def test_a_key_too_long_is_said(app: sqlq.App) -> None:
+def test_a_key_too_long_is_refused(app: sqlq.App) -> None:
     @app.task(name="bill", limit=Limit("c:{customer}", running=1))
     def bill(customer: str) -> None: ...
 
@@ -153,7 +153,7 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
         (lambda: Serial("a", on_failure="stop"), 'on_failure is \'stop\': it is "go on" or "hold"'),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, sentence: str) -> None:
+def test_a_wrong_limit_is_refused(make: Any, sentence: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         make()
 
@@ -190,7 +190,7 @@ def test_rates(text: str, rate: tuple[int, int]) -> None:
     assert checked_rate(text) == rate
 
 
-def test_what_a_limit_says_in_words() -> None:
+def test_a_limit_is_described_in_words() -> None:
     assert said(Rule(5, 100, 60_000)) == "5 running, 100/1m"
     assert said(Serial("a", on_failure="hold").rule) == "in order, held by failures"
     assert said(Rule(rate=3, period_ms=1_500)) == "3/1500ms"

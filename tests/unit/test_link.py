@@ -38,7 +38,7 @@ ERROR = ErrorText("ValueError", "no\n\0", "trace")
         SelfCompleted(Retried(5, ERROR)),
     ],
 )
-def test_what_is_sent_arrives_equal(value: Any) -> None:
+def test_a_message_through_a_pipe_arrives_equal(value: Any) -> None:
     here, there = Pipe.pair()
     other = Pipe(there)
     here.send(value=packed(value))
@@ -67,7 +67,7 @@ def test_offers_do_not_wait_for_a_process_that_does_not_read() -> None:
     other.close()
 
 
-def test_a_word_that_waits_begins_after_the_one_that_did_not_fit() -> None:
+def test_a_waiting_message_begins_after_the_one_that_did_not_fit() -> None:
     link, there = Pipe.pair()
     for n in range(1_000):
         link.offer(n=n, text="x" * 10_000)
@@ -83,7 +83,7 @@ def test_a_word_that_waits_begins_after_the_one_that_did_not_fit() -> None:
     assert [message["n"] for message in got] == list(range(1_001))
 
 
-def test_a_word_cut_off_is_no_message() -> None:
+def test_a_message_cut_off_is_ignored() -> None:
     """A message that cannot be read is ignored, too. Its sender died, which the supervisor sees otherwise."""
     here, there = Pipe.pair()
     there.sendall(b'{"half": ')
@@ -118,7 +118,7 @@ def _use(fd: int, ready: Any) -> None:
     signal.pause()
 
 
-def test_the_box_outlives_a_process_that_is_killed() -> None:
+def test_shared_memory_outlives_a_process_that_is_killed() -> None:
     box, fd = SharedMemory.create()
     assert box.read() == set()
     context = multiprocessing.get_context("fork")
@@ -134,7 +134,7 @@ def test_the_box_outlives_a_process_that_is_killed() -> None:
     os.close(fd)
 
 
-def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_overflowed_reads_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "CELLS", 2)
     box, fd = SharedMemory.create()
     os.close(fd)
@@ -147,13 +147,13 @@ def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there memory that is shared is a file")
-def test_a_box_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose root is read-only there is no directory for files."""
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     use_a_box()
 
 
-def test_where_all_shared_memory_is_a_file_it_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_works_without_memfd_create(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     use_a_box()
 

@@ -17,7 +17,7 @@ def places(pattern: str) -> set[str]:
     }
 
 
-def test_only_the_door_takes_rows_out_of_jobs_and_puts_them_back() -> None:
+def test_only_settle_takes_rows_out_of_jobs_and_puts_them_back() -> None:
     assert places(r"delete\(jobs\)") == {"database/dialect.py", "database/postgresql/dialect.py"}
     assert places(r"Change\(jobs, held\(\w+, \w+\), returning") == {"store/jobs/settle.py"}
     assert places(r"\.move\(") == {"store/jobs/settle.py"}, "the dialects' deletes are those of `move`"
@@ -25,6 +25,6 @@ def test_only_the_door_takes_rows_out_of_jobs_and_puts_them_back() -> None:
     assert places(r"insert_?\w*\((finished|failed)_jobs\)") == {"store/jobs/settle.py"}
 
 
-def test_a_settlement_that_may_end_its_job_says_what_follows() -> None:
+def test_only_callbacks_settlement_creates_settlements() -> None:
     """`callbacks.settlement` makes them all."""
     assert places(r"(?<!class )\bSettlement\(") == {"model/callbacks.py"}

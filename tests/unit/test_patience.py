@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlq.database.timeouts import Patience
 
 
-def test_patience_grows_with_what_is_slow_and_not_with_what_is_gone() -> None:
+def test_the_timeout_grows_with_slow_answers_up_to_its_maximum() -> None:
     patience = Patience(4.0, 20.0)
     assert patience.seconds() == float("inf"), (
         "outside of the block there is no end: a migration may take its time"

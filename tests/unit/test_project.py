@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return inner
 
 
-def test_the_nearest_file_with_the_table_counts(here: Path, tmp_path: Path) -> None:
+def test_the_nearest_pyproject_with_the_table_counts(here: Path, tmp_path: Path) -> None:
     assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
     (here / "pyproject.toml").write_text('[project]\nname = "x"\n')
     assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
@@ -33,28 +33,30 @@ def test_the_nearest_file_with_the_table_counts(here: Path, tmp_path: Path) -> N
     assert pyproject.find() == pyproject.Project(here.parent / "pyproject.toml", "other:app")
 
 
-def test_above_a_file_that_names_the_table_in_a_comment_another_is_found(here: Path, tmp_path: Path) -> None:
+def test_a_pyproject_with_the_table_in_a_comment_is_skipped(here: Path, tmp_path: Path) -> None:
     (here / "pyproject.toml").write_text("# [tool.sqlq] is in the file above\n")
     assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
 
 
-def test_from_a_directory_that_is_gone_none_is_found(here: Path) -> None:
+def test_no_pyproject_is_found_from_a_deleted_directory(here: Path) -> None:
     here.rmdir()
     assert pyproject.find() is None
 
 
-def test_a_file_is_beside_the_pyproject_that_names_it(here: Path, tmp_path: Path) -> None:
+def test_a_relative_path_is_relative_to_its_pyproject(here: Path, tmp_path: Path) -> None:
     assert database_url().database == str(tmp_path / "dev.db")
     assert sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
 
 
-def test_what_comes_before_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_and_the_variable_come_before_pyproject(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert database_url("sqlite:///mine.db").database == "mine.db"
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///variable.db")
     assert database_url().database == "variable.db"
 
 
-def test_a_url_of_a_server_is_taken_as_it_is(here: Path, tmp_path: Path) -> None:
+def test_a_server_url_of_pyproject_is_used_unchanged(here: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\ndatabase-url = "postgresql://u@h/shop"\n')
     assert database_url().render_as_string() == "postgresql+psycopg://u@h/shop"
 
@@ -73,7 +75,7 @@ WRONG = {
 
 
 @for_each("text", WRONG)
-def test_what_it_may_not_say(here: Path, tmp_path: Path, text: str) -> None:
+def test_a_wrong_table_in_pyproject_is_refused(here: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(sqlq.errors.ConfigurationError) as raised:
@@ -88,7 +90,7 @@ NOBODY = 65534
 
 @needs_root
 @pytest.mark.parametrize("owned", ["the file", "its directory", "a link to it"])
-def test_what_another_user_owns_is_passed_over(
+def test_a_pyproject_of_another_user_is_passed_over(
     here: Path, tmp_path: Path, owned: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = here / "pyproject.toml"
@@ -113,7 +115,7 @@ def test_what_another_user_owns_is_passed_over(
 
 
 @needs_root
-def test_under_sudo_ones_own_file_is_taken(
+def test_a_pyproject_of_the_sudo_user_is_used(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.chown(tmp_path / "pyproject.toml", NOBODY, NOBODY)
@@ -123,12 +125,12 @@ def test_under_sudo_ones_own_file_is_taken(
 
 
 @needs_root
-def test_files_of_roots_are_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyproject_of_root_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: NOBODY)
     assert pyproject.find() is not None
 
 
-def test_a_file_that_says_nothing_to_sqlq_is_not_even_read(here: Path, tmp_path: Path) -> None:
+def test_a_pyproject_without_the_table_is_not_parsed(here: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("this is no TOML [[[")
     assert pyproject.find() is None
     assert database_url().database == "sqlq.db"

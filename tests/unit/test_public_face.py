@@ -73,7 +73,7 @@ def test_each_name_can_be_imported() -> None:
         assert getattr(sqlq, name) is found
 
 
-def test_other_names_are_refused_as_python_does() -> None:
+def test_unknown_names_raise_pythons_errors() -> None:
     with pytest.raises(AttributeError, match="module 'sqlq' has no attribute 'Ap'"):
         _ = sqlq.Ap
     with pytest.raises(AttributeError, match=r"no sqlq\.task: make an App, .*, and write @app\.task"):

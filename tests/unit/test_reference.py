@@ -35,7 +35,7 @@ def commands_below(group: click.Group, words: str) -> Iterator[tuple[str, click.
                 yield from commands_below(command, f"{words} {name}")
 
 
-def test_each_command_stands_there_with_its_options() -> None:
+def test_the_reference_has_each_command_with_its_options() -> None:
     page = re.split(r"^## (.+)$", reference.commands(), flags=re.MULTILINE)
     parts = dict(zip(page[1::2], page[2::2], strict=True))
     known = dict(commands_below(command_line, "sqlq"))
@@ -79,7 +79,7 @@ def test_each_command_that_a_page_names_exists_with_its_options() -> None:
     assert named > 200
 
 
-def test_each_public_name_stands_there_with_its_docstring() -> None:
+def test_the_reference_has_each_public_name_with_its_docstring() -> None:
     assert "0x" not in PYTHON
     for name in sqlq.__all__:
         if name not in vars(sqlq.errors):
@@ -91,7 +91,7 @@ def part_of(name: str) -> str:
     return re.split(r"^#{2,4} ", PYTHON.partition(f"### {name}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_a_method_stands_there_with_its_signature() -> None:
+def test_the_reference_has_methods_with_their_signatures() -> None:
     said = part_of("App.enqueue")
     assert (
         "enqueue(job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J" in said
@@ -99,7 +99,7 @@ def test_a_method_stands_there_with_its_signature() -> None:
     assert "```pycon\n>>> with Session(engine)" in said
 
 
-def test_each_argument_variable_and_key_is_a_setting() -> None:
+def test_the_reference_has_each_argument_variable_and_key() -> None:
     said = [each.argument for each in reference.SETTINGS]
     arguments = {each.partition("[")[0] for each in said if each and " " not in each}
     assert arguments == inspect.signature(sqlq.App).parameters.keys()
@@ -167,7 +167,7 @@ def kinds_of(error: type[Exception]) -> set[type[Exception]]:
     return {error}.union(*map(kinds_of, error.__subclasses__()))
 
 
-def test_each_error_stands_there() -> None:
+def test_the_reference_has_each_error() -> None:
     public = {each for each in kinds_of(sqlq.SqlqError) if each.__module__ == "sqlq.errors"}
     assert set(reference.each_error()) == public
     assert all(f"## {each.__name__}\n" in reference.errors() for each in public)
@@ -175,7 +175,7 @@ def test_each_error_stands_there() -> None:
     assert reference.errors().count("**What to do.** ") == len(public)
 
 
-def test_each_metric_stands_there() -> None:
+def test_the_reference_has_each_metric() -> None:
     page = reference.metrics()
     for each in (*OF_WORKERS, *OF_THE_DATABASE):
         assert f"`{each.name}`" in page or f"`{each.name}_total`" in page
@@ -218,7 +218,7 @@ def test_a_command_exits_with_its_code(words: str, command: str, code: int, tmp_
     assert done.returncode == code, done.stderr
 
 
-def test_links_of_generated_pages_lead_somewhere() -> None:
+def test_targets_of_urls_in_generated_pages_exist() -> None:
     for name, write in reference.PAGES.items():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", write()):
             there = (ROOT / "docs" / "reference" / target).resolve()
@@ -226,7 +226,7 @@ def test_links_of_generated_pages_lead_somewhere() -> None:
             assert is_generated or there.exists(), f"{name}: {target}"
 
 
-def test_each_page_stands_in_the_navigation() -> None:
+def test_the_navigation_has_each_page() -> None:
     said = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
     pages = set(re.findall(r": (\S+\.md)$", said, re.MULTILINE))
     docs = ROOT / "docs"

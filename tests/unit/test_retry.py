@@ -72,7 +72,7 @@ def test_no_attempt_leaves_the_bounds(kind: Callable[..., Backoff], jitter: floa
 
 
 @given(waits, waits, st.floats(0, 1), st.integers(1, 10_000))
-def test_whatever_the_options_a_wait_is_a_duration(
+def test_every_backoff_returns_a_duration(
     first: timedelta, cap: timedelta, jitter: float, attempts: int
 ) -> None:
     for backoff in (
@@ -89,7 +89,7 @@ def test_jitter_does_not_lead_past_the_longest_duration() -> None:
     assert max(ms(fixed(longest, jitter=1.0)(1)) for _ in range(50)) == LONGEST_MS
 
 
-def test_jitter_parts_jobs_that_failed_together() -> None:
+def test_jitter_spreads_jobs_that_failed_together() -> None:
     assert len({ms(exponential()(10)) for _ in range(50)}) > 1
 
 
@@ -125,13 +125,13 @@ def test_bad_backoffs(option: Any, message: str) -> None:
         backoff_from(["1s", "2s"]),
     ],
 )
-def test_a_row_holds_sqlqs_own(backoff: Backoff) -> None:
+def test_a_row_stores_a_backoff_of_sqlq(backoff: Backoff) -> None:
     again = read(stored(backoff, EnqueueError))
     assert again == backoff
     assert [ms(again(n)) for n in range(1, 9)] == [ms(backoff(n)) for n in range(1, 9)]
 
 
-def test_sql_may_say_a_backoff_plainly() -> None:
+def test_a_backoff_may_be_stored_as_plain_durations() -> None:
     assert ms(read('"10s"')(1)) == 10_000
     assert ms(read('["10s", "5m"]')(2)) == 300_000
     wrong = (
@@ -165,7 +165,7 @@ def test_a_row_cannot_hold_a_function() -> None:
         (fixed("7s", 0.5), "7 s, varied by 50%"),
     ],
 )
-def test_a_backoff_is_said(backoff: Backoff, said: str) -> None:
+def test_a_backoff_is_described_in_words(backoff: Backoff, said: str) -> None:
     assert str(backoff) == said
 
 
@@ -199,7 +199,7 @@ def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.Log
 # -- the decision --------------------------------------------------------------------------------------------
 
 
-def test_a_failed_attempt_is_followed_by_another_until_they_are_spent() -> None:
+def test_a_failed_attempt_is_retried_until_attempts_are_spent() -> None:
     match decide(JOB, ValueError("no")):
         case Retried(delay_ms, ErrorText("ValueError", "no"), "error"):
             assert 800 <= delay_ms <= 1_200
@@ -235,7 +235,7 @@ def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
             raise AssertionError(outcome)
 
 
-def test_snooze_gives_the_attempt_back_but_not_for_ever() -> None:
+def test_a_snooze_counts_no_attempt_up_to_a_maximum() -> None:
     assert decide(LAST, Snooze("1h")) == Released(HOUR, snoozed=True)
     circling = JOB._replace(releases=MAX_RELEASES)
     assert isinstance(decide(circling, Snooze("1h")), Retried)
@@ -256,7 +256,7 @@ def test_a_timeout_is_retried_whatever_is_listed() -> None:
     )
 
 
-def test_a_timeout_is_final_where_it_is_named_among_what_is() -> None:
+def test_a_timeout_is_final_when_fail_on_has_it() -> None:
     assert decide(
         JOB, JobTimeoutError("longer than 30 s"), RetryPolicy(fail_on=(JobTimeoutError,))
     ) == Failed("timeout", ErrorText("sqlq.errors.JobTimeoutError", "longer than 30 s"))

@@ -84,7 +84,7 @@ def test_a_daily_schedule_is_neither_skipped_nor_doubled(
         (lambda zone: Schedule(every="1h"), timedelta(hours=1)),
     ],
 )
-def test_what_goes_by_hours_and_minutes_ticks_once_a_period(
+def test_a_plan_of_hours_or_minutes_runs_once_a_period(
     zone: str, night: dict[str, datetime], make: Callable[[str], Schedule], period: timedelta
 ) -> None:
     plan, begin = make(zone), night[zone] - DAY
@@ -93,7 +93,7 @@ def test_what_goes_by_hours_and_minutes_ticks_once_a_period(
     assert len(moments) == 3 * DAY // period
 
 
-def test_every_is_counted_from_1970_or_from_where_it_starts() -> None:
+def test_every_is_counted_from_1970_or_from_starts() -> None:
     begin = at("2026-01-01T10:20:30+00:00")
     assert Schedule(every="1h").next(begin) == at("2026-01-01T11:00:00+00:00")
     plan = Schedule(every="90s", starts=at("2026-01-01T12:00:10+02:00"))
@@ -104,7 +104,7 @@ def test_every_is_counted_from_1970_or_from_where_it_starts() -> None:
     ]
 
 
-def test_moments_lie_from_starts_on_and_before_ends() -> None:
+def test_runs_lie_from_starts_on_and_before_ends() -> None:
     plan = Schedule("0 3 * * *", starts=at("2026-01-02T03:00:00Z"), ends=at("2026-01-04T03:00:00Z"))
     assert list(plan.moments(at("2020-01-01T00:00:00Z"))) == [
         at("2026-01-02T03:00:00Z"),
@@ -125,9 +125,7 @@ def test_moments_lie_from_starts_on_and_before_ends() -> None:
     ],
 )
 @for_each("hours", [0.001, 1, 30, 24 * 10])
-def test_the_newest_moments_of_a_long_outage_are_found_without_going_through_all(
-    plan: Schedule, hours: float
-) -> None:
+def test_the_newest_runs_of_a_long_outage_are_found_directly(plan: Schedule, hours: float) -> None:
     until = at("2026-11-02T12:34:56Z")
     since = until - timedelta(hours=hours)
     every = within(plan, since, until) if plan.every is None or hours < 2 else None
@@ -177,25 +175,25 @@ def minutely(**options: Any) -> Schedule:
         ({"overlap": "queue"}, 4.5, ([5], 4, 5, 6)),
     ],
 )
-def test_what_follows_moments_that_were_missed(
+def test_catch_up_and_overlap_decide_about_missed_runs(
     options: dict[str, Any], late: float, wanted: tuple[Any, ...]
 ) -> None:
     assert decide(minutely(**options), NOON, NOON + MINUTE + late * MINUTE) == wanted
 
 
-def test_with_skip_none_follows_that_is_long_past() -> None:
+def test_skip_enqueues_no_run_that_is_long_past() -> None:
     hourly = Schedule("0 * * * *", catch_up="skip")
     assert decide(hourly, NOON, NOON + 61 * MINUTE) == ([60], 0, 60, 120)
     assert decide(hourly, NOON, NOON + 61 * MINUTE + timedelta(seconds=1)) == ([], 1, 60, 120)
 
 
-def test_all_is_bounded() -> None:
+def test_catch_up_all_is_bounded() -> None:
     moments, skipped, last, _ = decide(minutely(catch_up="all"), NOON, NOON + 5_000 * MINUTE)
     assert moments == list(range(5_001 - MOST_CAUGHT_UP, 5_001))
     assert (skipped, last) == (1, 5_000)
 
 
-def test_a_job_that_has_not_ended_is_allowed_another_or_has_it_skipped_or_waiting() -> None:
+def test_overlap_decides_about_a_run_while_the_last_job_lives() -> None:
     now = NOON + 1.1 * MINUTE
     assert decide(minutely(), NOON, now, alive=True) == ([1], 0, 1, 2)
     assert decide(minutely(overlap="skip"), NOON, now, alive=True) == ([], 1, 1, 2)
@@ -203,7 +201,7 @@ def test_a_job_that_has_not_ended_is_allowed_another_or_has_it_skipped_or_waitin
     assert waits == ([], 0, 0, 1.1 + QUEUE_LOOK / MINUTE)
 
 
-def test_a_clock_that_is_put_back_decides_nothing_again() -> None:
+def test_a_clock_set_back_repeats_no_run() -> None:
     plan = minutely(catch_up="all")
     done = turn(plan, last_at=NOON, now=NOON + 3 * MINUTE, ticks=0, alive=False)
     assert len(done.moments) == 3
@@ -243,7 +241,7 @@ def test_a_clock_that_is_put_back_decides_nothing_again() -> None:
         ({"every": "1h", "starts": NOON, "ends": NOON}, "ends is .* which is not after starts"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(options: dict[str, Any], said: str) -> None:
+def test_an_impossible_plan_is_refused_in_a_sentence(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) as caught:
         Schedule(**options)
     assert "\n" not in str(caught.value)
@@ -272,17 +270,17 @@ def test_a_schedule_is_given_in_one_way() -> None:
         Schedule(at=NOON),
     ],
 )
-def test_a_plan_is_read_as_it_was_written(plan: Schedule) -> None:
+def test_a_stored_plan_is_read_equal(plan: Schedule) -> None:
     assert read(plan.as_text()) == plan
 
 
 @for_each("text", ["", "[]", "5", '{"cron": "x"}', '{"every": "?"}', '{"cron": "* * * * *", "moon": 1}'])
-def test_what_is_no_plan_is_said_to_be_none(text: str) -> None:
+def test_a_stored_text_that_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         read(text)
 
 
-def test_a_template_keeps_what_the_job_says() -> None:
+def test_a_template_keeps_the_options_of_the_job() -> None:
     job = NewJob("t", '{"args": [7]}', "mail", 5).set(
         priority=3, delay="5m", timeout="1m", label="x", headers={"a": 1}, unique_key="k"
     )
@@ -295,7 +293,7 @@ def test_a_template_keeps_what_the_job_says() -> None:
 # -- declared in code ----------------------------------------------------------------------------------------
 
 
-def test_declarations_are_checked_where_they_stand() -> None:
+def test_declarations_are_checked_at_import() -> None:
     app = sqlq.App("sqlite:///nowhere.db")
     task = app.task(name="t")(lambda n: None)
     with pytest.raises(ConfigurationError, match=r"schedule is set, but u.*missing a required argument"):

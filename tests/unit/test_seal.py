@@ -37,7 +37,7 @@ def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Encryption:
 
 @BOTH
 @for_each("text", PAYLOADS)
-def test_what_is_sealed_is_opened(how: str, text: str) -> None:
+def test_a_signed_or_encrypted_text_is_opened(how: str, text: str) -> None:
     sealed = seal(how=how).sealed("payload", "t", "q", text)
     assert sealed.startswith(seal(how=how).begins or "?")
     assert "seal" in json.loads(sealed)
@@ -45,7 +45,7 @@ def test_what_is_sealed_is_opened(how: str, text: str) -> None:
 
 
 @for_each("text", ["", "7", "{ }", "[1]", '{"args": 1} ', "{1}"])
-def test_what_sql_wrote_that_is_no_payload_is_not_signed(text: str) -> None:
+def test_a_text_that_is_no_json_object_is_not_signed(text: str) -> None:
     with pytest.raises(SealError, match="no JSON object"):
         seal().sealed("payload", "t", "q", text)
 
@@ -58,7 +58,7 @@ def test_results_are_any_json(how: str, text: str) -> None:
     assert seal().opened("result", "t", "q", sealed) == text
 
 
-def test_what_is_signed_can_be_read_by_sql_and_what_is_encrypted_cannot() -> None:
+def test_sql_reads_signed_payloads_and_not_encrypted_ones() -> None:
     signed = json.loads(seal().sealed("payload", "t", "q", '{"args": ["secret"]}'))
     assert signed["args"] == ["secret"]
     assert json.loads(seal().sealed("result", "t", "q", "[1]"))["result"] == [1]
@@ -71,20 +71,20 @@ def test_what_is_signed_can_be_read_by_sql_and_what_is_encrypted_cannot() -> Non
 @for_each(
     ("kind", "task", "queue"), [("payload", "other", "q"), ("payload", "t", "other"), ("result", "t", "q")]
 )
-def test_a_seal_is_of_its_task_and_queue_alone(how: str, kind: Any, task: str, queue: str) -> None:
+def test_a_signature_is_bound_to_task_queue_and_kind(how: str, kind: Any, task: str, queue: str) -> None:
     sealed = seal(how=how).sealed("payload", "t", "q", '{"args": [7]}')
     with pytest.raises(SealError, match="does not fit: it was altered, or is of another task or queue"):
         seal().opened(kind, task, queue, sealed)
 
 
-def test_names_cannot_be_cut_elsewhere() -> None:
+def test_a_signature_distinguishes_task_from_queue() -> None:
     sealed = seal().sealed("payload", 'a", "b', "c", "{}")
     with pytest.raises(SealError):
         seal().opened("payload", "a", 'b", "c', sealed)
 
 
 @BOTH
-def test_no_change_of_a_sealed_text_is_taken(how: str) -> None:
+def test_a_changed_text_is_refused(how: str) -> None:
     sealed = seal(how=how).sealed("payload", "t", "q", '{"args": [7]}')
     changed = [sealed[:i] + chr(ord(c) ^ 1) + sealed[i + 1 :] for i, c in enumerate(sealed)]
     changed += [sealed[:i] for i in range(len(sealed))] + [
@@ -105,7 +105,7 @@ def test_no_change_of_a_sealed_text_is_taken(how: str) -> None:
 
 
 @for_each("text", ["s1.{id}.\ud800{more}", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA"])
-def test_what_is_no_text_is_no_seal(text: str) -> None:
+def test_a_broken_signature_or_payload_is_refused(text: str) -> None:
     key = next(iter(seal().keys))
     said = text.format(id=key, more="A" * 42)
     for row in (f'{HEAD}{said}"}}', f'{HEAD}{said}", "args": ["\ud800"]}}'):
@@ -116,7 +116,7 @@ def test_what_is_no_text_is_no_seal(text: str) -> None:
     assert not sqlq.App().named("t").new().is_sealed_by(seal(), 7)
 
 
-def test_a_key_that_is_not_here_is_named_and_the_right_one_asked_for() -> None:
+def test_the_error_names_the_missing_key() -> None:
     sealed = seal(OTHER).sealed("payload", "t", "q", "{}")
     with pytest.raises(
         SealError, match=r"its payload is sealed with key [0-9a-f]{8}, which this App does not"
@@ -132,7 +132,7 @@ def test_a_key_of_the_same_id_does_not_help() -> None:
         mine.opened("payload", "t", "q", sealed)
 
 
-def test_plain_rows_are_refused_unless_they_are_let_in() -> None:
+def test_plain_rows_are_refused_unless_unsealed_takes_them() -> None:
     with pytest.raises(SealError, match="its payload is not sealed, and this App takes sealed rows only"):
         seal().opened("payload", "t", "q", "{}")
     assert seal(unsealed="take").opened("payload", "t", "q", "{}") == "{}"
@@ -142,7 +142,7 @@ def test_plain_rows_are_refused_unless_they_are_let_in() -> None:
         by_queue.opened("payload", "t", "other", "{}")
 
 
-def test_the_first_key_seals_and_read_seals_nothing() -> None:
+def test_the_first_key_signs_and_read_writes_plain_rows() -> None:
     assert (seal(OTHER, KEY).begins or "") == f"{HEAD}s1.{next(iter(seal(OTHER).keys))}."
     reading = seal(how="read")
     assert reading.sealed("payload", "t", "q", "{}") == "{}"
@@ -150,7 +150,7 @@ def test_the_first_key_seals_and_read_seals_nothing() -> None:
     assert reading.opened("payload", "t", "q", seal().sealed("payload", "t", "q", "{}")) == "{}"
 
 
-def test_what_is_not_opened_is_not_shown() -> None:
+def test_a_payload_that_cannot_be_opened_is_not_shown() -> None:
     sealed = seal().sealed("payload", "t", "q", '{"args": ["secret"]}')
     for found in (
         looked_into(None, "payload", "t", "q", sealed),
@@ -164,7 +164,7 @@ def test_what_is_not_opened_is_not_shown() -> None:
     assert looked_into(None, "payload", "t", "q", "{}") == ("{}", None)
 
 
-def test_another_language_signs_as_the_guide_says() -> None:
+def test_a_signature_made_by_the_guide_is_accepted() -> None:
     def mac(key: bytes, text: str) -> bytes:
         return hmac.new(key, text.encode(), hashlib.sha256).digest()
 
@@ -201,7 +201,7 @@ def b64(data: bytes) -> str:
         ({KEY: 1}, "keys is no list"),
     ],
 )
-def test_what_is_no_key_is_refused_in_a_sentence_that_says_nothing_of_it(keys: Any, sentence: str) -> None:
+def test_a_bad_key_is_refused_without_showing_it(keys: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(sentence)) as caught:
         sqlq.App(keys=keys)
     said = str(caught.value)
@@ -221,12 +221,12 @@ def test_what_is_no_key_is_refused_in_a_sentence_that_says_nothing_of_it(keys: A
         ({"keys": [KEY], "seal": "read", "unsealed": "refuse"}, "this App itself writes plain rows"),
     ],
 )
-def test_what_an_app_says_wrongly_is_refused(options: dict[str, Any], sentence: str) -> None:
+def test_wrong_encryption_options_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(sentence)):
         sqlq.App(**options)
 
 
-def test_the_environment_says_it_where_the_app_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_keys_unless_the_app_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sqlq.App().database.seal is None
     monkeypatch.setenv("SQLQ_SEAL", "encrypt")
     with pytest.raises(ConfigurationError, match="SQLQ_SEAL is set, but there is no key"):
@@ -244,7 +244,7 @@ def test_the_environment_says_it_where_the_app_does_not(monkeypatch: pytest.Monk
     assert (list(given.keys), given.how) == (list(seal().keys), "sign")
 
 
-def test_a_key_may_be_in_either_alphabet_with_or_without_its_end() -> None:
+def test_a_key_may_be_in_either_alphabet_with_or_without_padding() -> None:
     raw = bytes(range(224, 256))
     forms = [b64(raw), b64(raw).rstrip("="), base64.urlsafe_b64encode(raw).decode(), f" {b64(raw)}\n"]
     assert len({tuple(seal(form).keys) for form in forms}) == 1
@@ -263,7 +263,7 @@ def test_keys_are_in_no_repr() -> None:
     assert next(iter(app.database.seal.keys)) in repr(app.database.seal)
 
 
-def test_the_facts_of_a_seal_make_it_again() -> None:
+def test_encryption_is_rebuilt_from_its_facts() -> None:
     first = seal(KEY, OTHER, how="encrypt", unsealed=["q"])
     again = Encryption.of_facts(json.loads(json.dumps(first.facts())))
     assert again is not None
@@ -272,13 +272,13 @@ def test_the_facts_of_a_seal_make_it_again() -> None:
     assert Encryption.of_facts(None) is None
 
 
-def test_new_keys_are_fit_for_a_command_line() -> None:
+def test_new_keys_need_no_quoting_on_a_command_line() -> None:
     keys = {new_key() for _ in range(500)}
     assert len(keys) == 500
     assert all(re.fullmatch(r"[A-Za-z0-9_][\w-]{42}", key) for key in keys)
 
 
-def test_without_the_library_nothing_is_encrypted_and_all_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_encryption_needs_the_cryptography_package(monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = seal(how="encrypt").sealed("payload", "t", "q", "{}")
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'sqlq\[crypto\]'"):

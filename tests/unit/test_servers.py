@@ -43,7 +43,7 @@ def test_databases_are_isolated_and_a_template_is_copied(postgresql: PostgreSQL)
             postgresql.drop_database(url)
 
 
-def test_a_crash_keeps_what_was_committed_and_the_port(restartable_postgresql: OwnPostgreSQL) -> None:
+def test_a_crash_keeps_committed_rows_and_the_port(restartable_postgresql: OwnPostgreSQL) -> None:
     url = restartable_postgresql.create_database()
     run(url, "CREATE TABLE t (n int)", "INSERT INTO t VALUES (42)")
     started = run(url, "SELECT pg_postmaster_start_time()")
@@ -66,7 +66,7 @@ def test_drop_closes_open_connections(postgresql: PostgreSQL) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_of_a_run_that_was_ended_by_a_signal(end: signal.Signals) -> None:
+def test_a_run_ended_by_a_signal_leaves_no_server(end: signal.Signals) -> None:
     program = """if True:
         import signal
         from tests.servers import OwnPostgreSQL

@@ -33,7 +33,7 @@ from sqlq.testing import inline, on_database
 from tests.kit import for_each
 
 
-def test_the_argument_counts_before_the_environment_and_that_before_the_default(
+def test_the_argument_comes_before_environment_and_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SQLQ_DATABASE_URL", raising=False)
@@ -77,7 +77,7 @@ def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
             sqlq.App("postgresql://h/d", listen_url=wrong)
 
 
-def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tcp_timeouts_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
 
     def ends(url: URL, seconds: int) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
 
 
 @for_each("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
-def test_what_is_no_url_is_refused(given: Any) -> None:
+def test_a_text_that_is_no_url_is_refused(given: Any) -> None:
     with pytest.raises(
         sqlq.errors.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
     ):
@@ -154,14 +154,14 @@ def test_a_list_of_hosts_is_shown_as_it_was_written() -> None:
         database_url("postgresql://u@a:5433,b:5432/shop")
 
 
-def test_a_host_of_a_list_is_the_same_place() -> None:
+def test_a_host_of_a_list_is_the_same_database() -> None:
     named = database_url(LIST)
     assert is_same_place(named, database_url("postgresql://other@b/shop"))
     for other in ("postgresql://u@a/shop", "postgresql://u@b/other", "mariadb://u@b:5432/shop"):
         assert not is_same_place(named, database_url(other)), other
 
 
-def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_path: Path) -> None:
+def test_an_engine_in_place_of_the_url_is_refused(tmp_path: Path) -> None:
     given: list[Any] = [create_engine(f"sqlite:///{tmp_path}/x.db")]
     with pytest.raises(sqlq.errors.ConfigurationError, match="not Engine; an engine is given as engine="):
         sqlq.App(*given)
@@ -199,7 +199,7 @@ def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
         "sqlite:///file::memory:?cache=shared&uri=true",
     ],
 )
-def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given: str) -> None:
+def test_a_database_in_memory_is_refused_when_a_connection_is_needed(given: str) -> None:
     async_engine = given.startswith("sqlite+aiosqlite")
     engine: Any = (create_async_engine if async_engine else create_engine)(given, poolclass=StaticPool)
     for app in (sqlq.App(given), sqlq.App(engine=engine)):
@@ -220,7 +220,7 @@ def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given:
                 use()
 
 
-def test_an_engine_is_judged_when_it_is_given() -> None:
+def test_a_wrong_engine_is_refused_at_once() -> None:
     with pytest.raises(
         sqlq.errors.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
     ):
@@ -229,7 +229,7 @@ def test_an_engine_is_judged_when_it_is_given() -> None:
         sqlq.App("sqlite:///a.db", engine=create_engine("sqlite:///a.db"))
 
 
-def test_asyncpg_parameters_are_said_in_psycopgs_words() -> None:
+def test_asyncpg_parameters_are_translated_for_psycopg() -> None:
     url = database_url(
         "postgresql+asyncpg://h/d?ssl=require&prepared_statement_cache_size=0&application_name=shop"
     )
@@ -292,7 +292,7 @@ def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> No
             schema_name(wrong)
 
 
-def test_a_wrong_schema_is_named_by_what_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_schema_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         sqlq.errors.ConfigurationError, match=r"^schema is 'A B': a schema is named by lower-case"
     ):
@@ -354,7 +354,7 @@ def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyP
     assert host() == "env"
 
 
-def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
+def test_use_keeps_settings_that_are_not_given(tmp_path: Path) -> None:
     """This holds in a factory, too, which knows the session alone."""
     engine = create_engine("postgresql+psycopg://pooler/shop")
     given = {"schema": "queue", "listen_url": "postgresql://direct/shop"}
@@ -430,7 +430,7 @@ def inlined(app: sqlq.App, job: Any, eager: Any) -> None:
 
 
 @for_each("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
-def test_eager_is_no_text(wrong: Any) -> None:
+def test_eager_takes_no_text(wrong: Any) -> None:
     """For example that of an environment variable, which is true whatever its value."""
     app = sqlq.App("sqlite:///shop.db")
     job = app.named("t").new()
@@ -456,7 +456,7 @@ def test_eager_is_no_text(wrong: Any) -> None:
         ("postgresql://pooler/other", "env"),
     ],
 )
-def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_listen_at(
+def test_another_database_on_the_command_line_drops_the_listen_url(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, host: str
 ) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://env/shop")

@@ -91,7 +91,7 @@ def test_a_task_is_named_after_its_function() -> None:
         (make_task(send), "has no name of its own"),
     ],
 )
-def test_functions_no_worker_could_find_are_refused(handler: Callable[..., Any], message: str) -> None:
+def test_functions_that_no_worker_could_import_are_refused(handler: Callable[..., Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_task(handler)
     assert make_task(handler, name="shop.send").name == "shop.send"
@@ -122,7 +122,7 @@ def test_generators_are_refused(handler: Callable[..., Any]) -> None:
         make_task(handler, name="shop.generate")
 
 
-def test_what_cannot_be_called_by_known_parameters_is_refused() -> None:
+def test_a_function_without_readable_parameters_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="its parameters cannot be read; wrap it in a function"):
         make_task(max, name="shop.largest")
 
@@ -177,7 +177,7 @@ def test_bad_options_are_refused_at_import(options: dict[str, Any], message: str
     assert not app.tasks
 
 
-def test_options_are_what_a_tasks_jobs_start_from() -> None:
+def test_jobs_have_the_options_of_their_task() -> None:
     several: Any = [ValueError]
     task = make_task(
         send, queue="mail", max_attempts=9, priority=10, timeout="30s", retry_on=OSError, fail_on=several
@@ -244,7 +244,7 @@ def test_names_and_aliases_share_one_namespace(options: dict[str, Any], twice: s
     assert "new" not in registry
 
 
-def test_a_name_that_is_missing_brings_the_nearest_ones() -> None:
+def test_an_unknown_name_gets_the_nearest_ones() -> None:
     registry = Registry()
     with pytest.raises(
         UnknownTaskError, match=r"no task is named 'shop.sent': the App has no tasks; import the modules"
@@ -312,7 +312,7 @@ def unknown_annotation(a: "NoSuchType") -> None: ...  # type: ignore[name-define
 
 
 @for_each("name", list("abcdefg"))
-def test_none_is_refused_where_it_is_annotated_as_impossible(name: str) -> None:
+def test_none_is_refused_for_a_parameter_that_excludes_it(name: str) -> None:
     none: dict[str, Any] = {name: None}
     with pytest.raises(
         ArgumentsError, match=rf"never_none: {name} is None, .* call session.flush\(\) first$"
@@ -321,12 +321,12 @@ def test_none_is_refused_where_it_is_annotated_as_impossible(name: str) -> None:
 
 
 @for_each("name", list("abcdefghijkm"))
-def test_none_is_accepted_where_it_may_be(name: str) -> None:
+def test_none_is_accepted_for_an_optional_parameter(name: str) -> None:
     none: dict[str, Any] = {name: None}
     assert decode(make_task(maybe_none).new(**none).payload) == ([], none)
 
 
-def test_an_annotation_nobody_can_read_refuses_nothing() -> None:
+def test_an_unreadable_annotation_refuses_no_argument() -> None:
     assert decode(make_task(unknown_annotation).new(None).payload) == ([None], {})
 
 
@@ -337,7 +337,7 @@ def test_none_may_be_an_item_of_variable_arguments() -> None:
     assert decode(new.payload) == ([None], {"x": None})
 
 
-def test_later_changes_to_what_was_passed_do_not_matter() -> None:
+def test_later_changes_of_arguments_do_not_affect_the_job() -> None:
     numbers = [1]
     job = make_task(anything).new(numbers)
     numbers.append(2)
@@ -368,7 +368,7 @@ def arrives_as(value: Any) -> Any:
 
 
 @given(st.lists(values, max_size=3).map(tuple), st.dictionaries(texts, values, max_size=3))
-def test_what_is_accepted_arrives_equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_accepted_arguments_arrive_equal_through_json(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     payload = encode(args, kwargs)
     payload.encode()
     arrived = decode(payload)
@@ -410,7 +410,7 @@ bad_leaves = st.sampled_from(
 
 
 @given(bad_leaves, st.lists(st.integers(0, 3) | texts, max_size=8))
-def test_what_is_refused_is_named_by_its_path(leaf: Any, steps: list[int | str]) -> None:
+def test_a_refused_argument_is_named_by_its_path(leaf: Any, steps: list[int | str]) -> None:
     value, path = leaf, ""
     for step in reversed(steps):
         value = [0] * step + [value, 0] if isinstance(step, int) else {"other": 1, step: value}
@@ -475,7 +475,7 @@ def test_cycles_and_depth_are_refused() -> None:
         encode(([deep],), {})
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_arguments_that_are_too_large_are_refused() -> None:
     room = PAYLOAD_BYTES - len(encode(("",), {}))
     assert len(encode(("x" * room,), {})) == PAYLOAD_BYTES
     assert encode(("ä" * (room // 2),), {})
@@ -512,7 +512,7 @@ class Slotted:
 Point = namedtuple("Point", "x y")
 
 
-def test_subclasses_of_what_json_has_arrive_as_their_plain_values() -> None:
+def test_subclasses_of_json_types_arrive_as_plain_values() -> None:
     sent = [Mail.NOW, Level.HIGH, Name.ONE, Text("text"), OrderedDict(a=1), {Name.ONE: 1}, Point(1, 2)]
     assert decode(encode(tuple(sent), {})) == (["now", 3, "one", "text", {"a": 1}, {"one": 1}, [1, 2]], {})
     with pytest.raises(ArgumentsError, match="lone surrogate"):
@@ -521,7 +521,7 @@ def test_subclasses_of_what_json_has_arrive_as_their_plain_values() -> None:
         check_json(Slotted(7), "args[0]")
 
 
-def test_a_value_without_a_readable_form_is_refused_too() -> None:
+def test_a_value_without_a_repr_is_refused() -> None:
     class Unreadable:
         def __repr__(self) -> str:
             raise RuntimeError("no words")
@@ -568,7 +568,7 @@ def test_decode_never_raises_anything_else(value: Any) -> None:
         assert isinstance(kwargs, dict)
 
 
-def test_a_value_that_is_small_in_memory_and_endless_as_json_is_refused() -> None:
+def test_a_value_that_is_huge_as_json_is_refused_soon() -> None:
     value: list[Any] = []
     for _ in range(60):
         value = [value, value]
@@ -576,7 +576,7 @@ def test_a_value_that_is_small_in_memory_and_endless_as_json_is_refused() -> Non
         check_json(value, "args[0]")
 
 
-def test_a_task_keeps_the_ways_of_an_object() -> None:
+def test_a_task_can_be_copied_and_refuses_unknown_attributes() -> None:
     task = make_task(print, name="shop.print")
     assert copy.copy(task) == task
     assert not hasattr(task, "send")
@@ -599,7 +599,7 @@ class PlainName(StrEnum):
 @given(
     st.lists(st.integers() | st.text() | st.booleans() | st.floats() | st.none() | st.lists(st.integers()))
 )
-def test_plain_arguments_are_encoded_as_all_others(args: list[Any]) -> None:
+def test_plain_arguments_are_encoded_as_others(args: list[Any]) -> None:
     try:
         expected = encode(args, {})
     except ArgumentsError:
@@ -623,7 +623,7 @@ def test_plain_arguments_are_encoded_as_all_others(args: list[Any]) -> None:
         ((1,) * 101, False),
     ],
 )
-def test_what_is_plain(args: tuple[Any, ...], is_plain: bool) -> None:
+def test_plain_arguments_are_recognized(args: tuple[Any, ...], is_plain: bool) -> None:
     found = encode_plain(args)
     assert (found is not None) == is_plain
     assert found is None or found == encode(args, {})
@@ -632,7 +632,7 @@ def test_what_is_plain(args: tuple[Any, ...], is_plain: bool) -> None:
 def annotated(day: date, number: int) -> None: ...
 
 
-def test_what_annotations_convert_is_not_plain() -> None:
+def test_arguments_that_annotations_convert_are_not_plain() -> None:
     task = make_task(annotated, name="annotated")
     assert task.new(date(2026, 1, 31), 7).payload == '{"args": ["2026-01-31", 7]}'
     with pytest.raises(ArgumentsError, match="does not fit"):
@@ -644,12 +644,12 @@ class TestDirectCalls:
         app = sqlq.App("sqlite:///shop.db", direct_calls=direct_calls)
         return app, app.task(name="shop.pay")(lambda: 7)
 
-    def test_by_default_they_run_the_handler(self) -> None:
+    def test_a_direct_call_runs_the_handler_by_default(self) -> None:
         _, task = self.task()
         with warnings.catch_warnings(action="error"):
             assert task() == 7
 
-    def test_they_are_refused(self) -> None:
+    def test_a_direct_call_is_refused_with_refuse(self) -> None:
         _, task = self.task("refuse")
         said = (
             "shop.pay was called as a function, which runs it here and now: enqueue it with "
@@ -659,7 +659,7 @@ class TestDirectCalls:
             task()
         assert task.handler() == 7
 
-    def test_they_are_warned_of_where_they_stand(self) -> None:
+    def test_a_direct_call_warns_at_its_line_with_warn(self) -> None:
         _, task = self.task("warn")
         with pytest.warns(RuntimeWarning, match="shop.pay was called as a function") as warned:
             assert task() == 7
@@ -680,7 +680,7 @@ class TestDirectCalls:
             task()
 
     @for_each("wrong", ["no", True, None, ""])
-    def test_what_else_may_not_be_said(self, wrong: Any) -> None:
+    def test_other_values_of_direct_calls_are_refused(self, wrong: Any) -> None:
         with pytest.raises(
             sqlq.errors.ConfigurationError, match=r'direct_calls is .*: it is "allow", "warn"'
         ):

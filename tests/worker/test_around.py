@@ -59,7 +59,9 @@ def noting(told: list[Any], name: str) -> Any:
 # -- where and in which order --------------------------------------------------------------------------------
 
 
-def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: str, told: list[Any]) -> None:
+def test_middleware_runs_around_each_attempt_in_order_of_registration(
+    app: sqlq.App, kind: str, told: list[Any]
+) -> None:
     app.around(noting(told, "first"))
 
     @app.task(name="own", around=[noting(told, "own"), noting(told, "inner")])
@@ -90,7 +92,7 @@ def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: 
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]) -> None:
+def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: list[Any]) -> None:
     class Tracing:
         def __init__(self, running: sqlq.JobContext) -> None:
             self.id = running.id
@@ -119,7 +121,7 @@ def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]
     ]  # fmt: skip
 
 
-def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, told: list[Any]) -> None:
+def test_asynchronous_middleware_runs_around_async_def_handlers_only(app: sqlq.App, told: list[Any]) -> None:
     @app.around
     async def generator(running: sqlq.JobContext) -> AsyncIterator[None]:
         await asyncio.sleep(0)
@@ -152,7 +154,7 @@ def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, to
     assert told == ["handler"]
 
 
-def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.App, kind: str) -> None:
+def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind: str) -> None:
     @app.around
     def setting(running: sqlq.JobContext) -> Iterator[None]:
         assert SETTING.get() == "unset"
@@ -166,7 +168,7 @@ def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.Ap
     assert [app.jobs.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
 
 
-def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, told: list[Any]) -> None:
+def test_middleware_runs_around_a_coroutine_of_a_def_handler(app: sqlq.App, told: list[Any]) -> None:
     @app.around
     def setting(running: sqlq.JobContext) -> Iterator[None]:
         SETTING.set("seen")
@@ -185,14 +187,14 @@ def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, tol
     assert told == ["before", "awaited", "after"]
 
 
-def test_a_task_declines_all(app: sqlq.App, told: list[Any]) -> None:
+def test_a_task_may_decline_middleware(app: sqlq.App, told: list[Any]) -> None:
     app.around(noting(told, "app"))
     app.enqueue(app.task(name="t", around=None)(lambda: told.append("handler")).new())
     assert drain(app).completed == 1
     assert told == ["handler"]
 
 
-def test_inline_is_surrounded_too(kind: str, told: list[Any]) -> None:
+def test_middleware_runs_inline(kind: str, told: list[Any]) -> None:
     app = sqlq.App("sqlite://")
     app.around(noting(told, "app"))
 
@@ -266,7 +268,7 @@ def dies():
 """
 
 
-def test_in_isolated_processes_it_surrounds_too(app: sqlq.App, database_url: str, tmp_path: Path) -> None:
+def test_middleware_runs_in_isolated_processes(app: sqlq.App, database_url: str, tmp_path: Path) -> None:
     (tmp_path / "play.py").write_text(PLAY)
     new = [app.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone", "dies")]
     states = []
@@ -294,7 +296,7 @@ class BusyError(Exception):
     pass
 
 
-def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
+def test_middleware_changes_the_outcome(app: sqlq.App, kind: str) -> None:
     @app.around
     def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
@@ -315,7 +317,7 @@ def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_it_raises_is_the_outcome_with_its_traceback(
+def test_an_exception_of_middleware_is_the_outcome_with_its_traceback(
     app: sqlq.App, kind: str, when: str, told: list[Any]
 ) -> None:
     @app.around
@@ -334,9 +336,7 @@ def test_what_it_raises_is_the_outcome_with_its_traceback(
     assert told == ([] if when == "before" else ["handler"])
 
 
-def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
-    app: sqlq.App, kind: str
-) -> None:
+def test_an_exception_swallowed_by_middleware_finishes_the_job(app: sqlq.App, kind: str) -> None:
     @app.around
     def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
@@ -352,7 +352,7 @@ def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
 
 
-def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app: sqlq.App) -> None:
+def test_a_stopped_job_is_released_when_middleware_swallows_its_exception(app: sqlq.App) -> None:
     started = threading.Event()
 
     @app.around
@@ -379,7 +379,7 @@ def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: str, told: list[Any]) -> None:
+def test_a_timeout_cancels_asynchronous_middleware(app: sqlq.App, where: str, told: list[Any]) -> None:
     @app.around
     async def slow(running: sqlq.JobContext) -> AsyncIterator[None]:
         if where == "before":
@@ -397,7 +397,7 @@ def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: 
     assert told == ([] if where == "before" else ["handler"])
 
 
-def test_a_timeout_covers_a_synchronous_one(app: sqlq.App) -> None:
+def test_a_timeout_covers_synchronous_middleware(app: sqlq.App) -> None:
     @app.around
     def slow(running: sqlq.JobContext) -> Iterator[None]:
         yield
@@ -411,7 +411,7 @@ def test_a_timeout_covers_a_synchronous_one(app: sqlq.App) -> None:
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-def test_where_none_is_registered_nothing_is_called(kind: str) -> None:
+def test_an_attempt_without_middleware_calls_none(kind: str) -> None:
     app = sqlq.App("sqlite://")
     task = app.task(name="t")(handler_of(kind, lambda: None))
     assert task.surroundings == ()
@@ -460,7 +460,7 @@ def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
         (int, "the class builtins.int, whose objects are no context managers"),
     ],
 )
-def test_what_cannot_surround_is_refused(given: Any, sentence: str) -> None:
+def test_wrong_middleware_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.around(given)
@@ -478,13 +478,13 @@ def test_what_cannot_surround_is_refused(given: Any, sentence: str) -> None:
         ([asynchronous], "the asynchronous .*asynchronous, but t is a def, so it would never run"),
     ],
 )
-def test_what_cannot_surround_a_task_is_refused(given: Any, sentence: str) -> None:
+def test_wrong_middleware_of_a_task_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.task(name="t", around=given)(lambda: None)
 
 
-def test_one_that_is_registered_already_is_refused() -> None:
+def test_middleware_cannot_be_registered_twice() -> None:
     app = sqlq.App("sqlite://")
     assert app.around(asynchronous) is asynchronous
     with pytest.raises(sqlq.errors.ConfigurationError, match=r"asynchronous a second time: register it once"):

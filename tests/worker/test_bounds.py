@@ -45,17 +45,17 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
         (7, 7),
     ],
 )
-def test_sizes(given: str | int, number: int) -> None:
+def test_sizes_are_read_in_bytes(given: str | int, number: int) -> None:
     assert checked_bytes(given, "max_rss") == number
 
 
 @for_each("given", ["", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5])
-def test_what_is_no_size_is_one_sentence(given: Any) -> None:
+def test_a_bad_size_is_reported_in_one_sentence(given: Any) -> None:
     with pytest.raises(ConfigurationError, match='give a size such as "400MB"'):
         checked_bytes(given, "max_rss")
 
 
-def test_a_size_as_people_read_it() -> None:
+def test_a_size_is_formatted_for_people() -> None:
     assert [readable_bytes(number) for number in (1, 412_300_000, 1_540_000_000)] == [
         "1 MB",
         "412 MB",
@@ -74,7 +74,7 @@ def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sq
 
 
 @on_sqlite
-def test_a_worker_that_has_grown_ends_after_what_it_runs(
+def test_a_worker_that_has_grown_ends_after_its_running_jobs(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stop, "MEASURE_SECONDS", 0.0)
@@ -100,14 +100,14 @@ def test_a_worker_that_has_grown_ends_after_what_it_runs(
 # -- nothing comes -------------------------------------------------------------------------------------------
 
 
-def test_a_worker_to_which_nothing_comes_ends(app: sqlq.App) -> None:
+def test_an_idle_worker_ends_after_max_idle(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     assert app.worker(max_idle="300ms").run().completed == 1
 
 
 @on_sqlite
-def test_a_worker_is_not_idle_before_its_first_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_not_idle_before_its_first_poll(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, where the threads of a worker take long to start."""
     worker = app.worker(max_idle="100ms")
     start = worker._maintenance.start
@@ -148,7 +148,7 @@ def test_a_worker_runs_once(app: sqlq.App) -> None:
 
 
 @for_each("given", [0, -1, 1.5, "2"])
-def test_a_number_of_jobs_is_a_whole_one(app: sqlq.App, given: Any) -> None:
+def test_max_jobs_is_a_whole_number(app: sqlq.App, given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"max_jobs is .*: it must be a whole number of at least 1"):
         app.worker(max_jobs=given)
 
@@ -249,7 +249,7 @@ def test_a_worker_is_started_waited_for_and_stopped(app: sqlq.App) -> None:
 
 
 @on_sqlite
-def test_what_keeps_a_worker_from_its_start_is_raised(app: sqlq.App) -> None:
+def test_a_failed_lifespan_is_raised_by_the_worker_block(app: sqlq.App) -> None:
     @app.lifespan
     def fails() -> Iterator[None]:
         raise ValueError("no model here")
@@ -260,14 +260,14 @@ def test_what_keeps_a_worker_from_its_start_is_raised(app: sqlq.App) -> None:
 
 
 @on_sqlite
-def test_what_a_block_raises_is_not_hidden(app: sqlq.App) -> None:
+def test_an_exception_of_the_worker_block_is_raised(app: sqlq.App) -> None:
     with pytest.raises(KeyError, match="mine"), app.worker() as worker:
         raise KeyError("mine")
     assert worker.join() is True
 
 
 @on_sqlite
-def test_a_handler_that_ends_as_it_is_given_back_ends_once(
+def test_a_handler_that_ends_as_it_is_released_is_settled_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, go = threading.Event(), threading.Event()

@@ -112,7 +112,9 @@ def test_the_next_attempt_goes_on_where_the_last_one_committed(
 
 
 @pytest.mark.parametrize("kind", [AsyncSession, AsyncConnection])
-def test_in_async_handlers_too(app: sqlq.App, shop: Engine, database_url: str, kind: type[Any]) -> None:
+def test_async_handlers_continue_at_their_checkpoint(
+    app: sqlq.App, shop: Engine, database_url: str, kind: type[Any]
+) -> None:
     async def give() -> None:
         job = sqlq.current_job()
         async with disposed(create_async_engine(async_database_url(database_url))) as engine:
@@ -136,7 +138,9 @@ def checkpoint_by(caller: Caller, running: sqlq.JobContext, cursor: Any) -> None
 
 
 @common_modes
-def test_on_drivers_connections_too(app: sqlq.App, shop: Engine, database_url: str, mode: Mode) -> None:
+def test_checkpoints_on_drivers_connections_continue(
+    app: sqlq.App, shop: Engine, database_url: str, mode: Mode
+) -> None:
     def give() -> None:
         job = sqlq.current_job()
         with Caller(database_url, mode) as caller:
@@ -154,7 +158,9 @@ def test_on_drivers_connections_too(app: sqlq.App, shop: Engine, database_url: s
 
 
 @automatic
-def test_a_checkpoint_alone_is_refused(app: sqlq.App, shop: Engine, database_url: str, mode: Mode) -> None:
+def test_a_checkpoint_without_a_transaction_is_refused(
+    app: sqlq.App, shop: Engine, database_url: str, mode: Mode
+) -> None:
     def give() -> None:
         with Caller(database_url, mode) as caller:
             checkpoint_by(caller, sqlq.current_job(), 1)
@@ -164,7 +170,9 @@ def test_a_checkpoint_alone_is_refused(app: sqlq.App, shop: Engine, database_url
     assert "its driver begins none, so that its cursor would be saved at once, and alone" in done.message
 
 
-def test_in_a_process_of_its_own(app: sqlq.App, shop: Engine, database_url: str, tmp_path: Path) -> None:
+def test_an_isolated_job_continues_at_its_checkpoint(
+    app: sqlq.App, shop: Engine, database_url: str, tmp_path: Path
+) -> None:
     from tests.faults.processes import worker_process
 
     (tmp_path / "alone.py").write_text(
@@ -209,7 +217,7 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine) -> None:
     assert (done_by(shop), app.jobs.get(running.id).cursor, running.cursor) == ([], None, None)
 
 
-def test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back(app: sqlq.App, shop: Engine) -> None:
+def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: Engine) -> None:
     """A handler that swallows what undid a slice, and goes on with the next, is stopped before it leaves one
     out."""
 
@@ -230,7 +238,7 @@ def test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back(app: sqlq.
     assert "an earlier checkpoint of job" in done.errors[0]["message"]
 
 
-def test_the_last_of_several_in_one_transaction_counts(app: sqlq.App, shop: Engine) -> None:
+def test_the_last_checkpoint_of_a_transaction_counts(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     with Session(shop) as session, session.begin():
         running.checkpoint(session, 1)
@@ -281,7 +289,7 @@ def test_a_checkpoint_after_the_end_is_refused(app: sqlq.App, shop: Engine) -> N
     ],
     ids=("class", "set", "nan", "key", "NUL", "size", "own name"),
 )
-def test_what_is_no_cursor_is_refused_before_anything_is_written(
+def test_a_bad_cursor_is_refused_before_anything_is_written(
     app: sqlq.App, shop: Engine, cursor: Any, says: str
 ) -> None:
     running = held(app)
@@ -292,7 +300,7 @@ def test_what_is_no_cursor_is_refused_before_anything_is_written(
     assert (done_by(shop), app.jobs.get(running.id).cursor) == ([1], None)
 
 
-def test_what_takes_no_checkpoint_is_refused(app: sqlq.App, shop: Engine) -> None:
+def test_checkpoint_refuses_autocommit_and_wrong_sessions(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     automatic = create_engine(shop.url, isolation_level="AUTOCOMMIT")
     with automatic.connect() as conn, pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
@@ -318,7 +326,7 @@ def test_a_stricter_isolation_level_is_refused(app: sqlq.App, shop: Engine) -> N
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, shop: Engine) -> None:
+def test_a_checkpoint_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     done: list[bool] = []
 
@@ -349,7 +357,7 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
 
 
 @pytest.mark.parametrize("written", ["'no JSON'", "'{'", "''"])
-def test_a_cursor_that_is_no_json_fails_its_job_alone(app: sqlq.App, engine: Engine, written: str) -> None:
+def test_a_cursor_that_is_not_json_fails_its_job_alone(app: sqlq.App, engine: Engine, written: str) -> None:
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     bad = app.enqueue(task.new())
@@ -365,7 +373,7 @@ def test_a_cursor_that_is_no_json_fails_its_job_alone(app: sqlq.App, engine: Eng
 
 
 @pytest.mark.parametrize("way", ["retry", "snooze", "rescue", "failed retry"])
-def test_it_travels_with_the_job(app: sqlq.App, shop: Engine, way: str) -> None:
+def test_the_cursor_stays_through_every_outcome(app: sqlq.App, shop: Engine, way: str) -> None:
     running = held(app)
     with Session(shop) as session, session.begin():
         running.checkpoint(session, [7])
@@ -389,7 +397,7 @@ def test_it_travels_with_the_job(app: sqlq.App, shop: Engine, way: str) -> None:
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_snooze_counts_only_where_the_job_does_not_get_on(app: sqlq.App, shop: Engine, moves: bool) -> None:
+def test_a_snooze_counts_only_without_a_moved_cursor(app: sqlq.App, shop: Engine, moves: bool) -> None:
     """So a job may have any number of slices, and still none goes round for ever."""
 
     def give() -> None:
@@ -415,7 +423,7 @@ def test_a_snooze_counts_only_where_the_job_does_not_get_on(app: sqlq.App, shop:
 
 
 @pytest.mark.parametrize(("cursor", "expected"), [(1, (5, 3)), (2, (0, 1))])
-def test_only_a_cursor_that_moves_begins_the_counts_anew(
+def test_only_a_moved_cursor_resets_the_counts(
     app: sqlq.App, shop: Engine, cursor: int, expected: tuple[int, int]
 ) -> None:
     running = held(app)
@@ -488,7 +496,7 @@ def test_each_step_is_done_once(app: sqlq.App, shop: Engine) -> None:
     assert done.cursor == {"sqlq.steps": {"first": True, "slices": True, "last": True}}
 
 
-def test_steps_in_async_handlers(app: sqlq.App, shop: Engine, database_url: str) -> None:
+def test_steps_of_async_handlers_run_once(app: sqlq.App, shop: Engine, database_url: str) -> None:
     async def handler() -> None:
         job = sqlq.current_job()
         async with disposed(create_async_engine(async_database_url(database_url))) as engine:
@@ -508,7 +516,7 @@ def test_steps_in_async_handlers(app: sqlq.App, shop: Engine, database_url: str)
     assert (done.state, done_by(shop)) == ("finished", [0, 1, 10, 11]), done.traceback
 
 
-def test_an_exception_in_a_step_takes_all_of_it_back(app: sqlq.App, shop: Engine) -> None:
+def test_an_exception_in_a_step_rolls_it_back(app: sqlq.App, shop: Engine) -> None:
     def handler() -> None:
         job = sqlq.current_job()
         with job.step("one").finishing(shop) as session:
@@ -556,7 +564,7 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
 # -- where nothing is written --------------------------------------------------------------------------------
 
 
-def test_inline_mode_has_the_same_face(app: sqlq.App, shop: Engine) -> None:
+def test_checkpoints_work_inline(app: sqlq.App, shop: Engine) -> None:
     began: list[Any] = []
 
     def give() -> None:
@@ -576,9 +584,7 @@ def test_inline_mode_has_the_same_face(app: sqlq.App, shop: Engine) -> None:
     assert (began, done_by(shop)) == ([None, 2], list(range(SLICES)))
 
 
-def test_inline_mode_forgets_what_a_savepoint_has_saved_that_is_rolled_back(
-    app: sqlq.App, shop: Engine
-) -> None:
+def test_a_rolled_back_savepoint_undoes_its_checkpoint_inline(app: sqlq.App, shop: Engine) -> None:
     began: list[Any] = []
 
     def give() -> None:
@@ -598,7 +604,7 @@ def test_inline_mode_forgets_what_a_savepoint_has_saved_that_is_rolled_back(
 
 
 @pytest.mark.parametrize("kind", ["session", "connection"])
-def test_an_eager_job_goes_on_at_what_was_committed(shop: Engine, kind: str) -> None:
+def test_an_eager_job_continues_at_its_committed_checkpoint(shop: Engine, kind: str) -> None:
     began: list[Any] = []
 
     def give() -> None:
@@ -620,7 +626,7 @@ def test_an_eager_job_goes_on_at_what_was_committed(shop: Engine, kind: str) -> 
     assert (began, done_by(shop)) == ([None, 2], [*range(SLICES), 100])
 
 
-def test_steps_inline(app: sqlq.App, shop: Engine) -> None:
+def test_steps_run_once_inline(app: sqlq.App, shop: Engine) -> None:
     def handler() -> None:
         job = sqlq.current_job()
         for n, name in enumerate(("one", "two")):

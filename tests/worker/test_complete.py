@@ -78,7 +78,7 @@ def test_the_effect_and_the_completion_commit_together(app: sqlq.App, shop: Engi
 
 
 @pytest.mark.parametrize("convenient", [True, False])
-def test_async_handlers_complete_too(
+def test_async_handlers_complete_their_jobs(
     app: sqlq.App, shop: Engine, database_url: str, convenient: bool
 ) -> None:
     async def pay() -> None:
@@ -96,7 +96,7 @@ def test_async_handlers_complete_too(
     assert (done.state, done.result, paid(shop)) == ("finished", 1, [1])
 
 
-def test_a_rollback_after_complete_is_a_failed_attempt_and_says_why(app: sqlq.App, shop: Engine) -> None:
+def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with Session(shop) as session:
             session.execute(insert(payments).values(n=sqlq.current_job().attempts))
@@ -110,7 +110,7 @@ def test_a_rollback_after_complete_is_a_failed_attempt_and_says_why(app: sqlq.Ap
 
 
 @pytest.mark.parametrize("way", ["complete", "checkpoint", "acomplete", "acheckpoint"])
-def test_on_an_engine_that_begins_by_itself_nothing_is_kept_of_a_rollback(
+def test_a_rollback_on_an_unconfigured_sqlite_engine_keeps_nothing(
     app: sqlq.App, engine: Engine, database_url: str, way: str
 ) -> None:
     """Nothing was written before that Python's driver for SQLite would have begun a transaction for."""
@@ -133,7 +133,7 @@ def test_on_an_engine_that_begins_by_itself_nothing_is_kept_of_a_rollback(
         assert (left.state, left.cursor) == ("finished", None)
 
 
-def test_on_an_engine_that_begins_by_itself_effects_and_what_follows_commit_together(
+def test_effects_and_callbacks_commit_together_on_an_unconfigured_engine(
     app: sqlq.App, engine: Engine, database_url: str
 ) -> None:
     payments.create(engine)
@@ -176,7 +176,7 @@ def test_a_job_is_completed_once_in_a_block_that_does_so(
     assert "which completes it at its end: leave" in (done.message or "")
 
 
-def test_an_exception_after_the_commit_changes_nothing_any_more(app: sqlq.App, shop: Engine) -> None:
+def test_an_exception_after_the_commit_changes_nothing(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:
             session.execute(insert(payments).values(n=1))
@@ -186,7 +186,7 @@ def test_an_exception_after_the_commit_changes_nothing_any_more(app: sqlq.App, s
     assert (done.state, done.attempts, done.errors, paid(shop)) == ("finished", 1, [], [1])
 
 
-def test_an_exception_before_the_commit_takes_all_back(app: sqlq.App, shop: Engine) -> None:
+def test_an_exception_before_the_commit_rolls_back(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with Session(shop) as session, session.begin():
             session.execute(insert(payments).values(n=1))
@@ -225,7 +225,7 @@ def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
     assert app.jobs.get(job.id).state == "running", "its row is somebody else's business"
 
 
-def test_without_retention_the_row_is_gone_and_that_counts_as_done(database_url: str, shop: Engine) -> None:
+def test_a_completed_job_of_retention_zero_counts_as_completed(database_url: str, shop: Engine) -> None:
     app = sqlq.App(database_url, retention="0s")
 
     def pay() -> None:
@@ -253,7 +253,7 @@ def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("retention", ["1h", "0s"])
-def test_complete_at_mariadbs_own_level_is_of_the_newest_row(
+def test_complete_at_mariadbs_own_level_reads_the_newest_row(
     database_url: str, shop: Engine, retention: str
 ) -> None:
     app = sqlq.App(database_url, retention=retention)
@@ -281,7 +281,7 @@ def test_complete_at_mariadbs_own_level_is_of_the_newest_row(
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_producer_of_the_key_of_a_completed_job_waits_and_goes_on(app: sqlq.App, shop: Engine) -> None:
+def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: Engine) -> None:
     made: list[sqlq.Job] = []
 
     def produce() -> None:
@@ -323,7 +323,7 @@ def test_a_transaction_that_keeps_to_its_snapshot_is_refused(app: sqlq.App, shop
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, shop: Engine) -> None:
+def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with app.database.begin() as conn:
         (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
@@ -361,7 +361,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
     assert app.jobs.get(second.id).state == "finished"
 
 
-def test_what_takes_no_session_is_refused(app: sqlq.App) -> None:
+def test_complete_refuses_a_missing_session(app: sqlq.App) -> None:
     def nothing() -> None:
         sqlq.current_job().complete(None)  # type: ignore[arg-type]
 
@@ -396,7 +396,7 @@ def test_inline_mode_completes_with_the_session(app: sqlq.App, shop: Engine) -> 
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
-def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelled(
+def test_a_running_job_sees_its_cancel_request_and_ends_cancelled(
     app: sqlq.App, engine: Engine, kind: str
 ) -> None:
     import asyncio
@@ -426,9 +426,7 @@ def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelle
     assert app.jobs.get(job.id).reason == "cancelled by an operator"
 
 
-def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     job = app.enqueue(app.task(name="t")(lambda: ran.append(1)).new())
     with engine.begin() as conn:

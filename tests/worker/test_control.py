@@ -70,9 +70,7 @@ def is_idle(app: sqlq.App) -> bool:
     return [worker.state for worker in app.workers.list()] == ["idle"]
 
 
-def test_a_paused_worker_claims_nothing_and_what_it_runs_goes_on(
-    app: sqlq.App, held: Held, quick: Any
-) -> None:
+def test_a_paused_worker_claims_nothing_and_finishes_its_jobs(app: sqlq.App, held: Held, quick: Any) -> None:
     running = app.enqueue(held.task.new())
     with working(app) as worker:
         assert held.started.wait(20)
@@ -87,7 +85,7 @@ def test_a_paused_worker_claims_nothing_and_what_it_runs_goes_on(
         wait_until(lambda: is_idle(app))
 
 
-def test_what_waits_for_a_slot_is_given_back_by_a_pause(app: sqlq.App, held: Held, quick: Any) -> None:
+def test_a_pause_releases_jobs_that_wait_for_a_slot(app: sqlq.App, held: Held, quick: Any) -> None:
     app.enqueue(held.task.new())
     with working(app, concurrency=1) as worker:
         assert held.started.wait(20)
@@ -113,7 +111,7 @@ def test_a_request_in_the_row_is_obeyed_soon(app: sqlq.App, quick: Any) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> None:
+def test_only_the_newest_request_counts_and_once(app: sqlq.App) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
         app.workers.pause(all=True)
@@ -128,7 +126,7 @@ def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> No
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("word", ["stop", "restart"])
-def test_a_worker_of_a_program_ends_when_what_it_runs_has(
+def test_a_stopped_worker_in_a_program_finishes_its_jobs(
     app: sqlq.App, held: Held, quick: Any, word: str
 ) -> None:
     running = app.enqueue(held.task.new())
@@ -146,9 +144,7 @@ def test_a_worker_of_a_program_ends_when_what_it_runs_has(
     assert app.workers.list() == []
 
 
-def test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat(
-    app: sqlq.App, held: Held
-) -> None:
+def test_a_running_job_sees_a_cancel_before_the_next_heartbeat(app: sqlq.App, held: Held) -> None:
     job = app.enqueue(held.task.new())
     with working(app, lease="1d"):
         assert held.started.wait(20)
@@ -159,7 +155,7 @@ def test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat
     assert held.stopped
 
 
-def test_a_worker_that_starts_says_so(app: sqlq.App) -> None:
+def test_a_starting_worker_shows_its_state(app: sqlq.App) -> None:
     entering, enter = threading.Event(), threading.Event()
 
     @app.lifespan
@@ -186,7 +182,7 @@ def test_a_worker_whose_lifespan_fails_leaves_no_row(app: sqlq.App) -> None:
     assert app.workers.list(silent=True) == []
 
 
-def test_an_idle_worker_asks_nothing_more_for_it(
+def test_an_idle_worker_sends_no_extra_query_for_requests(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -225,7 +221,7 @@ def test_an_idle_worker_asks_nothing_more_for_it(
 
 
 @pytest.mark.usefixtures("often")
-def test_a_pause_of_all_holds_for_queues_and_workers_that_come_later(app: sqlq.App, quick: Any) -> None:
+def test_a_pause_of_all_holds_for_later_queues_and_workers(app: sqlq.App, quick: Any) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
         assert app.queues.pause(all=True)
@@ -243,7 +239,7 @@ def test_a_pause_of_all_holds_for_queues_and_workers_that_come_later(app: sqlq.A
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("queue", ["default", None])
-def test_a_pause_with_an_end_is_over_by_itself(app: sqlq.App, quick: Any, queue: str | None) -> None:
+def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, quick: Any, queue: str | None) -> None:
     with working(app):
         wait_until(lambda: is_idle(app))
         if queue is None:
@@ -258,7 +254,7 @@ def test_a_pause_with_an_end_is_over_by_itself(app: sqlq.App, quick: Any, queue:
     assert app.queues.pauses().all is None
 
 
-def test_a_pause_that_was_over_before_a_worker_started_ends_when_it_does(
+def test_a_pause_that_is_over_ends_when_a_worker_starts(
     app: sqlq.App, quick: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -271,7 +267,7 @@ def test_a_pause_that_was_over_before_a_worker_started_ends_when_it_does(
     assert "the pause of all queues is over" in caplog.text
 
 
-def test_what_was_said_last_about_the_end_of_a_pause_counts(app: sqlq.App) -> None:
+def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
     assert app.queues.pause("mail", lasting="1h")
     assert app.queues.pauses().named["mail"].until is not None
     assert not app.queues.pause("mail")
@@ -282,7 +278,7 @@ def test_what_was_said_last_about_the_end_of_a_pause_counts(app: sqlq.App) -> No
     assert app.queues.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
 
 
-def test_a_pause_of_all_is_shown_of_each_queue(app: sqlq.App, engine: Engine, quick: Any) -> None:
+def test_a_pause_of_all_is_shown_for_each_queue(app: sqlq.App, engine: Engine, quick: Any) -> None:
     app.enqueue(quick.new())
     app.queues.pause(all=True)
     assert [(queue.queue, queue.paused) for queue in app.queues.status()] == [("default", True)]
@@ -291,7 +287,7 @@ def test_a_pause_of_all_is_shown_of_each_queue(app: sqlq.App, engine: Engine, qu
         assert conn.execute(text("SELECT queue, paused FROM queue_stats")).all() == [("default", 1)]
 
 
-def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine: Engine) -> None:
+def test_the_doctor_names_long_pauses(app: sqlq.App, engine: Engine) -> None:
     def about() -> list[tuple[str, str | None]]:
         return [(each.said, each.remedy) for each in Doctor(app.database).examine() if each.check == "paused"]
 
@@ -353,7 +349,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
         app.workers.pause(["mail"])  # type: ignore[arg-type]
 
 
-def test_who_looks_sends_no_statement_for_it(app: sqlq.App) -> None:
+def test_requests_of_operators_come_with_the_poll(app: sqlq.App) -> None:
     """Requests of operators come with the look that a host makes anyway."""
     if app.database.dialect.sees_commits:
         return

@@ -108,7 +108,7 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     is_as_the_contract_says(app, engine, ids)
 
 
-def test_a_job_whose_end_is_refused_keeps_no_batch_waiting(
+def test_a_job_whose_end_is_refused_does_not_delay_its_batch(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "RESCUE_BATCH", 10)
@@ -123,7 +123,7 @@ def test_a_job_whose_end_is_refused_keeps_no_batch_waiting(
     assert sorted(taken) == ids[1:]
 
 
-def test_several_that_rescue_at_once_take_each_job_once(app: sqlq.App, engine: Engine) -> None:
+def test_concurrent_rescues_take_each_job_once(app: sqlq.App, engine: Engine) -> None:
     ids = die(app, engine, 2_000)
     taken: list[int] = []
     start = threading.Barrier(3)
@@ -146,7 +146,7 @@ def test_several_that_rescue_at_once_take_each_job_once(app: sqlq.App, engine: E
     is_as_the_contract_says(app, engine, ids)
 
 
-def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
+def test_rescue_pauses_between_batches_on_a_single_writer(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for SQLite's write lock gets no turn between two transactions without a pause."""
@@ -169,7 +169,7 @@ def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
 
 
 @pytest.mark.parametrize("number", [3, 4])
-def test_a_paused_queue_gives_all_its_slots_back_without_a_wait(
+def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(admit, "JOBS_AT_ONCE", 2)
@@ -224,7 +224,7 @@ def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
-def test_what_a_dead_process_held_is_given_back_in_batches(
+def test_the_jobs_of_a_dead_process_are_released_in_batches(
     app: sqlq.App, engine: Engine, keeping: Heartbeat
 ) -> None:
     task = app.task(name="t")(lambda: None)
@@ -241,7 +241,7 @@ def test_what_a_dead_process_held_is_given_back_in_batches(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_row_that_is_locked_has_not_all_others_read_again(
+def test_a_locked_row_causes_no_second_read_of_the_others(
     app: sqlq.App, engine: Engine, keeping: Heartbeat
 ) -> None:
     """The supervisor tries again every 50 ms, for as long as a lease."""
@@ -258,7 +258,7 @@ def test_a_row_that_is_locked_has_not_all_others_read_again(
 
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])
-def test_what_never_began_gives_its_slot_back_whoever_gives_it_back(
+def test_a_job_that_never_began_frees_its_slot_when_released(
     app: sqlq.App, engine: Engine, keeping: Heartbeat, by: str
 ) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)

@@ -43,7 +43,7 @@ def test_a_job_runs_before_enqueue_returns(eager: sqlq.App) -> None:
         sqlq.current_job()
 
 
-def test_an_id_is_no_stored_jobs(eager: sqlq.App) -> None:
+def test_ids_of_eager_jobs_are_no_stored_ones(eager: sqlq.App) -> None:
     """Handlers make idempotency keys of it."""
     t = eager.task(name="t")(lambda: None)
     for _ in range(100):
@@ -74,7 +74,7 @@ def test_asynchronous_handlers_and_callers(eager: sqlq.App) -> None:
     assert len(ran) == 3
 
 
-def test_a_stop_iteration_of_a_handler_reaches_who_awaits(eager: sqlq.App) -> None:
+def test_a_stop_iteration_of_a_handler_reaches_the_awaiting_caller(eager: sqlq.App) -> None:
     """No future takes one, so that who awaits a thread that raised it would wait without end."""
 
     @eager.task(name="t", max_attempts=1)
@@ -92,7 +92,7 @@ def test_a_stop_iteration_of_a_handler_reaches_who_awaits(eager: sqlq.App) -> No
     assert [(job.state, type(job.error)) for job in ran.jobs] == [("failed", StopIteration)]
 
 
-def test_what_surrounds_attempts_surrounds_these(eager: sqlq.App) -> None:
+def test_middleware_runs_around_eager_jobs(eager: sqlq.App) -> None:
     said: list[str] = []
 
     @eager.around
@@ -118,7 +118,7 @@ def failing(app: sqlq.App, error: Callable[[int], BaseException | None], **optio
     return app.task(name="t", **options)(t).new(), attempts
 
 
-def test_attempts_follow_at_once_and_the_last_error_reaches_the_caller(
+def test_eager_attempts_run_at_once_and_raise_the_last_error(
     eager: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, attempts = failing(eager, lambda n: ValueError(f"no {n}"), max_attempts=3, backoff="1h")
@@ -139,7 +139,7 @@ def test_attempts_follow_at_once_and_the_last_error_reaches_the_caller(
         (lambda n: sqlq.Cancel("done"), {}, [1]),
     ],
 )
-def test_attempts_that_end_well(
+def test_eager_attempts_may_succeed_or_cancel(
     eager: sqlq.App, error: Any, options: dict[str, Any], expected: list[int]
 ) -> None:
     job, attempts = failing(eager, error, **options)
@@ -157,7 +157,7 @@ def test_attempts_that_end_well(
         (KeyboardInterrupt(), {}, [1]),
     ],
 )
-def test_attempts_that_end_badly(
+def test_eager_attempts_that_fail_raise(
     eager: sqlq.App, error: BaseException, options: dict[str, Any], expected: list[int]
 ) -> None:
     job, attempts = failing(eager, lambda n: error, **options)
@@ -189,7 +189,7 @@ def test_a_unique_key_holds_while_its_job_runs(eager: sqlq.App) -> None:
     assert attempts == [1, 1]
 
 
-def test_what_follows_a_job_runs_too(eager: sqlq.App) -> None:
+def test_callbacks_of_eager_jobs_run(eager: sqlq.App) -> None:
     followed: list[str] = []
 
     @eager.task(name="after")
@@ -214,7 +214,7 @@ def test_mistakes_are_refused_before_anything_runs(eager: sqlq.App) -> None:
     assert ran == []
 
 
-def test_in_a_session_it_runs_at_once_and_nothing_is_written(app: sqlq.App, engine: Engine) -> None:
+def test_an_eager_job_in_a_session_runs_at_once_and_is_not_written(app: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     t = app.task(name="t")(ran.append)
     with Session(engine) as session:
@@ -226,7 +226,7 @@ def test_in_a_session_it_runs_at_once_and_nothing_is_written(app: sqlq.App, engi
         assert conn.scalar(text("SELECT count(*) FROM job_states")) == 0
 
 
-def test_a_call_says_more_than_the_app_and_the_app_more_than_the_environment(
+def test_eager_of_a_call_comes_before_app_and_environment(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
@@ -249,14 +249,14 @@ def test_a_call_says_more_than_the_app_and_the_app_more_than_the_environment(
         sqlq.App()
 
 
-def test_inline_goes_before_eager(eager: sqlq.App) -> None:
+def test_inline_comes_before_eager(eager: sqlq.App) -> None:
     t = eager.task(name="t", max_attempts=3)(lambda: 1 / 0)
     with inline(eager) as ran, pytest.raises(ZeroDivisionError):
         eager.enqueue(t.new())
     assert [job.attempts for job in ran.jobs] == [1]
 
 
-def test_on_a_tests_database_jobs_are_written(eager: sqlq.App, tmp_path: Path) -> None:
+def test_eager_jobs_are_written_on_a_test_database(eager: sqlq.App, tmp_path: Path) -> None:
     ran: list[int] = []
     t = eager.task(name="t")(ran.append)
     with on_database(eager, f"sqlite:///{tmp_path / 'test.db'}"):

@@ -107,7 +107,7 @@ class TestEveryWay:
         assert shop.app._connected.results.seen_here(job.id) is None
 
     @common_ways
-    def test_what_a_job_raises_is_logged_and_leaves_the_commit_alone(
+    def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
         self, shop: Shop, caller: Caller, caplog: pytest.LogCaptureFixture
     ) -> None:
         caller.execute("INSERT INTO orders (id) VALUES (1)")
@@ -132,7 +132,7 @@ class TestDrivers:
             yield caller
 
     @modes()
-    def test_where_nobody_tells_of_a_commit_it_is_refused(self, shop: Shop, caller: DriverCaller) -> None:
+    def test_a_connection_without_commit_events_is_refused(self, shop: Shop, caller: DriverCaller) -> None:
         caller.begin()
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         refused = r"nobody tells of a commit on a connection of \w+: enqueue with eager=True, where the job "
@@ -143,7 +143,7 @@ class TestDrivers:
         assert shop.app.enqueue(shop.note.new("b").set(unique_key="k")).created
 
     @modes(lambda name, mode: mode.begins is not None)
-    def test_where_no_transaction_is_open_it_runs_at_once(self, shop: Shop, caller: DriverCaller) -> None:
+    def test_a_job_without_a_transaction_runs_at_once(self, shop: Shop, caller: DriverCaller) -> None:
         assert caller.enqueue(shop.app, shop.note.new("a")).state == "finished"
         assert shop.done == ["a"]
 
@@ -177,7 +177,7 @@ class TestUniqueKeys:
     def enqueue(self, shop: Shop, name: str, session: Any) -> sqlq.Job[str]:
         return shop.app.enqueue(shop.note.new(name).set(unique_key="k"), session=session)
 
-    def test_what_waits_for_a_session_that_is_gone_holds_none(self, shop: Shop, engine: Engine) -> None:
+    def test_a_job_of_a_lost_session_holds_no_unique_key(self, shop: Shop, engine: Engine) -> None:
         if engine.dialect.name == "sqlite":
             sqlq.configure_sqlite(engine)
         left: Any = Session(engine)
@@ -235,7 +235,7 @@ def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_ur
     assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
 
 
-def test_a_call_says_more_than_the_app(shop: Shop, session: Session, engine: Engine) -> None:
+def test_eager_of_a_call_comes_before_the_app(shop: Shop, session: Session, engine: Engine) -> None:
     shop.app.enqueue(shop.note.new("at once"), session=session, eager=True)
     assert shop.done == ["at once"]
     shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
@@ -251,7 +251,7 @@ def test_a_call_says_more_than_the_app(shop: Shop, session: Session, engine: Eng
 
 
 @pytest.mark.parametrize("how", ["argument", "variable", "pyproject"])
-def test_where_it_is_said(
+def test_argument_variable_and_pyproject_set_eager_to_commit(
     shop: Shop, session: Session, engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -273,7 +273,9 @@ def test_where_it_is_said(
 
 
 @pytest.mark.parametrize("wrong", ["no", "1", 1, "Commit", ""])
-def test_what_it_may_not_be(wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_of_eager_is_refused(
+    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = f'eager is {wrong!r}: it is True, False, or "commit"'
     with pytest.raises(sqlq.errors.ConfigurationError) as raised:
         sqlq.App(eager=wrong)
@@ -290,7 +292,7 @@ def test_what_it_may_not_be(wrong: Any, tmp_path: Path, monkeypatch: pytest.Monk
         sqlq.App()
 
 
-def test_on_a_tests_database_jobs_are_written(shop: Shop, tmp_path: Path) -> None:
+def test_eager_jobs_are_written_on_a_test_database(shop: Shop, tmp_path: Path) -> None:
     with on_database(shop.app, f"sqlite:///{tmp_path / 'test.db'}"):
         shop.app.enqueue(shop.note.new("a"))
         assert_enqueued(shop.note, args=["a"])

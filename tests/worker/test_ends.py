@@ -23,7 +23,7 @@ from tests.worker.test_sealed import KEY
 
 
 @pytest.mark.parametrize("signal", [sqlq.Retry, sqlq.Snooze])
-def test_a_moment_says_when_the_next_attempt_runs(app: sqlq.App, signal: Any) -> None:
+def test_retry_and_snooze_take_the_time_of_the_next_attempt(app: sqlq.App, signal: Any) -> None:
     at = datetime.now(UTC) + timedelta(hours=2)
 
     @app.task(name="t")
@@ -38,7 +38,7 @@ def test_a_moment_says_when_the_next_attempt_runs(app: sqlq.App, signal: Any) ->
 
 
 @pytest.mark.parametrize("signal", [sqlq.Retry, sqlq.Snooze])
-def test_a_moment_that_is_past_means_at_once_and_one_without_zone_is_refused(signal: Any) -> None:
+def test_a_past_time_means_at_once_and_a_naive_one_is_refused(signal: Any) -> None:
     assert signal(datetime(2020, 1, 1, tzinfo=UTC)).delay_ms == 0
     with pytest.raises(ConfigurationError, match="has no time zone"):
         signal(datetime(2030, 1, 1))  # noqa: DTZ001 - what is refused
@@ -71,7 +71,7 @@ def test_a_retry_into_no_queue_or_priority_is_refused(options: Any) -> None:
         sqlq.Retry("1s", **options)
 
 
-def test_a_retry_into_a_queue_that_holds_its_key_stays_where_it_is(app: sqlq.App) -> None:
+def test_a_retry_into_a_queue_with_its_key_stays_in_its_queue(app: sqlq.App) -> None:
     @app.task(name="t")
     def task() -> None:
         raise sqlq.Retry("1h", queue="other")
@@ -187,7 +187,7 @@ def test_an_outcome_that_is_refused_leaves_the_others_of_its_batch_together(
     assert len(batches) < jobs // 2, batches
 
 
-def test_a_sealed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
     app = sqlq.App(database_url, keys=[KEY])
     attempts = []
 
@@ -231,7 +231,7 @@ def test_a_job_of_retention_zero_leaves_no_row_as_it_finishes(
     assert "lost" not in caplog.text
 
 
-def test_a_step_of_retention_zero_is_kept_for_those_that_follow(app: sqlq.App) -> None:
+def test_a_step_of_retention_zero_is_kept_for_its_followers(app: sqlq.App) -> None:
     done = []
     first = app.task(name="first", retention="0s")(lambda: 1)
     second = app.task(name="second")(lambda: done.append(1))
@@ -243,7 +243,7 @@ def test_a_step_of_retention_zero_is_kept_for_those_that_follow(app: sqlq.App) -
     assert done == [1]
 
 
-def test_a_result_of_retention_zero_is_there_for_who_waits(app: sqlq.App, engine: Engine) -> None:
+def test_a_result_of_retention_zero_is_kept_for_a_waiter(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t", retention="0s")(lambda: 7)
     waited, other = app.enqueue(task.new()), app.enqueue(task.new())
     worker = app.worker(drain=True)

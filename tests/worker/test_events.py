@@ -48,7 +48,7 @@ def names(told: list[JobEvent]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_job_that_finishes(app: sqlq.App, kind: str) -> None:
+def test_a_finished_job_publishes_started_and_finished(app: sqlq.App, kind: str) -> None:
     told = listening(app)
 
     async def asynchronous() -> None: ...
@@ -68,7 +68,7 @@ def test_a_job_that_finishes(app: sqlq.App, kind: str) -> None:
     assert told[1].seconds < 10
 
 
-def test_a_job_that_fails_at_last(app: sqlq.App) -> None:
+def test_a_failing_job_publishes_retried_and_failed(app: sqlq.App) -> None:
     told = listening(app)
 
     @app.task(name="t", max_attempts=2, backoff="0s")
@@ -89,7 +89,7 @@ def test_a_job_that_fails_at_last(app: sqlq.App) -> None:
     assert failed.exception.__traceback__ is not None
 
 
-def test_a_job_that_snoozes_and_is_cancelled(app: sqlq.App) -> None:
+def test_a_job_publishes_snoozed_and_cancelled(app: sqlq.App) -> None:
     told = listening(app)
 
     signals: list[Exception] = [sqlq.Snooze("0s"), sqlq.Cancel("not wanted")]
@@ -105,7 +105,7 @@ def test_a_job_that_snoozes_and_is_cancelled(app: sqlq.App) -> None:
     assert (ends["snoozed"].delay_seconds, ends["cancelled"].reason) == (0.0, "not wanted")
 
 
-def test_jobs_that_fail_without_a_handler(app: sqlq.App, engine: Engine) -> None:
+def test_jobs_that_fail_before_their_handler_publish_events(app: sqlq.App, engine: Engine) -> None:
     told = listening(app)
     app.task(name="t")(lambda: None)
     with engine.begin() as conn:
@@ -118,7 +118,7 @@ def test_jobs_that_fail_without_a_handler(app: sqlq.App, engine: Engine) -> None
     ]
 
 
-def test_a_job_that_times_out(app: sqlq.App) -> None:
+def test_a_job_that_times_out_publishes_its_reason(app: sqlq.App) -> None:
     told = listening(app, "failed")
 
     @app.task(name="t", timeout="50ms", max_attempts=1)
@@ -131,7 +131,7 @@ def test_a_job_that_times_out(app: sqlq.App) -> None:
     assert isinstance(told[0].exception, sqlq.JobTimeoutError)
 
 
-def test_a_job_that_its_handler_completes(app: sqlq.App, engine: Engine) -> None:
+def test_a_job_that_its_handler_completes_publishes_finished(app: sqlq.App, engine: Engine) -> None:
     told = listening(app, "finished")
 
     @app.task(name="t")
@@ -144,7 +144,7 @@ def test_a_job_that_its_handler_completes(app: sqlq.App, engine: Engine) -> None
     assert [event.id for event in told] == [job.id]
 
 
-def test_a_job_that_a_stopped_worker_gives_back(app: sqlq.App) -> None:
+def test_a_stopped_worker_publishes_released(app: sqlq.App) -> None:
     told, started = listening(app), threading.Event()
 
     @app.task(name="t")
@@ -162,7 +162,7 @@ def test_a_job_that_a_stopped_worker_gives_back(app: sqlq.App) -> None:
     assert names(told) == ["started", "released"], "what waited was told before run() returned"
 
 
-def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
+def test_a_lost_job_publishes_one_event(app: sqlq.App) -> None:
     told, started, go_on = listening(app), threading.Event(), threading.Event()
 
     @app.task(name="t")
@@ -185,7 +185,7 @@ def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize(("max_attempts", "expected"), [(2, "rescued"), (1, "failed")])
-def test_a_job_rescued_from_another_worker(app: sqlq.App, max_attempts: int, expected: str) -> None:
+def test_a_rescue_publishes_rescued_or_failed(app: sqlq.App, max_attempts: int, expected: str) -> None:
     from tests.kit import claim
 
     told = listening(app)
@@ -243,7 +243,7 @@ def play(tmp_path: Path) -> Callable[[], list[str]]:
     return lambda: file.read_text().splitlines() if file.exists() else []
 
 
-def test_jobs_in_isolated_processes(
+def test_isolated_jobs_publish_their_events(
     app: sqlq.App, database_url: str, tmp_path: Path, play: Callable[[], list[str]]
 ) -> None:
     app.enqueue(app.task(name="play.enqueues")(lambda: None).new())
@@ -259,7 +259,7 @@ def test_jobs_in_isolated_processes(
     ]
 
 
-def test_jobs_of_a_worker_that_died_are_told_by_the_next(
+def test_the_next_worker_publishes_events_of_a_dead_ones_jobs(
     app: sqlq.App, database_url: str, tmp_path: Path, play: Callable[[], list[str]]
 ) -> None:
     app.enqueue(app.task(name="play.dies", max_attempts=2)(lambda: None).new())
@@ -275,7 +275,7 @@ def test_jobs_of_a_worker_that_died_are_told_by_the_next(
 # -- enqueued ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_enqueued_is_told_when_it_is_committed(app: sqlq.App, engine: Engine) -> None:
+def test_enqueued_is_published_after_the_commit(app: sqlq.App, engine: Engine) -> None:
     told = listening(app, "enqueued")
     task = app.task(name="t", queue="mail", max_attempts=7)(lambda: None)
 
@@ -312,9 +312,7 @@ def test_what_is_enqueued_is_told_when_it_is_committed(app: sqlq.App, engine: En
 
 
 @pytest.mark.parametrize("first", ["before", "inside"])
-def test_a_savepoint_that_is_rolled_back_takes_its_events_along(
-    app: sqlq.App, engine: Engine, first: str
-) -> None:
+def test_a_rolled_back_savepoint_drops_its_events(app: sqlq.App, engine: Engine, first: str) -> None:
     told = listening(app, "enqueued")
     task = app.task(name="t")(lambda: None)
     if engine.dialect.name == "sqlite":
@@ -380,7 +378,7 @@ def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_listener_that_hangs_keeps_no_worker_longer_than_the_grace(
+def test_a_worker_stops_after_its_grace_time_despite_a_hung_listener(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "LAST_MOMENT_SECONDS", 0.2)
@@ -393,7 +391,7 @@ def test_a_listener_that_hangs_keeps_no_worker_longer_than_the_grace(
     hang.set()
 
 
-def test_of_too_many_events_the_rest_is_dropped_and_counted(
+def test_events_beyond_the_maximum_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(events, "MOST_WAITING", 3)
@@ -429,7 +427,7 @@ def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sizes) < 50
 
 
-def test_where_nothing_listens_and_no_line_is_written_no_event_is_made(
+def test_no_event_is_made_without_listener_and_log_line(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[str] = []
@@ -448,7 +446,7 @@ def test_where_nothing_listens_and_no_line_is_written_no_event_is_made(
     assert made == []
 
 
-def test_a_process_that_ends_tells_the_last(tmp_path: Path, database_url: str) -> None:
+def test_a_process_publishes_its_last_events_at_exit(tmp_path: Path, database_url: str) -> None:
     program = (
         f"import sqlq; app = sqlq.App({database_url!r})\n"
         "app.on('enqueued')(lambda events: print(len(events), events[0].task, flush=True))\n"
@@ -460,7 +458,7 @@ def test_a_process_that_ends_tells_the_last(tmp_path: Path, database_url: str) -
     assert done.stdout == "1 t\n"
 
 
-def test_without_a_thread_to_be_had_nothing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_wait_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     app = sqlq.App("sqlite://")
     told = listening(app, "lost")
     event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
@@ -476,7 +474,7 @@ def test_without_a_thread_to_be_had_nothing_is_raised(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_tells_for_itself(tmp_path: Path) -> None:
+def test_a_forked_child_publishes_its_own_events(tmp_path: Path) -> None:
     app, file = sqlq.App("sqlite://"), tmp_path / "told.txt"
 
     @app.on("lost")
@@ -513,9 +511,7 @@ def choosy() -> Iterator[None]:
 
 @pytest.mark.usefixtures("choosy")
 @pytest.mark.timeout(60)
-def test_a_log_handler_that_raises_keeps_no_worker_from_its_work(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_goes_on_when_a_log_handler_raises(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise ValueError("no")
 
@@ -531,7 +527,7 @@ def test_a_log_handler_that_raises_keeps_no_worker_from_its_work(
 
 
 @pytest.mark.timeout(60)
-def test_what_is_settled_is_let_go_whatever_telling_of_it_meets(
+def test_a_settled_job_is_let_go_when_its_report_raises(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell = Reporter.ended
@@ -561,7 +557,7 @@ def generator(events: list[JobEvent]) -> Iterator[None]:
 async def coroutine(events: list[JobEvent]) -> None: ...
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_an_unknown_event_is_refused() -> None:
     app = sqlq.App("sqlite://")
     known = ", ".join(NAMES)
     refused: list[tuple[list[Any], str]] = [
@@ -585,7 +581,7 @@ def test_what_is_no_event_is_refused() -> None:
         (lambda: None, "a listener takes one argument, a list of events"),
     ],
 )
-def test_what_cannot_listen_is_refused(given: Any, sentence: str) -> None:
+def test_a_wrong_listener_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.on("failed")(given)

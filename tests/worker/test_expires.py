@@ -61,7 +61,7 @@ def task(app: sqlq.App, ran: list[int]) -> sqlq.Task[..., None]:
 # -- until when ----------------------------------------------------------------------------------------------
 
 
-def test_an_id_that_has_ended_before_keeps_no_other_job_from_its_end(
+def test_an_id_that_ended_before_does_not_block_other_expiries(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where rows of finished_jobs came back from a backup, or from another database."""
@@ -79,7 +79,7 @@ def test_an_id_that_has_ended_before_keeps_no_other_job_from_its_end(
     assert f"job {made[1].id}: it was not started in time, but the database refuses its end" in caplog.text
 
 
-def test_it_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
+def test_expires_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
     moment = datetime(2040, 1, 1, tzinfo=UTC)
     new = task.new(1)
     seconds = timedelta(seconds=1)
@@ -104,7 +104,7 @@ def test_it_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., 
 
 
 @common_modes
-def test_on_drivers_connections(
+def test_expires_is_stored_on_drivers_connections(
     app: sqlq.App, task: sqlq.Task[..., None], database_url: str, mode: Mode
 ) -> None:
     moment = datetime(2040, 1, 1, tzinfo=UTC)
@@ -118,7 +118,7 @@ def test_on_drivers_connections(
     assert [app.jobs.get(jobs[i].id).start_by for i in (1, 3)] == [moment, moment]
 
 
-def test_layers(database_url: str) -> None:
+def test_expires_of_the_job_comes_before_task_queue_and_app(database_url: str) -> None:
     app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
     plain, own = app.task(name="plain")(lambda: None), app.task(name="own", expires="5s")(lambda: None)
 
@@ -143,7 +143,7 @@ def test_layers(database_url: str) -> None:
         (datetime(2040, 1, 1), "expires is 2040-01-01 00:00:00, which has no time zone"),  # noqa: DTZ001
     ],
 )
-def test_what_is_no_time_is_refused(expires: Any, says: str) -> None:
+def test_a_bad_value_of_expires_is_refused(expires: Any, says: str) -> None:
     with pytest.raises(sqlq.EnqueueError) as refused:
         sqlq.NewJob("t", "{}", "default", 5).set(expires=expires)
     assert says in str(refused.value)
@@ -157,7 +157,7 @@ def test_what_is_no_time_is_refused(expires: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_a_worker_that_comes_late_does_not_run_it(
+def test_a_late_worker_cancels_an_expired_job(
     app: sqlq.App, engine: Engine, ran: list[int], isolate: bool
 ) -> None:
     task = app.task(name="t", isolate=isolate)(ran.append)
@@ -170,7 +170,7 @@ def test_a_worker_that_comes_late_does_not_run_it(
     assert app.jobs.get(in_time.id).state == "finished"
 
 
-def test_also_one_that_no_worker_knows(app: sqlq.App, engine: Engine) -> None:
+def test_an_expired_job_of_an_unknown_task_is_cancelled(app: sqlq.App, engine: Engine) -> None:
     late = app.enqueue(app.named("nobody.knows").new().set(expires="1h"))
     make_late(engine)
     app.worker(drain=True).run()
@@ -178,7 +178,7 @@ def test_also_one_that_no_worker_knows(app: sqlq.App, engine: Engine) -> None:
     assert UNKNOWN_TASK_MS > 0
 
 
-def test_the_time_goes_on_while_it_waits_for_a_slot(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
+def test_a_job_may_expire_while_it_waits_for_a_slot(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
     """The worker judges by what was left when it claimed the job, and by its own clock since."""
     from sqlq.worker.attempt.attempt import Attempt
     from sqlq.worker.attempt.call import execute
@@ -197,7 +197,9 @@ def test_the_time_goes_on_while_it_waits_for_a_slot(app: sqlq.App, engine: Engin
 
 
 @pytest.mark.parametrize("first", [sqlq.Snooze("0s"), ValueError("no")], ids=("snoozed", "failed"))
-def test_what_was_started_in_time_goes_on(app: sqlq.App, engine: Engine, first: Exception) -> None:
+def test_a_job_started_in_time_goes_on_after_snooze_and_retry(
+    app: sqlq.App, engine: Engine, first: Exception
+) -> None:
     """Neither a snooze nor a retry is a new start."""
     seen: list[int] = []
 
@@ -218,7 +220,7 @@ def test_what_was_started_in_time_goes_on(app: sqlq.App, engine: Engine, first: 
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_job_that_was_given_back_before_it_started_still_expires(
+def test_a_job_released_before_its_start_still_expires(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], started: bool
 ) -> None:
     job = app.enqueue(task.new(1).set(expires="1h"))
@@ -233,7 +235,7 @@ def test_a_job_that_was_given_back_before_it_started_still_expires(
 # -- nobody looks --------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_claims_is_cancelled_by_a_chore(
+def test_the_expire_service_cancels_jobs_that_nobody_claims(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]
 ) -> None:
     late = [
@@ -255,7 +257,7 @@ def test_what_nobody_claims_is_cancelled_by_a_chore(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
+def test_the_poller_starts_the_expire_service_of_an_idle_worker(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its service runs when a look has found a job, long before it would by itself."""
@@ -275,7 +277,7 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
         wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the service")
 
 
-def test_in_bounded_batches_the_most_overdue_first(
+def test_the_expire_service_works_in_batches_most_overdue_first(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [app.enqueue(task.new(n).set(expires="1h")).id for n in range(5)]
@@ -306,7 +308,7 @@ def test_a_claim_that_comes_first_wins(app: sqlq.App, engine: Engine, task: sqlq
     assert expire(app) == []
 
 
-def test_a_retried_job_is_left_alone_by_the_chore(
+def test_the_expire_service_leaves_a_retried_job_alone(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]
 ) -> None:
     app.enqueue(task.new(1).set(expires="1h"))
@@ -341,7 +343,9 @@ def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine
     )
 
 
-def test_it_is_shown(app: sqlq.App, task: sqlq.Task[..., None], database_url: str, tmp_path: Path) -> None:
+def test_show_prints_start_by(
+    app: sqlq.App, task: sqlq.Task[..., None], database_url: str, tmp_path: Path
+) -> None:
     id = app.enqueue(task.new(1).set(expires=datetime(2040, 1, 1, tzinfo=UTC))).id
     with app.database.begin() as conn:
         conn.execute(update(jobs).values(cursor='["' + "x" * 1_000 + '"]'))
@@ -352,7 +356,7 @@ def test_it_is_shown(app: sqlq.App, task: sqlq.Task[..., None], database_url: st
     assert "x" * 400 not in "".join(shown.split())
 
 
-def test_a_worker_at_work_starts_what_is_in_time(app: sqlq.App) -> None:
+def test_a_running_worker_starts_a_job_in_time(app: sqlq.App) -> None:
     began = threading.Event()
     job = app.enqueue(app.task(name="t")(began.set).new().set(expires="1h"))
     with working(app):

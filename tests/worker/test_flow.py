@@ -123,7 +123,7 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in(app: sqlq.App, kind: str) -> None:
+def test_a_handler_does_not_see_the_context_of_the_worker(app: sqlq.App, kind: str) -> None:
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
 
     @app.task(name="def")
@@ -156,7 +156,7 @@ def test_maintenance_finds_nothing_of_the_context_that_the_worker_was_run_in(app
     assert found["sqlq-maintenance"] == "nobody's"
 
 
-def test_what_a_coroutine_sets_in_its_context_is_not_the_next_jobs(app: sqlq.App) -> None:
+def test_the_context_of_a_coroutine_does_not_reach_the_next_job(app: sqlq.App) -> None:
     setting: ContextVar[str] = ContextVar("setting", default="unset")
     seen: list[str] = []
 
@@ -170,7 +170,7 @@ def test_what_a_coroutine_sets_in_its_context_is_not_the_next_jobs(app: sqlq.App
     assert seen == ["unset"] * 5
 
 
-def test_a_coroutine_that_is_cancelled_at_its_end_costs_no_other_job(app: sqlq.App) -> None:
+def test_a_cancelled_coroutine_affects_no_other_job(app: sqlq.App) -> None:
     """Each has an asyncio task of its own: a cancel that comes too late ends with it."""
     ran: list[int] = []
 
@@ -206,7 +206,7 @@ def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> No
         other.close()
 
 
-def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
+def test_a_busy_worker_releases_jobs_that_it_cannot_start(app: sqlq.App) -> None:
     """After a run of short jobs a worker claims ahead. When the jobs turn long it releases some."""
     release = threading.Event()
     quick = app.task(name="quick")(lambda: None)
@@ -231,7 +231,7 @@ def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
         )
 
 
-def test_what_does_not_start_is_given_back_by_a_worker_that_waits_for_jobs(
+def test_a_resting_worker_releases_jobs_that_it_cannot_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held all jobs there were, found no more, and rested: nothing called it."""
@@ -271,7 +271,7 @@ def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(
+def test_a_job_that_outlasts_the_grace_time_is_released_uncounted(
     app: sqlq.App, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not asynchronous:
@@ -301,9 +301,7 @@ def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(
     release.set()
 
 
-def test_a_job_counts_as_finished_when_it_completed_itself_and_outlasts_the_grace_time(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.App, engine: Engine) -> None:
     release, completed = threading.Event(), threading.Event()
 
     @app.task(name="t")
@@ -356,7 +354,7 @@ def test_max_jobs(app: sqlq.App, most: int) -> None:
     assert len(app.jobs.list(state="available", limit=2_000)) == 1_000 - most
 
 
-def test_a_worker_enters_itself_and_signs_off(app: sqlq.App, engine: Engine) -> None:
+def test_a_worker_registers_itself_and_leaves(app: sqlq.App, engine: Engine) -> None:
     def entered() -> list[Any]:
         with engine.connect() as conn:
             return list(conn.execute(text("SELECT pid, queues, concurrency FROM sqlq_workers")))
@@ -393,14 +391,14 @@ def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> Non
         ({"max_jobs": 0}, "at least 1"),
     ],
 )
-def test_bad_options_are_one_sentence(app: sqlq.App, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_reported_in_one_sentence(
+    app: sqlq.App, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=message):
         app.worker(**options)
 
 
-def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_an_idle_worker_starts_a_new_job_before_its_next_poll(app: sqlq.App, engine: Engine) -> None:
     """A transaction of the caller's own notifies: on PostgreSQL by NOTIFY, on SQLite by data_version."""
     started: list[int] = []
     task = app.task(name="t")(started.append)
@@ -418,7 +416,7 @@ def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(
         wait_until(lambda: started == [0, 1], timeout=5, what="the job started by a hint")
 
 
-def test_an_idle_worker_starts_a_delayed_job_at_its_moment(
+def test_an_idle_worker_starts_a_delayed_job_when_it_is_due(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks once, when the notification comes, and reads when the job is due."""
@@ -466,7 +464,7 @@ def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> Non
     app.close()
 
 
-def test_where_finished_jobs_are_not_kept_those_are_that_say_so(database_url: str, engine: Engine) -> None:
+def test_jobs_with_their_own_retention_are_kept(database_url: str, engine: Engine) -> None:
     app = sqlq.App(database_url, retention="0s")
     task = app.task(name="t")(lambda: None)
     lasting = app.task(name="lasting", retention="1h")(lambda: None)

@@ -26,7 +26,7 @@ def shop(app: sqlq.App) -> Shop:
 # -- one after the other -------------------------------------------------------------------------------------
 
 
-def test_a_step_runs_after_the_one_it_waits_for(shop: Shop) -> None:
+def test_a_step_runs_after_its_parents(shop: Shop) -> None:
     flow = sqlq.Flow("order 7")
     first = flow.add(shop.note.new("pay"))
     second = flow.add(shop.note.new("pack"), after=[first])
@@ -39,7 +39,7 @@ def test_a_step_runs_after_the_one_it_waits_for(shop: Shop) -> None:
     assert set(shop.states().values()) == {"finished"}
 
 
-def test_a_chain_hands_on_results(shop: Shop) -> None:
+def test_a_chain_passes_results_on(shop: Shop) -> None:
     @shop.app.task(name="double")
     def double(n: int) -> int:
         return 2 * n
@@ -57,7 +57,7 @@ def test_a_join_gets_the_results_in_order(shop: Shop) -> None:
     assert shop.app.result(done.jobs[-1]) == 6
 
 
-def test_parts_are_nested_at_will(shop: Shop) -> None:
+def test_chains_and_groups_nest(shop: Shop) -> None:
     inner = sqlq.chain(shop.note.new(1), sqlq.group(shop.note.new(2), shop.note.new(3)), shop.total)
     flow = sqlq.group(inner, shop.note.new(10), sqlq.group(), sqlq.group(shop.note.new(20))).then(shop.total)
     shop.app.enqueue(flow)
@@ -66,12 +66,12 @@ def test_parts_are_nested_at_will(shop: Shop) -> None:
     assert called[-1] == [5, 10, 20]
 
 
-def test_a_group_of_nothing_has_finished_at_once(shop: Shop) -> None:
+def test_an_empty_group_finishes_at_once(shop: Shop) -> None:
     shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note.map([]), shop.total))
     assert shop.work() == [1, []]
 
 
-def test_a_result_is_an_argument_of_its_own_by_name_or_in_a_list(shop: Shop) -> None:
+def test_a_result_may_be_an_argument_or_an_item_of_one(shop: Shop) -> None:
     got: list[Any] = []
 
     @shop.app.task(name="take")
@@ -86,7 +86,7 @@ def test_a_result_is_an_argument_of_its_own_by_name_or_in_a_list(shop: Shop) -> 
     assert got == [(7, 6, [5, 6])]
 
 
-def test_results_of_the_steps_before_are_there_to_look_at(shop: Shop) -> None:
+def test_a_step_can_read_the_results_before_it(shop: Shop) -> None:
     got: list[Any] = []
 
     @shop.app.task(name="look")
@@ -101,7 +101,7 @@ def test_results_of_the_steps_before_are_there_to_look_at(shop: Shop) -> None:
     assert got == [["b", "a"]]
 
 
-def test_a_worker_that_drains_awaits_what_a_chore_is_about_to_free(
+def test_a_draining_worker_awaits_jobs_that_a_service_unblocks(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = app.task(name="step")(lambda: None)
@@ -129,7 +129,7 @@ def test_a_worker_that_drains_awaits_what_a_chore_is_about_to_free(
     assert app.worker(drain=True).run().completed == 1
 
 
-def test_a_worker_that_drains_awaits_what_it_unblocks(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draining_worker_awaits_the_steps_it_unblocks(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where that takes longer than a claim that finds nothing."""
     unblock_after, claimed = unblock.after, threading.Event()
 
@@ -179,7 +179,7 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
     assert (called[0], sorted(called[1:])) == ("pay", ["ship", "thank"]), "nothing runs twice"
 
 
-def test_what_can_no_longer_run_is_cancelled_and_what_follows_it(shop: Shop) -> None:
+def test_a_step_that_cannot_run_is_cancelled_with_its_followers(shop: Shop) -> None:
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
     alarm = paid.on_failure(shop.note.new("alarm"))
@@ -192,7 +192,7 @@ def test_what_can_no_longer_run_is_cancelled_and_what_follows_it(shop: Shop) -> 
     assert shop.app.jobs.list(state="cancelled")[0].reason == unblock.REASON
 
 
-def test_a_cancelled_step_cancels_what_needs_it(shop: Shop) -> None:
+def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
     paid.on_success(shop.note.new("ship"))
@@ -209,7 +209,7 @@ def test_a_cancelled_step_cancels_what_needs_it(shop: Shop) -> None:
     assert shop.work() == ["file"]
 
 
-def test_a_forgotten_step_cancels_what_waits_for_its_success(shop: Shop) -> None:
+def test_a_deleted_step_cancels_steps_that_need_its_success(shop: Shop) -> None:
     shop.broken.add("pay")
     flow = sqlq.Flow()
     flow.add(shop.note.new("pay")).on_success(shop.note.new("ship"))
@@ -219,7 +219,7 @@ def test_a_forgotten_step_cancels_what_waits_for_its_success(shop: Shop) -> None
     assert shop.states() == {"ship": "cancelled"}
 
 
-def test_each_step_may_be_waited_for_in_its_own_way(shop: Shop) -> None:
+def test_each_edge_has_its_own_condition(shop: Shop) -> None:
     shop.broken.add("a")
     flow = sqlq.Flow()
     a, b = flow.add(shop.note.new("a")), flow.add(shop.note.new("b"))
@@ -229,7 +229,7 @@ def test_each_step_may_be_waited_for_in_its_own_way(shop: Shop) -> None:
     assert shop.called[-1] == "c"
 
 
-def test_a_missing_result_is_one_clear_failure(shop: Shop, engine: Engine) -> None:
+def test_a_missing_result_fails_the_step_with_one_error(shop: Shop, engine: Engine) -> None:
     flow = sqlq.Flow()
     number = flow.add(shop.note.new(1))
     flow.add(shop.note.new(number.result))
@@ -252,7 +252,7 @@ def test_a_missing_result_is_one_clear_failure(shop: Shop, engine: Engine) -> No
 # -- whole or nothing ----------------------------------------------------------------------------------------
 
 
-def test_a_flow_is_there_if_its_transaction_commits(shop: Shop, engine: Engine) -> None:
+def test_a_flow_exists_if_its_transaction_commits(shop: Shop, engine: Engine) -> None:
     with Session(engine) as session:
         shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), session=session)
         session.rollback()
@@ -267,7 +267,7 @@ def test_a_flow_is_there_if_its_transaction_commits(shop: Shop, engine: Engine) 
     assert shop.work() == [1, 1]
 
 
-def test_without_retention_the_steps_of_a_flow_are_kept(database_url: str) -> None:
+def test_steps_of_a_flow_are_kept_at_retention_zero(database_url: str) -> None:
     app = sqlq.App(database_url, retention="0s")
     shop = Shop(app)
     shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note))
@@ -309,7 +309,7 @@ def test_steps_that_are_added_without_completing_fail_the_attempt(shop: Shop) ->
     )
 
 
-def test_growth_that_rolls_back_is_not_there(shop: Shop, engine: Engine) -> None:
+def test_steps_added_in_a_rolled_back_transaction_do_not_exist(shop: Shop, engine: Engine) -> None:
     @shop.app.task(name="split", max_attempts=2, backoff="0s")
     def split() -> None:
         job = sqlq.current_job()
@@ -344,7 +344,7 @@ def test_other_jobs_run_beside_blocked_ones(shop: Shop) -> None:
     assert shop.work() == ["a"]
 
 
-def test_what_a_queue_or_the_app_says_of_expiry_does_not_count_for_steps(database_url: str) -> None:
+def test_expiry_of_a_queue_or_app_does_not_count_for_steps(database_url: str) -> None:
     """A step waits for others, for as long as they take."""
     app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
     task = app.task(name="plain")(lambda: None)
@@ -359,7 +359,7 @@ def test_what_a_queue_or_the_app_says_of_expiry_does_not_count_for_steps(databas
     app.close()
 
 
-def test_a_flow_is_looked_at_by_asynchronous_code(app: sqlq.App) -> None:
+def test_aget_returns_a_flow(app: sqlq.App) -> None:
     task = app.task(name="step")(lambda n: n)
     flow = app.enqueue(sqlq.chain(task.new(1)))
     app.worker(drain=True).run()

@@ -60,7 +60,7 @@ TAKING: dict[str, tuple[Any, bool]] = {
 
 
 @for_each("what", TAKING)
-def test_a_task_whose_annotation_says_another_thing_cannot_follow(what: str) -> None:
+def test_a_task_with_another_annotation_cannot_be_a_callback(what: str) -> None:
     app = sqlq.App("sqlite://")
     hint, fits = TAKING[what]
 
@@ -86,7 +86,7 @@ def test_a_task_whose_annotation_says_another_thing_cannot_follow(what: str) -> 
         assert isinstance(error.value, (sqlq.errors.ConfigurationError, sqlq.EnqueueError))
 
 
-def test_annotations_of_a_follow_up_may_name_what_comes_later(app: sqlq.App) -> None:
+def test_the_annotation_of_a_callback_may_be_defined_later(app: sqlq.App) -> None:
     """Its own are read anew when it is called."""
 
     def handler(ended: Late) -> None:  # type: ignore[name-defined]  # noqa: F821

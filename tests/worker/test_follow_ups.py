@@ -87,7 +87,7 @@ def fail(*args: Any) -> None:
 # -- each way out of `running` -------------------------------------------------------------------------------
 
 
-def test_a_job_that_finished_is_followed(shop: Shop) -> None:
+def test_a_finished_job_gets_its_on_success_callback(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(lambda n: n).new(7))
     assert shop.work() == [sqlq.JobResult(job.id, "pay", "default", "completed", 1)]
     assert shop.app.result(shop.heard[0].id) == 7
@@ -95,14 +95,14 @@ def test_a_job_that_finished_is_followed(shop: Shop) -> None:
     assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
 
 
-def test_a_job_that_failed_for_good_is_followed_after_its_last_attempt(shop: Shop) -> None:
+def test_a_failed_job_gets_its_callback_after_the_last_attempt(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=3).new())
     assert shop.work() == [sqlq.JobResult(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")]
     (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
 
 
-def test_a_job_past_its_timeout_is_followed(shop: Shop) -> None:
+def test_a_job_past_its_timeout_gets_its_callback(shop: Shop) -> None:
     async def hang() -> None:
         await asyncio.Event().wait()
 
@@ -115,7 +115,7 @@ def test_a_job_past_its_timeout_is_followed(shop: Shop) -> None:
     )
 
 
-def test_a_job_with_a_bad_payload_is_followed(shop: Shop, engine: Engine) -> None:
+def test_a_job_with_a_bad_payload_gets_its_callback(shop: Shop, engine: Engine) -> None:
     shop.app.enqueue(shop.task(lambda n: n).new(1))
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET payload = 'no JSON'"))
@@ -123,7 +123,7 @@ def test_a_job_with_a_bad_payload_is_followed(shop: Shop, engine: Engine) -> Non
     assert (ended.reason, ended.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
 
 
-def test_a_job_whose_task_is_gone_is_followed(shop: Shop, engine: Engine) -> None:
+def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -> None:
     """The row names the callback: the code of the task need not be there any more."""
     gone = Shop(sqlq.App(shop.url), shop.url).task(lambda: None, name="gone")
     shop.app.enqueue(gone.new())
@@ -139,7 +139,7 @@ def test_a_job_whose_task_is_gone_is_followed(shop: Shop, engine: Engine) -> Non
 
 @pytest.mark.parametrize("retention", ["7d", "0s"])
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_job_that_completes_itself_is_followed_when_that_commits(
+def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(
     shop: Shop, engine: Engine, retention: str, commits: bool
 ) -> None:
     shop.app._code.retention_ms = 0 if retention == "0s" else 1_000_000
@@ -163,7 +163,7 @@ def test_a_job_that_completes_itself_is_followed_when_that_commits(
         assert "did not commit" in (ended.message or "")
 
 
-def test_the_row_of_a_finished_job_need_not_stay(shop: Shop, engine: Engine) -> None:
+def test_a_finished_job_of_retention_zero_gets_its_callback(shop: Shop, engine: Engine) -> None:
     shop.app._code.retention_ms = 0
     job = shop.app.enqueue(shop.task(lambda: 1).new())
     assert [ended.id for ended in shop.work()] == [job.id]
@@ -172,9 +172,7 @@ def test_the_row_of_a_finished_job_need_not_stay(shop: Shop, engine: Engine) -> 
 
 
 @pytest.mark.parametrize("known_dead", [True, False])
-def test_a_job_that_loses_its_worker_for_the_last_time_is_followed(
-    shop: Shop, engine: Engine, known_dead: bool
-) -> None:
+def test_a_job_lost_for_the_last_time_gets_its_callback(shop: Shop, engine: Engine, known_dead: bool) -> None:
     """By whoever takes it: a supervisor, too, which knows no tasks."""
     shop.app.enqueue_many([shop.task(lambda: 1, max_attempts=n, name=f"pay {n}").new() for n in (1, 2)])
     held = shop.claim("dead")
@@ -192,7 +190,7 @@ def test_a_job_that_loses_its_worker_for_the_last_time_is_followed(
     assert "worker dead" in ended.message
 
 
-def test_a_job_that_is_given_back_for_the_last_time_is_followed(shop: Shop, engine: Engine) -> None:
+def test_a_job_released_for_the_last_time_gets_its_callback(shop: Shop, engine: Engine) -> None:
     """So a supervisor settles what a dead child had not started."""
     shop.app.enqueue(shop.task(lambda: 1, max_attempts=1).new())
     with engine.begin() as conn:
@@ -208,7 +206,7 @@ def test_a_job_that_is_given_back_for_the_last_time_is_followed(shop: Shop, engi
 
 
 @pytest.mark.parametrize("outcome", [Retried(0, ERROR), Released()])
-def test_an_attempt_that_does_not_end_its_job_is_not_followed(shop: Shop, outcome: Outcome) -> None:
+def test_an_attempt_that_does_not_end_its_job_gets_no_callback(shop: Shop, outcome: Outcome) -> None:
     shop.app.enqueue(shop.task(lambda: 1).new())
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
@@ -216,7 +214,7 @@ def test_an_attempt_that_does_not_end_its_job_is_not_followed(shop: Shop, outcom
     assert shop.following() == []
 
 
-def test_a_cancelled_job_is_not_followed(shop: Shop) -> None:
+def test_a_cancelled_job_gets_no_callback(shop: Shop) -> None:
     def cancels() -> None:
         raise sqlq.Cancel("not wanted")
 
@@ -231,7 +229,7 @@ def test_a_cancelled_job_is_not_followed(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Completed("1"), Completed(), Failed("error", ERROR)])
-def test_only_the_owners_settle_is_followed(shop: Shop, outcome: Outcome) -> None:
+def test_only_the_owners_settle_writes_a_callback(shop: Shop, outcome: Outcome) -> None:
     shop.app.enqueue(shop.task(lambda: 1).new())
     (zombie,) = shop.claim("zombie")
     with shop.app.database.begin() as conn:
@@ -243,7 +241,7 @@ def test_only_the_owners_settle_is_followed(shop: Shop, outcome: Outcome) -> Non
         assert len(shop.following()) == (claimed is job)
 
 
-def test_a_zombies_complete_is_not_followed(shop: Shop, engine: Engine) -> None:
+def test_a_zombies_complete_writes_no_callback(shop: Shop, engine: Engine) -> None:
     shop.app.enqueue(shop.task(lambda: 1).new())
     (zombie,) = shop.claim("zombie")
     with shop.app.database.begin() as conn:
@@ -260,7 +258,7 @@ def test_a_zombies_complete_is_not_followed(shop: Shop, engine: Engine) -> None:
     assert shop.following() == []
 
 
-def test_a_job_that_is_moved_back_and_fails_again_is_followed_again(shop: Shop) -> None:
+def test_a_retried_job_that_fails_again_gets_another_callback(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=1).new())
     assert len(shop.work()) == 1
     assert shop.app.jobs.retry([job.id]) == [job.id]
@@ -271,7 +269,7 @@ def test_a_job_that_is_moved_back_and_fails_again_is_followed_again(shop: Shop) 
 
 
 @pytest.mark.parametrize("after_the_insert", [True, False])
-def test_what_is_not_written_is_no_end(
+def test_a_broken_settle_ends_no_job_and_is_repeated(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, after_the_insert: bool
 ) -> None:
     """The connection breaks beside the insert of the callbacks: the jobs have not ended. They end later, with
@@ -292,7 +290,7 @@ def test_what_is_not_written_is_no_end(
     assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
 
 
-def test_a_lost_reply_to_commit_doubles_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_reply_to_commit_doubles_no_callback(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, lost = Database.begin, threading.Semaphore(1)
 
     @contextmanager
@@ -316,7 +314,7 @@ def test_a_lost_reply_to_commit_doubles_nothing(shop: Shop, monkeypatch: pytest.
     assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["completed", "failed"] * 10
 
 
-def test_jobs_with_and_without_a_follow_up_end_side_by_side(shop: Shop) -> None:
+def test_jobs_with_and_without_a_callback_end_side_by_side(shop: Shop) -> None:
     plain = shop.app.task(name="plain")(lambda n: n)
     pay = shop.task(lambda n: n)
     made = shop.app.enqueue_many([(pay if n % 3 else plain).new(n) for n in range(60)])
@@ -339,7 +337,7 @@ def refuse_alarms(engine: Engine) -> None:
         conn.exec_driver_sql(rules[conn.dialect.name])
 
 
-def test_an_id_that_has_failed_before_keeps_no_other_job_from_its_rescue(
+def test_an_id_that_failed_before_does_not_block_other_rescues(
     shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where rows of failed_jobs came back from a backup, or from another database."""
@@ -361,7 +359,7 @@ def test_an_id_that_has_failed_before_keeps_no_other_job_from_its_rescue(
     assert f"job {made[1].id}: it has failed, but the database refuses its end" in caplog.text
 
 
-def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescue(
+def test_a_refused_callback_does_not_block_other_rescues(
     shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     refuse_alarms(engine)
@@ -396,7 +394,7 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_follow_up_that_cannot_be_made_keeps_no_other_job_from_its_end(
+def test_a_callback_that_cannot_be_made_does_not_block_other_ends(
     shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, lost: bool
 ) -> None:
     def from_text(text: str, column: str) -> Follower | None:
@@ -437,7 +435,7 @@ ALARM = {"task": "alarm", "queue": "ops", "priority": 7}
 @pytest.mark.parametrize("keyed", [True, False])
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("in_session", [True, False])
-def test_what_is_set_for_one_job_comes_before_its_tasks_option(
+def test_a_jobs_callback_comes_before_its_tasks(
     shop: Shop, engine: Engine, keyed: bool, together: bool, in_session: bool
 ) -> None:
     if engine.dialect.name == "sqlite":
@@ -461,7 +459,7 @@ def test_what_is_set_for_one_job_comes_before_its_tasks_option(
     assert sorted((ended.task, ended.outcome) for ended in shop.work()) == [("pay", "completed")]
 
 
-def test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed(shop: Shop, engine: Engine) -> None:
+def test_a_job_inserted_by_sql_gets_its_tasks_callback_when_claimed(shop: Shop, engine: Engine) -> None:
     shop.task(lambda n: fail() if n < 0 else n, max_attempts=1)
     shop.app.task(name="plain")(lambda n: n)
     with engine.begin() as conn:
@@ -483,7 +481,7 @@ def test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed(shop: Shop, eng
     assert [json.loads(row.on_failure)["task"] for row in kept] == ["alarm", "thank"]
 
 
-def test_a_worker_that_goes_on_behind_a_place_writes_it_too(shop: Shop, engine: Engine) -> None:
+def test_a_claim_from_the_scan_cursor_writes_the_tasks_callback(shop: Shop, engine: Engine) -> None:
     from sqlq.worker.claim import Claimer
     from sqlq.worker.options import WorkerOptions
 
@@ -508,7 +506,7 @@ def test_a_worker_that_goes_on_behind_a_place_writes_it_too(shop: Shop, engine: 
         *('{"task": "t", "priority": 101}', '{"task": "t", "priority": true}', f'{{"task": "{"t" * 256}"}}'),
     ],
 )
-def test_a_row_that_names_no_task_fails_by_itself(shop: Shop, engine: Engine, said: str) -> None:
+def test_a_row_with_a_bad_callback_fails_alone(shop: Shop, engine: Engine, said: str) -> None:
     """Neither the jobs beside it pay for that, nor the rescue."""
     ran: list[int] = []
     shop.task(ran.append, max_attempts=1)
@@ -537,7 +535,7 @@ def test_a_row_that_names_no_task_fails_by_itself(shop: Shop, engine: Engine, sa
 # -- what may follow -----------------------------------------------------------------------------------------
 
 
-def test_what_cannot_follow_is_refused_where_it_is_written(app: sqlq.App) -> None:
+def test_a_wrong_callback_is_refused_where_it_is_declared(app: sqlq.App) -> None:
     two = app.task(name="two")(lambda a, b: None)
     none = app.task(name="none")(lambda: None)
     pay = app.task(name="pay")(lambda: None)
@@ -554,7 +552,7 @@ def test_what_cannot_follow_is_refused_where_it_is_written(app: sqlq.App) -> Non
         assert why in str(refused.value), refused.value
 
 
-def test_a_follow_up_may_be_followed(shop: Shop) -> None:
+def test_a_callback_may_have_a_callback(shop: Shop) -> None:
     @shop.app.task(name="second", on_success=shop.thank)
     def second(ended: sqlq.JobResult) -> None: ...
 
@@ -564,7 +562,7 @@ def test_a_follow_up_may_be_followed(shop: Shop) -> None:
     assert shop.app.jobs.get(ended.id).payload["args"][0]["id"] == job.id
 
 
-def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
+def test_a_task_of_another_process_may_be_a_callback_by_name(shop: Shop) -> None:
     pay = shop.app.task(name="pay", on_success=shop.app.named("thank"), on_failure=shop.app.named("far.away"))
     assert pay(lambda: 1).new().on_success == '{"task": "thank", "queue": "ops"}', "which is known here"
     job = shop.app.enqueue(shop.app.tasks["pay"].new())
@@ -578,7 +576,7 @@ def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
     assert (follow_up.queue, follow_up.payload["args"][0]["id"]) == ("default", new.id)
 
 
-def test_without_an_annotation_the_handler_gets_a_dict(shop: Shop) -> None:
+def test_a_callback_without_an_annotation_gets_a_dict(shop: Shop) -> None:
     heard: list[Any] = []
     shop.app.task(name="any")(heard.append)
     job = shop.app.enqueue(shop.task(fail, max_attempts=1, on_failure=shop.app.tasks["any"]).new())
@@ -602,7 +600,7 @@ def test_without_an_annotation_the_handler_gets_a_dict(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_follow_up_has_the_headers_of_the_job_and_is_told_its_label(shop: Shop, lost: bool) -> None:
+def test_a_callback_has_the_headers_and_the_label_of_the_job(shop: Shop, lost: bool) -> None:
     new = shop.task(fail, max_attempts=1).new().set(label="of May", headers={"tenant": "blue"})
     shop.app.enqueue(new)
     (job,) = shop.claim()
@@ -618,9 +616,7 @@ def test_a_follow_up_has_the_headers_of_the_job_and_is_told_its_label(shop: Shop
 
 
 @pytest.mark.parametrize("headers", ["no JSON", "[]", '{"sqlq.carry": 1}'])
-def test_headers_that_no_handler_could_be_given_are_not_passed_on(
-    shop: Shop, engine: Engine, headers: str
-) -> None:
+def test_unreadable_headers_are_not_passed_on_to_a_callback(shop: Shop, engine: Engine, headers: str) -> None:
     """The job fails of them, and its alarm would, too."""
     shop.task(lambda: 1, max_attempts=1)
     with engine.begin() as conn:

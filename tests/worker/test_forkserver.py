@@ -50,7 +50,7 @@ def said(program: str) -> str:
 
 
 @for_each(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["raise"], 1), (["wait"], -9)])
-def test_a_forked_process_ends_as_any_other(words: list[str], code: int) -> None:
+def test_a_forked_process_ends_with_its_exit_code(words: list[str], code: int) -> None:
     output = said(
         "forkserver.start(run)\n"
         f"process = spawn([*PROGRAM, *{words}], [])\n"
@@ -63,7 +63,7 @@ def test_a_forked_process_ends_as_any_other(words: list[str], code: int) -> None
     assert ("ValueError: as any program may" in output) is (words == ["raise"])
 
 
-def test_a_forked_process_has_the_descriptors_it_is_given_and_no_others() -> None:
+def test_a_forked_process_has_only_the_given_descriptors() -> None:
     output = said(
         "reading, writing = os.pipe()\n"
         "more = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]\n"
@@ -77,12 +77,12 @@ def test_a_forked_process_has_the_descriptors_it_is_given_and_no_others() -> Non
     assert int(line.split()[-1]) < 10
 
 
-def test_a_forked_process_waits_for_its_threads_and_calls_what_is_registered() -> None:
+def test_a_forked_process_waits_for_threads_and_runs_atexit() -> None:
     output = said("forkserver.start(run)\nprint('code', spawn([*PROGRAM, 'thread'], []).wait(30))\n")
     assert output.splitlines() == ["first this", "then this", "code 0"]
 
 
-def test_none_is_forked_beside_other_threads() -> None:
+def test_the_fork_server_refuses_to_start_beside_other_threads() -> None:
     output = said(
         "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
         "forkserver.start(run)\nprint(forkserver.current)\n"
@@ -90,12 +90,12 @@ def test_none_is_forked_beside_other_threads() -> None:
     assert output == "None\n"
 
 
-def test_the_server_ends_with_its_owner() -> None:
+def test_the_fork_server_ends_with_its_owner() -> None:
     pid = int(said("forkserver.start(run)\nprint(forkserver.server_pid, flush=True)\nos._exit(0)\n"))
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="its end")
 
 
-def test_another_program_is_started_anew() -> None:
+def test_another_program_is_not_started_by_the_fork_server() -> None:
     process = spawn([sys.executable, "-c", "pass"], ())
     assert not isinstance(process, Forked)
     assert process.wait(60) == 0

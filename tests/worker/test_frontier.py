@@ -29,7 +29,7 @@ def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
     ]
 
 
-def test_it_begins_anew_each_time_unless_that_was_dear_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     frontier = Frontier()
@@ -57,7 +57,7 @@ def test_it_begins_anew_each_time_unless_that_was_dear_twice(monkeypatch: pytest
     assert frontier.begins_anew(), "a large claim may take its time"
 
 
-def test_places_are_those_of_the_last_claim_in_each_queue_and_priority() -> None:
+def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
     frontier = Frontier()
     frontier.went_on(jobs_of([("b", 0, 5.0, 1), ("a", 3, 1.5, 2), ("a", 3, 1.5, 3), ("a", 0, 0.001, 4)]))
     frontier.went_on(jobs_of([("b", 0, 7.25, 9)]))
@@ -66,7 +66,7 @@ def test_places_are_those_of_the_last_claim_in_each_queue_and_priority() -> None
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
+def test_claims_after_the_cursor_take_due_jobs_in_order(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = app.task(name="t")(lambda: None)
@@ -99,7 +99,7 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
 
 @on_postgresql
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_worker_for_which_every_claim_is_dear_does_everything(
+def test_a_worker_with_only_slow_claims_runs_every_job(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool
 ) -> None:
     monkeypatch.setattr(claim, "DEAR_SECONDS", -1.0)

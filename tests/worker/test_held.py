@@ -89,14 +89,14 @@ def test_the_doctor_names_a_worker_that_holds_jobs_for_long(
         assert "has held 1 job for over" in line
 
 
-def test_what_is_held_no_more_is_noted_no_more(app: sqlq.App, engine: Engine) -> None:
+def test_a_workers_row_drops_jobs_that_it_no_longer_holds(app: sqlq.App, engine: Engine) -> None:
     with blocked(app) as (_, _, go_on):
         assert noted(engine) != [None]
         go_on.set()
         wait_until(lambda: noted(engine) == [None], what="the worker's row names no job")
 
 
-def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: Engine) -> None:
+def test_a_worker_writes_no_held_jobs_while_jobs_start(app: sqlq.App, engine: Engine) -> None:
     statements: list[str] = []
 
     def collect(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -118,5 +118,5 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
 
 
 @for_each("written", ["no json", "7", '{"a": 1}', '["x", null]', ""])
-def test_what_a_row_says_that_no_worker_writes_is_nothing(written: str) -> None:
+def test_a_foreign_value_in_a_workers_row_names_no_job(written: str) -> None:
     assert workers.held_in(written) == []

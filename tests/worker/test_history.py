@@ -56,7 +56,7 @@ def take_from_its_worker(app: sqlq.App, why: str = "died") -> None:
         assert settling.lose(conn, [(job.id, job.lease_token)], why)
 
 
-def test_a_first_attempt_that_finishes_leaves_nothing(app: sqlq.App, engine: Engine) -> None:
+def test_a_first_attempt_that_finishes_leaves_no_record(app: sqlq.App, engine: Engine) -> None:
     job = acting(app, lambda: 7)
     assert app.jobs.get(job.id).history == ()
     drain(app)
@@ -71,7 +71,7 @@ def test_a_first_attempt_that_finishes_leaves_nothing(app: sqlq.App, engine: Eng
     assert line.worker is not None
 
 
-def test_attempts_of_four_kinds_each_leave_a_line(app: sqlq.App) -> None:
+def test_each_attempt_leaves_a_record(app: sqlq.App) -> None:
     began = datetime.now(UTC)
     job = acting(
         app,
@@ -124,7 +124,7 @@ def test_the_last_attempt_of_a_failed_job_is_in_its_history(app: sqlq.App) -> No
     assert last.ended_at == done.ended_at
 
 
-def test_that_an_operator_has_put_a_job_back_is_seen(app: sqlq.App) -> None:
+def test_an_operators_retry_leaves_a_record(app: sqlq.App) -> None:
     job = acting(app, raising(ValueError("no van")), lambda: None, max_attempts=1)
     drain(app)
     before = datetime.now(UTC) - timedelta(milliseconds=1)
@@ -140,7 +140,7 @@ def test_that_an_operator_has_put_a_job_back_is_seen(app: sqlq.App) -> None:
     assert len(app.jobs.get(job.id).errors) == 1
 
 
-def test_a_job_given_back_by_a_worker_that_stops_says_so(
+def test_a_release_by_a_stopping_worker_leaves_a_record(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.1)
@@ -166,14 +166,14 @@ def test_a_job_given_back_by_a_worker_that_stops_says_so(
     assert app.jobs.get(job.id).history[-1].started_at is not None, "of a later claim the start is kept"
 
 
-def test_a_job_that_no_worker_knows_says_so(app: sqlq.App, database_url: str) -> None:
+def test_an_unknown_task_leaves_a_record(app: sqlq.App, database_url: str) -> None:
     job = app.enqueue(app.named("shop.nowhere").new())
     drain(app)
     (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.reason, line.started_at) == ("released", "unknown_task", None)
 
 
-def test_a_running_job_has_a_line_that_goes_on(app: sqlq.App) -> None:
+def test_a_running_job_has_an_open_record(app: sqlq.App) -> None:
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
         claim.claim(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
@@ -181,7 +181,7 @@ def test_a_running_job_has_a_line_that_goes_on(app: sqlq.App) -> None:
     assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
 
 
-def test_a_cancelled_job_says_why(app: sqlq.App) -> None:
+def test_a_cancel_leaves_a_record_with_its_reason(app: sqlq.App) -> None:
     waiting = acting(app, lambda: None)
     app.jobs.cancel([waiting.id])
     (line,) = app.jobs.get(waiting.id).history
@@ -227,7 +227,7 @@ def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine)
     assert MAX_RELEASES > 300
 
 
-def test_what_another_program_wrote_is_read_as_far_as_it_goes(app: sqlq.App, engine: Engine) -> None:
+def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, engine: Engine) -> None:
     job = acting(app, lambda: None)
     with engine.begin() as conn:
         conn.execute(
@@ -242,7 +242,7 @@ def test_what_another_program_wrote_is_read_as_far_as_it_goes(app: sqlq.App, eng
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_worker_whose_claim_was_lost_leaves_a_line(app: sqlq.App) -> None:
+def test_a_rescue_leaves_a_record(app: sqlq.App) -> None:
     """A rescue, by another worker: it knows when the job was claimed, and by whom."""
     job = acting(app, lambda: None)
     with app.database.begin() as conn:

@@ -104,7 +104,7 @@ def spawned() -> Iterator[type[Spawned]]:
         each.isolates.close()
 
 
-def test_a_job_alone_gets_a_process_that_ran_nothing_and_ends_with_it(spawned: type[Spawned]) -> None:
+def test_a_job_that_needs_its_own_process_gets_an_unused_one(spawned: type[Spawned]) -> None:
     some = spawned()
     assert some.run() == Completed()
     assert some.run(alone=True) == Completed()
@@ -116,13 +116,13 @@ def test_a_job_alone_gets_a_process_that_ran_nothing_and_ends_with_it(spawned: t
     assert some.isolates._all == set(some.isolates._idle), "and what has ended is forgotten"
 
 
-def test_one_that_waits_for_its_first_job_serves_a_job_alone(spawned: type[Spawned]) -> None:
+def test_an_unused_subprocess_serves_a_job_that_needs_its_own(spawned: type[Spawned]) -> None:
     some = spawned(warm=1)
     assert some.run(alone=True) == Completed()
     assert len(some.processes) == 1
 
 
-def test_a_job_alone_waits_for_room_as_any_other(spawned: type[Spawned]) -> None:
+def test_a_job_that_needs_its_own_process_waits_for_room(spawned: type[Spawned]) -> None:
     some = spawned(warm=1)
     assert some.run() == Completed()
     some.isolates._at_a_time = 0  # as while others start
@@ -140,7 +140,7 @@ def test_processes_end_after_so_many_jobs(spawned: type[Spawned]) -> None:
 
 
 @pytest.mark.parametrize("says", [b"no JSON\n", b'{"outcome": {"is": "of another release"}}\n'])
-def test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost(
+def test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost(
     spawned: type[Spawned], says: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     some = spawned(ISOLATE.replace("link.send(outcome=", f"link._socket.sendall({says!r}); dict(a="))
@@ -166,13 +166,13 @@ def test_a_job_is_due_at_once_when_its_process_dies_and_later_when_it_dies_again
     assert second.otherwise.delay_ms > 0
 
 
-def test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever(spawned: type[Spawned]) -> None:
+def test_a_job_is_not_released_for_ever_when_its_subprocess_fails_to_start(spawned: type[Spawned]) -> None:
     some = spawned("raise SystemExit(3)")
     assert some.run() == Released(NOT_STARTED_MS)
     assert isinstance(some.run(releases=MAX_RELEASES), Retried)
 
 
-def test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back(
+def test_a_subprocess_that_hangs_at_its_start_is_killed_and_its_job_released(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated, "START_SECONDS", 0.1)
@@ -195,7 +195,7 @@ def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: t
     assert some.ended() == [False]
 
 
-def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
+def test_a_job_is_not_released_for_ever_when_no_subprocess_can_start(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(fd: int) -> subprocess.Popen[bytes]:
@@ -207,7 +207,7 @@ def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
     assert isinstance(some.run(releases=MAX_RELEASES), Retried)
 
 
-def test_an_isolate_of_which_nothing_can_be_said_costs_no_slot(
+def test_an_exception_of_the_subprocess_pool_costs_no_slot(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(running: Attempt) -> Outcome:
@@ -261,7 +261,7 @@ serve(Pipe.inherited(int(sys.argv[1])), Target(lambda: app.database, tasks=app.t
     [("late", "1s"), ("killed", "1s"), ("gone", "1h"), ("the grace is over", "1h")],
     ids=lambda given: given.replace(" ", "_"),
 )
-def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends(
+def test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends(
     app: sqlq.App, end: str, timeout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if end == "killed":
@@ -289,7 +289,7 @@ def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_end
 
 
 @on_sqlite
-def test_no_process_goes_on_with_a_job_that_is_given_back(
+def test_a_subprocess_is_killed_before_its_job_is_released(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spawned = Spawned(DEAF)
@@ -314,7 +314,7 @@ def test_no_process_goes_on_with_a_job_that_is_given_back(
 
 
 @on_sqlite
-def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
+def test_a_worker_with_isolate_runs_every_job_in_a_subprocess(app: sqlq.App) -> None:
     class Recorded(IsolatedProcesses):
         ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
 
@@ -330,7 +330,7 @@ def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
 
 
 @for_each("isolate", ["always", 2, None])
-def test_another_word_for_isolate_is_refused(isolate: Any) -> None:
+def test_another_value_of_isolate_is_refused(isolate: Any) -> None:
     with pytest.raises(ConfigurationError, match='it is True, False, or "fresh"'):
         sqlq.App("sqlite:///none.db").task(name="t", isolate=isolate)(lambda: None)
 

@@ -61,7 +61,7 @@ def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine
     assert (job.attempts, job.lease_token) == (1, 1)
 
 
-def test_who_was_away_itself_lets_others_renew_first(
+def test_a_worker_that_was_away_lets_others_renew_before_it_rescues(
     app: sqlq.App, engine: Engine, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_000.0]
@@ -84,7 +84,7 @@ def test_who_was_away_itself_lets_others_renew_first(
     assert is_rescued_after(rhythm)
 
 
-def test_what_nobody_renews_is_rescued_and_counted(app: sqlq.App, engine: Engine, noop: Any) -> None:
+def test_a_job_with_an_expired_lease_is_rescued_and_counted(app: sqlq.App, engine: Engine, noop: Any) -> None:
     job = app.enqueue(noop.new().set(max_attempts=3))
     for losses in range(2):
         claim(app, owner=f"worker-{losses}")
@@ -178,7 +178,7 @@ def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
 
 
-def test_a_handler_whose_lease_is_lost_is_told(
+def test_a_handler_sees_cancelled_when_its_lease_is_lost(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = threading.Event()
@@ -205,9 +205,7 @@ def test_a_handler_whose_lease_is_lost_is_told(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("verb", ["settle", "extend"])
-def test_a_locked_row_does_not_keep_the_others_back(
-    app: sqlq.App, engine: Engine, noop: Any, verb: str
-) -> None:
+def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
     app.enqueue_many([noop.new(), noop.new(), noop.new()])
     first, second, third = claim(app)
     write = partial(settle_all if verb == "settle" else extend_all, app, [first, second, third])
@@ -233,7 +231,7 @@ def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_outcome_kept_back_by_a_row_lock_keeps_no_other_back(app: sqlq.App, engine: Engine) -> None:
+def test_an_outcome_of_a_locked_row_does_not_delay_others(app: sqlq.App, engine: Engine) -> None:
     first, others = threading.Event(), threading.Event()
     task = app.task(name="t")(lambda n: (first if n == 0 else others).wait(30))
     locked, *free = app.enqueue_many([task.new(n) for n in range(4)])
@@ -251,7 +249,7 @@ def test_an_outcome_kept_back_by_a_row_lock_keeps_no_other_back(app: sqlq.App, e
         wait_until(lambda: app.jobs.get(locked.id).state == "finished", what="the locked job finished")
 
 
-def test_the_claim_skips_what_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
+def test_a_claim_skips_jobs_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
     app.enqueue_many([noop.new() for _ in range(6)])
     if app.database.engine.dialect.name == "sqlite":  # one writer at a time: the rival cannot even begin
         assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
@@ -270,7 +268,7 @@ def test_a_job_that_is_not_due_is_not_claimed(app: sqlq.App, noop: Any) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_claim_writes_what_the_checks_allow_when_counters_are_at_their_end(
+def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
     """MariaDB does not check the table's rules in a claim, but in each later change of the row."""
@@ -292,7 +290,7 @@ def test_a_claim_writes_what_the_checks_allow_when_counters_are_at_their_end(
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_claim_of_all_that_is_due_keeps_no_producer_waiting(app: sqlq.App, noop: Any) -> None:
+def test_a_claim_of_all_due_jobs_does_not_block_producers(app: sqlq.App, noop: Any) -> None:
     """As it would where it locks what lies between rows."""
     first = app.enqueue(noop.new())
     with app.database.begin() as conn:
@@ -332,7 +330,7 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     assert not first.is_trusted()
 
 
-def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) -> None:
+def test_a_claim_whose_reply_was_lost_is_released(app: sqlq.App, noop: Any) -> None:
     """A supervisor renews all jobs in its worker's name, so the lease would never run out."""
     job = app.enqueue(noop.new())
     (claimed,) = claim(app)
@@ -344,7 +342,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) ->
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
 
 
-def test_a_claim_whose_reply_was_lost_is_given_back_during_the_next_one(app: sqlq.App, noop: Any) -> None:
+def test_a_claim_whose_reply_was_lost_is_released_during_the_next_claim(app: sqlq.App, noop: Any) -> None:
     job = app.enqueue(noop.new())
     leases = app.worker()._leases
     with leases.claiming():
@@ -383,7 +381,7 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
     assert ran == [1]
 
 
-def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at(
+def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     app: sqlq.App, noop: Any, engine: Engine
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 # -- in a worker of this process -----------------------------------------------------------------------------
 
 
-def test_what_it_yields_is_there_for_handlers(app: sqlq.App) -> None:
+def test_handlers_get_the_value_of_the_lifespan(app: sqlq.App) -> None:
     told: list[Any] = []
 
     @app.lifespan
@@ -48,7 +48,7 @@ def test_what_it_yields_is_there_for_handlers(app: sqlq.App) -> None:
     assert told[-2:] == ["entered", "left"], "as long as the call lasts"
 
 
-def test_an_asynchronous_one_lives_in_one_task_on_the_loop_of_handlers(app: sqlq.App) -> None:
+def test_an_asynchronous_lifespan_runs_in_one_task_on_the_handlers_loop(app: sqlq.App) -> None:
     told: list[Any] = []
     beaten = asyncio.Event()
 
@@ -106,7 +106,7 @@ def test_a_worker_whose_lifespan_fails_does_not_start(
     assert app.workers.list() == []
 
 
-def test_one_that_yields_nothing_fails(app: sqlq.App) -> None:
+def test_a_lifespan_that_does_not_yield_fails(app: sqlq.App) -> None:
     @app.lifespan
     def nothing() -> Iterator[None]:
         yield from ()
@@ -115,7 +115,7 @@ def test_one_that_yields_nothing_fails(app: sqlq.App) -> None:
         drain(app)
 
 
-def test_it_is_not_entered_where_the_database_cannot_be_used() -> None:
+def test_the_lifespan_is_not_entered_without_a_database() -> None:
     told: list[str] = []
     app = sqlq.App("sqlite:///absent/sqlq.db")
 
@@ -130,7 +130,9 @@ def test_it_is_not_entered_where_the_database_cannot_be_used() -> None:
     assert told == []
 
 
-def test_a_failure_to_leave_is_logged(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_at_the_exit_of_the_lifespan_is_logged(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
     @app.lifespan
     def noted() -> Iterator[None]:
         yield
@@ -175,7 +177,7 @@ def hanging_when_entered() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("lifespan", [hanging_when_left, ahanging_when_left, hanging_when_entered])
-def test_one_that_hangs_keeps_no_worker_longer_than_the_grace(
+def test_a_hanging_lifespan_ends_with_the_grace_time(
     app: sqlq.App, lifespan: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "LAST_MOMENT_SECONDS", 0.2)
@@ -193,7 +195,7 @@ def test_one_that_hangs_keeps_no_worker_longer_than_the_grace(
     assert "does not end, and is left behind" in caplog.text
 
 
-def test_inline_is_given_one() -> None:
+def test_inline_takes_a_lifespan_value() -> None:
     app = sqlq.App("sqlite://")
 
     @app.lifespan
@@ -233,12 +235,12 @@ async def coroutine() -> None: ...
         (coroutine, "coroutine, a coroutine function: it has to yield once"),
     ],
 )
-def test_what_cannot_be_one_is_refused(given: Any, sentence: str) -> None:
+def test_a_wrong_lifespan_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         sqlq.App("sqlite://").lifespan(given)
 
 
-def test_a_second_one_is_refused() -> None:
+def test_a_second_lifespan_is_refused() -> None:
     app = sqlq.App("sqlite://")
     assert app.lifespan(failing) is failing
     with pytest.raises(
@@ -338,7 +340,7 @@ def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs", "--max-lifetime"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_it_is_left_at_each_kind_of_stop(
+def test_the_lifespan_is_exited_at_each_kind_of_stop(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch,
     kind: str, stop: str,
 ) -> None:  # fmt: skip
@@ -368,7 +370,7 @@ def test_it_is_left_at_each_kind_of_stop(
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_each_process_of_an_isolated_job_has_its_own(
+def test_each_subprocess_has_its_own_lifespan(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("PLAY", kind)
@@ -382,7 +384,7 @@ def test_each_process_of_an_isolated_job_has_its_own(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_stopped_at_once_nothing_leaves_it(
+def test_a_stop_at_once_does_not_exit_the_lifespan(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAY", "def")
@@ -393,7 +395,7 @@ def test_stopped_at_once_nothing_leaves_it(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_command_whose_lifespan_fails_ends_with_a_sentence(
+def test_a_failed_lifespan_ends_the_command_with_one_sentence(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAY", "failing")
@@ -406,7 +408,7 @@ def test_a_command_whose_lifespan_fails_ends_with_a_sentence(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_process_whose_lifespan_does_not_end_ends_all_the_same(
+def test_a_process_ends_although_its_lifespan_does_not(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAY", "hanging")

@@ -76,7 +76,7 @@ def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
 # -- at most so many at a time -------------------------------------------------------------------------------
 
 
-def test_no_more_than_that_run_at_a_time(gauge: Gauge) -> None:
+def test_no_more_jobs_than_the_limit_run_at_a_time(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -181,7 +181,7 @@ def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge) -> No
 
 
 @pytest.mark.parametrize("signal", [sqlq.Retry(delay="0s"), sqlq.Snooze("0s")])
-def test_a_put_back_takes_its_turn_anew(gauge: Gauge, signal: Exception) -> None:
+def test_a_retry_or_snooze_waits_for_its_turn_again(gauge: Gauge, signal: Exception) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
     def call(n: int) -> None:
         again = n not in gauge.called
@@ -195,7 +195,7 @@ def test_a_put_back_takes_its_turn_anew(gauge: Gauge, signal: Exception) -> None
     assert gauge.most["stripe"] <= 2
 
 
-def test_a_put_back_is_looked_at_when_it_is_due(app: sqlq.App) -> None:
+def test_a_released_job_is_admitted_when_it_is_due(app: sqlq.App) -> None:
     @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call() -> None: ...
 
@@ -210,7 +210,7 @@ def test_a_put_back_is_looked_at_when_it_is_due(app: sqlq.App) -> None:
     assert 3_000_000 < due_ms <= 3_600_000
 
 
-def test_a_line_that_nobody_has_said_the_limit_of_goes_one_by_one(app: sqlq.App) -> None:
+def test_a_key_without_a_known_limit_admits_one_by_one(app: sqlq.App) -> None:
     @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
     def call() -> None: ...
 
@@ -231,7 +231,7 @@ def test_a_sweep_that_comes_before_the_wake_knows_the_limit(app: sqlq.App) -> No
     assert admission.look(app.database).number == 0
 
 
-def test_a_failed_job_that_is_retried_waits_in_line(gauge: Gauge) -> None:
+def test_a_retried_job_waits_for_a_slot(gauge: Gauge) -> None:
     broken = {1}
 
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), max_attempts=1)
@@ -253,7 +253,7 @@ def test_a_failed_job_that_is_retried_waits_in_line(gauge: Gauge) -> None:
     assert gauge.work().completed == 2
 
 
-def test_a_slot_comes_back_from_a_worker_that_died(gauge: Gauge) -> None:
+def test_a_dead_worker_releases_its_slots(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -274,7 +274,7 @@ def test_a_slot_comes_back_from_a_worker_that_died(gauge: Gauge) -> None:
     assert gauge.most["stripe"] <= 2
 
 
-def test_the_slot_of_a_job_that_failed_with_its_worker_comes_back(gauge: Gauge) -> None:
+def test_a_job_that_fails_with_its_worker_releases_its_slot(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), max_attempts=1)
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -288,7 +288,7 @@ def test_the_slot_of_a_job_that_failed_with_its_worker_comes_back(gauge: Gauge) 
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_cancelled_job_gives_its_slot_back(gauge: Gauge, force: bool) -> None:
+def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -325,7 +325,7 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
 # -- nothing is lost -----------------------------------------------------------------------------------------
 
 
-def test_a_lost_wake_is_made_up_for_by_the_sweep(gauge: Gauge) -> None:
+def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("key:{n}", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -340,7 +340,7 @@ def test_a_lost_wake_is_made_up_for_by_the_sweep(gauge: Gauge) -> None:
     assert gauge.work().completed == 7
 
 
-def test_a_sweep_goes_on_from_where_it_stopped(app: sqlq.App) -> None:
+def test_a_sweep_continues_where_it_stopped(app: sqlq.App) -> None:
     @app.task(name="call", limit=sqlq.Limit("key:{n}", running=1))
     def call(n: int) -> None: ...
 
@@ -355,7 +355,7 @@ def test_a_sweep_goes_on_from_where_it_stopped(app: sqlq.App) -> None:
     assert numbers == [2, 2, 1]
 
 
-def test_an_idle_worker_admits_what_is_enqueued(gauge: Gauge) -> None:
+def test_an_idle_worker_admits_enqueued_jobs(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -366,7 +366,7 @@ def test_an_idle_worker_admits_what_is_enqueued(gauge: Gauge) -> None:
             wait_until(lambda job=job: gauge.app.jobs.get(job.id).state == "finished")  # type: ignore[misc]
 
 
-def test_a_limit_that_no_task_declares_is_kept_too(gauge: Gauge) -> None:
+def test_a_limit_of_a_job_alone_is_kept(gauge: Gauge) -> None:
     @gauge.app.task(name="call")
     def call(n: int) -> None:
         gauge.run("rare", n)
@@ -378,7 +378,7 @@ def test_a_limit_that_no_task_declares_is_kept_too(gauge: Gauge) -> None:
     assert gauge.most["rare"] == 1
 
 
-def test_a_drain_runs_what_is_in_line(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
     @gauge.app.task(name="call")
     def call(n: int) -> None:
         gauge.run("rare", n)
@@ -390,7 +390,7 @@ def test_a_drain_runs_what_is_in_line(gauge: Gauge, monkeypatch: pytest.MonkeyPa
     assert gauge.most["rare"] == 1
 
 
-def test_a_delay_is_kept(gauge: Gauge) -> None:
+def test_a_limited_job_keeps_its_delay(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -406,7 +406,7 @@ def test_a_delay_is_kept(gauge: Gauge) -> None:
     assert gauge.app.jobs.get(later.id).state == "blocked"
 
 
-def test_the_line_goes_by_priority_then_by_age(gauge: Gauge) -> None:
+def test_the_waiting_list_is_ordered_by_priority_then_age(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -416,7 +416,7 @@ def test_the_line_goes_by_priority_then_by_age(gauge: Gauge) -> None:
     assert gauge.called == [3, 1, 2]
 
 
-def test_a_large_line_is_admitted_in_portions(app: sqlq.App) -> None:
+def test_a_large_waiting_list_is_admitted_in_portions(app: sqlq.App) -> None:
     @app.task(name="call", limit=sqlq.Limit("wide", running=2500))
     def call() -> None: ...
 
@@ -432,7 +432,7 @@ def test_a_large_line_is_admitted_in_portions(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_enqueue_waits_for_no_other_of_its_key(app: sqlq.App, engine: Engine) -> None:
+def test_an_enqueue_does_not_wait_for_another_of_its_key(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call() -> None: ...
 
@@ -448,7 +448,7 @@ def test_an_enqueue_waits_for_no_other_of_its_key(app: sqlq.App, engine: Engine)
     assert blocked(app) == 2
 
 
-def test_nothing_is_left_of_a_transaction_that_is_rolled_back(app: sqlq.App, engine: Engine) -> None:
+def test_a_rollback_leaves_no_job_and_no_wake(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call() -> None: ...
 
@@ -510,7 +510,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     assert gauge.app.jobs.get(enqueued[0]).state == "finished"
 
 
-def test_a_drain_claims_once_more_after_its_last_look(
+def test_a_drain_claims_once_more_after_its_last_poll(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service admits a job after the claim: the last look finds none blocked, and no thread reports it."""
@@ -533,7 +533,7 @@ def test_a_drain_claims_once_more_after_its_last_look(
     producer.close()
 
 
-def test_a_step_of_a_flow_waits_for_the_steps_before_it_and_then_in_line(gauge: Gauge) -> None:
+def test_a_step_waits_for_its_parents_and_then_for_a_slot(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(what: str) -> str:
         gauge.run("stripe", what)
@@ -552,7 +552,7 @@ def test_a_step_of_a_flow_waits_for_the_steps_before_it_and_then_in_line(gauge: 
     assert gauge.most["stripe"] == 1
 
 
-def test_jobs_without_a_limit_go_on_beside_a_full_line(gauge: Gauge) -> None:
+def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -582,7 +582,7 @@ def test_a_unique_key_and_a_limit_go_together(gauge: Gauge) -> None:
     assert gauge.work().completed == 3
 
 
-def test_inline_and_eager_jobs_know_no_limits(gauge: Gauge) -> None:
+def test_inline_and_eager_jobs_ignore_limits(gauge: Gauge) -> None:
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call(n: int) -> None:
         gauge.run("stripe", n)
@@ -593,7 +593,7 @@ def test_inline_and_eager_jobs_know_no_limits(gauge: Gauge) -> None:
     assert gauge.called == [1, 2, 3]
 
 
-def test_a_newcomer_does_not_wait_for_all_that_another_has_enqueued(gauge: Gauge) -> None:
+def test_fairness_admits_a_new_tenant_early(gauge: Gauge) -> None:
     gauge.app.fair(by="tenant:{tenant}", window=2)
 
     @gauge.app.task(name="report")
@@ -617,7 +617,7 @@ def test_fairness_names_an_argument(app: sqlq.App) -> None:
         app.fair(by="tenant", window=3)
 
 
-def test_a_drain_that_may_not_look_at_lines_ends_and_says_so(
+def test_a_drain_without_the_right_to_admit_ends_with_a_warning(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(*args: Any, **options: Any) -> Any:

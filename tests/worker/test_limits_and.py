@@ -59,7 +59,7 @@ def served_by(app: sqlq.App, id: str, queues: list[str] | None) -> None:
 # -- what a limit says ---------------------------------------------------------------------------------------
 
 
-def test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says(app: sqlq.App, engine: Engine) -> None:
+def test_the_limit_of_a_delayed_job_does_not_replace_a_newer_one(app: sqlq.App, engine: Engine) -> None:
     def call() -> None: ...
 
     old = app.task(name="old", limit=sqlq.Limit("api", running=2))(call)
@@ -78,7 +78,7 @@ def test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says(app: sqlq.A
     assert known.max_running == 5
 
 
-def test_the_job_of_a_schedule_knows_the_limit_that_it_names(app: sqlq.App, engine: Engine) -> None:
+def test_the_job_of_a_schedule_has_its_named_limit(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="poll")(lambda: None)
     app.limit("api", running=4)
     app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
@@ -133,7 +133,7 @@ def test_a_rate_that_is_lowered_is_kept_at_once(app: sqlq.App) -> None:
     assert look(app) == 0
 
 
-def test_looks_at_a_rate_that_is_used_up_leave_one_wake(app: sqlq.App) -> None:
+def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
     """Each sweep, and each enqueue, looks; a rate of one a day is used up all day long."""
     task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
     app.enqueue_many([task.new() for _ in range(3)])
@@ -148,9 +148,7 @@ def test_looks_at_a_rate_that_is_used_up_leave_one_wake(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("admitted", [False, True], ids=["in line", "admitted"])
-def test_a_job_that_was_not_started_in_time_lets_the_next_go_on(
-    app: sqlq.App, engine: Engine, admitted: bool
-) -> None:
+def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, admitted: bool) -> None:
     """Whether it held the slot, or was the first of a line that goes in order."""
     limit = ONE if admitted else sqlq.Serial("api")
     task = app.task(name="call", limit=limit)(lambda: None)
@@ -173,7 +171,7 @@ def guard_off(engine: Engine) -> None:
         conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
 
 
-def test_skipping_a_step_gives_its_slot_back(app: sqlq.App) -> None:
+def test_skipping_a_step_releases_its_slot(app: sqlq.App) -> None:
     task = app.task(name="call", limit=ONE)(lambda: None)
     flow = app.enqueue(sqlq.group(task.new()))
     then = app.enqueue(task.new())
@@ -183,7 +181,7 @@ def test_skipping_a_step_gives_its_slot_back(app: sqlq.App) -> None:
     assert state(app, then.id) == "available"
 
 
-def test_skipping_a_failed_step_lets_the_line_go_on_that_it_holds(app: sqlq.App) -> None:
+def test_skipping_a_failed_step_releases_its_serial_key(app: sqlq.App) -> None:
     task = app.task(name="book", limit=sqlq.Serial("account", on_failure="hold"))(lambda: None)
     flow = app.enqueue(sqlq.chain(task.new(), task.new()))
     assert look(app) == 1
@@ -195,7 +193,7 @@ def test_skipping_a_failed_step_lets_the_line_go_on_that_it_holds(app: sqlq.App)
     assert (state(app, flow.jobs[1].id), state(app, other.id)) == ("available", "blocked")
 
 
-def test_a_failed_step_that_is_retried_waits_in_line_and_keeps_its_followers(app: sqlq.App) -> None:
+def test_a_retried_step_waits_for_a_slot_and_keeps_its_followers(app: sqlq.App) -> None:
     task = app.task(name="call", limit=ONE)(lambda: None)
     flow = app.enqueue(sqlq.chain(task.new(), task.new()))
     assert look(app) == 1
@@ -211,7 +209,7 @@ def test_a_failed_step_that_is_retried_waits_in_line_and_keeps_its_followers(app
     assert app.worker(drain=True).run().completed == 2
 
 
-def test_cancelling_a_tenants_jobs_lets_the_others_go_on(app: sqlq.App) -> None:
+def test_cancelling_admitted_jobs_admits_the_tenants_others(app: sqlq.App) -> None:
     app.fair(by="tenant:{tenant}", window=2)
     task = app.task(name="report", queue="reports")(lambda tenant: None)
     mine = app.enqueue_many([task.new(1) for _ in range(6)])
@@ -225,7 +223,7 @@ def test_cancelling_a_tenants_jobs_lets_the_others_go_on(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["limit", "serial"])
-def test_jobs_of_a_queue_that_no_worker_serves_stay_in_line(app: sqlq.App, limit: Any) -> None:
+def test_jobs_of_an_unserved_queue_stay_blocked(app: sqlq.App, limit: Any) -> None:
     task = app.task(name="call", limit=limit)(lambda: None)
     served_by(app, "one", ["default", "mail"])
     left = app.enqueue(task.new().set(queue="nobody"))
@@ -241,7 +239,7 @@ def test_jobs_of_a_queue_that_no_worker_serves_stay_in_line(app: sqlq.App, limit
     assert state(app, left.id) == "available"
 
 
-def test_a_queue_that_is_served_no_more_gives_its_slots_back(app: sqlq.App, engine: Engine) -> None:
+def test_a_queue_without_workers_releases_its_slots(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="call", limit=ONE)(lambda: None)
     left = app.enqueue(task.new().set(queue="soon gone"))
     then = app.enqueue(task.new())
@@ -256,7 +254,7 @@ def test_a_queue_that_is_served_no_more_gives_its_slots_back(app: sqlq.App, engi
     assert (state(app, left.id), state(app, then.id)) == ("blocked", "available")
 
 
-def test_where_nobody_is_alive_or_one_serves_all_everything_is_served(app: sqlq.App) -> None:
+def test_all_queues_count_as_served_without_workers_or_with_one_for_all(app: sqlq.App) -> None:
     task = app.task(name="call", limit=sqlq.Limit("api", running=2))(lambda: None)
     app.enqueue(task.new().set(queue="mine"))
     assert look(app) == 1

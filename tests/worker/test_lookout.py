@@ -44,12 +44,12 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 
 
 @for_each("hosts", [1, 2, WINNERS])
-def test_the_few_hosts_there_are_all_go_at_once(hosts: int) -> None:
+def test_few_hosts_all_claim_at_once(hosts: int) -> None:
     assert {drawn(hosts) for _ in range(100)} == {0.0}
 
 
 @pytest.mark.parametrize("hosts", [24, 1_000])
-def test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time(hosts: int) -> None:
+def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts: int) -> None:
     random.seed(7)
     rounds = [[drawn(hosts) for _ in range(hosts)] for _ in range(200)]
     went = [waits.count(0.0) for waits in rounds]
@@ -111,7 +111,7 @@ def task(app: sqlq.App) -> Any:
 
 
 @on_postgresql
-def test_it_finds_what_no_hint_speaks_of(
+def test_the_poller_finds_a_job_without_a_notification(
     app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
@@ -124,7 +124,7 @@ def test_it_finds_what_no_hint_speaks_of(
 
 
 @on_postgresql
-def test_a_hint_sends_a_worker_before_the_next_look(
+def test_a_notification_wakes_a_worker_before_the_next_poll(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
@@ -136,9 +136,7 @@ def test_a_hint_sends_a_worker_before_the_next_look(
 
 
 @on_postgresql
-def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notification_during_a_poll_wakes_a_worker(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have overtaken its COMMIT, so that the look finds nothing."""
     heard = Poller._heard
 
@@ -157,7 +155,7 @@ def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
 
 
 @on_postgresql
-def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
+def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Poller._look
@@ -175,7 +173,7 @@ def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
 
 
 @on_postgresql
-def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
+def test_the_poller_wakes_a_worker_when_a_job_is_due(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = workers_look.look
@@ -194,7 +192,7 @@ def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
 
 
 @on_postgresql
-def test_where_the_one_that_was_sent_may_not_go_it_asks_again(app: sqlq.App) -> None:
+def test_the_poller_tries_again_when_a_woken_worker_may_not_claim(app: sqlq.App) -> None:
     with looking_out(app, Seen(check_after=[0.01, 0.01])) as seen:
         wait_until(lambda: seen.looked, what="the first look")
         notify.notify(app.database)
@@ -202,7 +200,7 @@ def test_where_the_one_that_was_sent_may_not_go_it_asks_again(app: sqlq.App) -> 
 
 
 @on_postgresql
-def test_it_sees_leases_that_have_run_out(app: sqlq.App, task: Any, engine: Engine) -> None:
+def test_the_poller_sees_expired_leases(app: sqlq.App, task: Any, engine: Engine) -> None:
     app.enqueue(task.new())
     with engine.begin() as conn:
         conn.execute(
@@ -216,7 +214,7 @@ def test_it_sees_leases_that_have_run_out(app: sqlq.App, task: Any, engine: Engi
 
 
 @on_postgresql
-def test_while_it_stands_by_it_has_no_connection(
+def test_a_poller_on_standby_has_no_connection(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
@@ -252,7 +250,7 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
 
 
 @on_postgresql
-def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, task: Any) -> None:
+def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: Any) -> None:
     def found(*, maintenance: bool = True) -> tuple[bool | None, ...]:
         with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
             look = workers_look.look(conn, app.database, None, hosts_within_ms=None, maintenance=maintenance)
@@ -289,7 +287,7 @@ class Noted(services.PolledService):
         return self.wait
 
 
-def test_a_chore_that_is_looked_for_is_done_when_something_was_found() -> None:
+def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
     looked_at = [time.monotonic()]
     service = noted = Noted(lambda: looked_at[0])
     rhythm = RESCUE_MS / 1000 * services.SHORTEST_RHYTHM
@@ -313,7 +311,7 @@ def test_a_chore_that_is_looked_for_is_done_when_something_was_found() -> None:
 
 
 @on_postgresql
-def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_does_not_poll_while_a_poller_does(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     real = workers_look.due_in
 
@@ -333,7 +331,7 @@ def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pyte
 
 
 @on_postgresql
-def test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims(
+def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.0)
@@ -352,7 +350,7 @@ def test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_f
         wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 
-def test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one(app: sqlq.App) -> None:
+def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(app: sqlq.App) -> None:
     """A drain that missed the end of its last job would rest for ever."""
     wake = Wake(app.database)
 
@@ -371,7 +369,7 @@ def test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one(app: sqlq.App) -> 
     assert wake._called.is_set()
 
 
-def test_of_the_moments_that_a_worker_knows_it_keeps_the_next_ones_alone(app: sqlq.App) -> None:
+def test_a_worker_keeps_only_the_nearest_due_times(app: sqlq.App) -> None:
     """A worker that releases a hundred jobs a second for a day would keep millions of times."""
     wake, moment = Wake(app.database), time.monotonic() + 3600
     for n in reversed(range(10 * MOST_KNOWN)):
@@ -382,7 +380,7 @@ def test_of_the_moments_that_a_worker_knows_it_keeps_the_next_ones_alone(app: sq
 
 
 @on_postgresql
-def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
+def test_a_worker_polls_for_itself_when_its_poller_is_silent(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Poller, "_run", lambda self: None)
@@ -507,7 +505,7 @@ def host_of(found: list[Any], known: Callable[[str], bool] = lambda worker: True
     return Dispatcher(lambda: found, keeper)
 
 
-def test_one_hint_sends_one_worker_that_has_room_and_the_fewest_jobs(children: Any) -> None:
+def test_a_notification_wakes_the_worker_with_a_free_slot_and_fewest_jobs(children: Any) -> None:
     sent: list[str] = []
     found = [
         children("full", sent, running=2, slots=2),
@@ -522,7 +520,7 @@ def test_one_hint_sends_one_worker_that_has_room_and_the_fewest_jobs(children: A
     assert sent == ["less busy", "busy"]
 
 
-def test_the_next_lone_job_goes_where_the_last_one_went(children: Any) -> None:
+def test_the_next_lone_job_wakes_the_same_worker(children: Any) -> None:
     sent: list[str] = []
     found = [children("a", sent), children("b", sent), children("c", sent)]
     host = host_of(found)
@@ -533,7 +531,7 @@ def test_the_next_lone_job_goes_where_the_last_one_went(children: Any) -> None:
     assert sent == [sent[0]] * 2
 
 
-def test_where_a_worker_does_not_go_another_is_sent(children: Any) -> None:
+def test_another_worker_is_woken_when_the_first_does_not_claim(children: Any) -> None:
     sent: list[str] = []
     found = [children("a", sent), children("b", sent)]
     host = host_of(found)
@@ -548,7 +546,7 @@ def test_where_a_worker_does_not_go_another_is_sent(children: Any) -> None:
     assert len(sent) == 3
 
 
-def test_who_finds_more_than_it_can_take_is_followed_by_others_that_rest(children: Any) -> None:
+def test_resting_workers_are_woken_when_one_finds_too_many_jobs(children: Any) -> None:
     sent: list[str] = []
     found = [children("first", sent, rests=False), children("awake", sent, rests=False)]
     found += [children(name, sent) for name in ("a", "b", "c")]
@@ -557,7 +555,7 @@ def test_who_finds_more_than_it_can_take_is_followed_by_others_that_rest(childre
     assert set(sent) <= {"a", "b", "c"}
 
 
-def test_a_worker_that_has_died_keeps_no_other_from_being_sent(children: Any) -> None:
+def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
     """The caller may have an older list of the children."""
     gone = Child(lambda link, box: [sys.executable, "-c", ""], lambda child, message: None)
     wait_until(lambda: gone.end() is not None, what="its process ending")
@@ -585,7 +583,7 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("by", ["sqlq", "session"])
-def test_without_notifications_a_worker_hears_of_the_jobs_of_its_process(
+def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)

@@ -61,7 +61,7 @@ def test_an_argument_comes_before_the_variable_and_that_before_the_project(
         ("claim_batch", "many", "claim_batch is 'many': it must be a whole number from 1 to 1,000"),
     ],
 )
-def test_what_no_worker_can_do_is_one_sentence(name: str, wrong: Any, says: str) -> None:
+def test_a_wrong_poll_or_batch_setting_is_reported_in_one_sentence(name: str, wrong: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{says}"):
         options(**{name: wrong})
 
@@ -96,7 +96,7 @@ def test_a_worker_wants_as_many_as_start_within_its_time(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_host_looks_as_often_as_it_is_told(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_polls_as_often_as_its_setting(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     ran: list[int] = []
     app.task(name="t")(lambda: ran.append(1))
@@ -108,13 +108,13 @@ def test_a_host_looks_as_often_as_it_is_told(app: sqlq.App, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_file_is_looked_at_as_often_as_it_is_told(app: sqlq.App) -> None:
+def test_a_sqlite_worker_polls_as_often_as_its_setting(app: sqlq.App) -> None:
     app.task(name="t")(lambda: None)
     with working(app, poll="100ms") as worker:
         wait_until(lambda: worker._wake._pause == 0.1, what="the longest pause")
 
 
-def test_a_poller_is_trusted_for_three_of_its_looks() -> None:
+def test_the_last_poll_counts_as_recent_for_three_intervals() -> None:
     last_look = poller.LastLook(NoParent(), 5_000)
     last_look.note(leases=False)
     assert last_look.is_recent()

@@ -21,7 +21,7 @@ def claimed(task: str = "send", queue: str = "mail") -> ClaimedJob:
     return ClaimedJob(1, 1, queue, task, "{}", 1, 5)
 
 
-def test_what_was_sent_is_sent_once() -> None:
+def test_counts_are_sent_once() -> None:
     totals = Totals()
     counting = Meter(totals.add, KNOWN)
     for _ in range(3):
@@ -36,7 +36,7 @@ def test_what_was_sent_is_sent_once() -> None:
     assert round(seconds, 6) == 0.06
 
 
-def test_what_the_supervisor_does_not_take_is_sent_later() -> None:
+def test_counts_that_the_supervisor_did_not_take_are_sent_later() -> None:
     totals, takes = Totals(), False
     counting = Meter(lambda numbers: takes and totals.add(numbers), KNOWN)
     counting.claimed([claimed()], 0.02)
@@ -48,7 +48,7 @@ def test_what_the_supervisor_does_not_take_is_sent_later() -> None:
     assert totals.now().counts == {("claimed", "mail"): 2}
 
 
-def test_a_time_falls_into_the_bucket_of_the_first_bound_that_is_not_below_it() -> None:
+def test_a_time_counts_in_the_bucket_of_its_upper_bound() -> None:
     numbers = metering.Numbers()
     for seconds in (0.0, 0.001, 0.0011, 1800.0, 1801.0):
         numbers._time(seconds, "claim", "jobs")
@@ -59,7 +59,7 @@ def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
     return JobEvent(name=name, id=1, task=task, queue=queue, attempt=1, reason="worker_lost")
 
 
-def test_names_that_no_worker_knows_are_other_ones_after_a_bound() -> None:
+def test_unknown_names_count_as_other_after_a_bound() -> None:
     totals = Totals()
     Meter(totals.add, KNOWN).flush_by(totals.add)
     counting = Meter(totals.add, KNOWN)
@@ -81,7 +81,7 @@ def test_names_that_no_worker_knows_are_other_ones_after_a_bound() -> None:
     assert counts["failed", "send", OTHER, "worker_lost"] == 51
 
 
-def test_what_no_supervisor_takes_does_not_grow_without_bound() -> None:
+def test_untaken_counts_have_a_bounded_number_of_keys() -> None:
     counting = Meter(lambda numbers: False, KNOWN)
     for i in range(metering.MOST_KEYS + 100):
         counting.claimed([claimed(queue=f"tenant{i}")], 0.0)
@@ -175,7 +175,7 @@ def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
     assert 60 <= seconds < 120
 
 
-def test_a_worker_of_which_nobody_asks_numbers_counts_nothing(app: sqlq.App) -> None:
+def test_a_worker_without_metrics_counts_nothing(app: sqlq.App) -> None:
     worker = app.worker(drain=True)
     assert worker._meter is None
     assert worker._reporter._meter is None

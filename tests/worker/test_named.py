@@ -41,7 +41,7 @@ def web(database_url: str) -> Iterator[sqlq.App]:
         yield app
 
 
-def test_a_job_by_name_runs_as_its_task_says(app: sqlq.App, web: sqlq.App) -> None:
+def test_a_job_by_name_runs_with_the_options_of_its_task(app: sqlq.App, web: sqlq.App) -> None:
     ran: list[Any] = []
 
     @app.task(name="shop.bill", max_attempts=2, backoff="0s")
@@ -63,7 +63,7 @@ def test_a_job_by_name_runs_as_its_task_says(app: sqlq.App, web: sqlq.App) -> No
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("failed", 2)
 
 
-def test_options_are_set_as_ever(app: sqlq.App, web: sqlq.App) -> None:
+def test_a_job_by_name_takes_options(app: sqlq.App, web: sqlq.App) -> None:
     task = web.named("shop.send")
     first = web.enqueue(task.new(7).set(queue="mail", priority=9, delay="1h", max_attempts=9, unique_key="k"))
     found = web.jobs.get(first.id)
@@ -94,7 +94,7 @@ for _ in range(60):
     MANY = [MANY, MANY]
 
 
-def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App) -> None:
+def test_a_value_without_a_json_form_is_refused_by_its_path(web: sqlq.App) -> None:
     for value, says in (
         (Opaque(), "t: args[0] is Opaque() of type Opaque, which is not JSON: pass an id, or build it"),
         ({"a": [Opaque()]}, "t: args[0]['a'][0] is Opaque() of type Opaque, which is not JSON"),

@@ -25,9 +25,7 @@ def claimer(app: sqlq.App, queues: list[str] | None = None) -> Claimer:
     return Claimer(app.database.for_loops, "me", options, newest_first=NEWEST)
 
 
-def test_the_newest_of_a_priority_comes_first_and_a_higher_priority_before_it(
-    app: sqlq.App, task: Any
-) -> None:
+def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App, task: Any) -> None:
     stack = [app.enqueue(task.new().set(queue="stack")).id for _ in range(4)]
     urgent = [app.enqueue(task.new().set(queue="stack", priority=5)).id for _ in range(2)]
     later = app.enqueue(task.new().set(queue="stack", delay="1h"))
@@ -41,13 +39,13 @@ def test_the_newest_of_a_priority_comes_first_and_a_higher_priority_before_it(
     assert app.jobs.get(later.id).state == "scheduled", "never early"
 
 
-def test_a_paused_stack_is_left_alone(app: sqlq.App, task: Any) -> None:
+def test_a_paused_lifo_queue_is_left_alone(app: sqlq.App, task: Any) -> None:
     app.enqueue(task.new().set(queue="stack"))
     app.queues.pause("stack")
     assert claimer(app).claim(10) == []
 
 
-def test_an_app_says_the_order_of_a_queue(database_url: str) -> None:
+def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
     ran: list[int] = []
     app = sqlq.App(
         database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}, "queue": {"order": "fifo"}}
@@ -63,6 +61,6 @@ def test_an_app_says_the_order_of_a_queue(database_url: str) -> None:
         sqlq.App(database_url, queues={"stack": {"order": "random"}})
 
 
-def test_the_claim_of_other_queues_has_the_text_it_had() -> None:
+def test_the_claim_of_fifo_queues_has_no_newest_first_order() -> None:
     assert "DESC, id DESC" not in claim("public", *(False,))
     assert "ORDER BY available_at DESC, id DESC" in claim("public", *(False, True))

@@ -84,7 +84,7 @@ HANDLERS = ["is_cancelled", "goes_on_in_its_thread", "looks_and_returns"]
 @pytest.mark.parametrize(
     ("handler", "by_sql"), [*((handler, False) for handler in HANDLERS), (HANDLERS[0], True)]
 )
-def test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time(
+def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
     app: sqlq.App, engine: Engine, handler: str, by_sql: bool
 ) -> None:
     charge = Charge()
@@ -124,7 +124,7 @@ def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -
         spawned.isolates.close()
 
 
-def test_what_ends_after_its_job_has_failed_changes_nothing(app: sqlq.App, engine: Engine) -> None:
+def test_a_handler_that_ends_after_its_job_failed_changes_nothing(app: sqlq.App, engine: Engine) -> None:
     charge = Charge()
     refused: list[str] = []
     over = threading.Event()
@@ -147,7 +147,7 @@ def test_what_ends_after_its_job_has_failed_changes_nothing(app: sqlq.App, engin
     assert app.jobs.get(job.id).state == "failed"
 
 
-def test_what_was_claimed_and_has_not_started_is_given_back(app: sqlq.App) -> None:
+def test_a_claimed_job_that_has_not_started_is_released(app: sqlq.App) -> None:
     charge = Charge()
     task = app.task(name="t", max_attempts=1)(charge.goes_on_in_its_thread)
     first, second = app.enqueue_many([task.new(), task.new()])
@@ -175,7 +175,7 @@ def test_what_was_claimed_and_has_not_started_is_given_back(app: sqlq.App) -> No
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_the_last_of_several_attempts_is_given_back_at_a_stop(app: sqlq.App, handler: str) -> None:
+def test_the_last_of_several_attempts_is_released_at_a_stop(app: sqlq.App, handler: str) -> None:
     charge = Charge()
     job = app.enqueue(app.task(name="t", max_attempts=2)(getattr(charge, handler)).new())
     with app.database.begin() as conn:
@@ -186,7 +186,7 @@ def test_the_last_of_several_attempts_is_given_back_at_a_stop(app: sqlq.App, han
     assert (row.state, row.attempts, row.releases) == ("available", 1, 1)
 
 
-def test_a_snooze_is_what_the_handler_itself_asked_for(app: sqlq.App) -> None:
+def test_a_snooze_of_a_job_with_one_attempt_runs_again(app: sqlq.App) -> None:
     seen: list[int] = []
 
     @app.task(name="t", max_attempts=1)
@@ -207,7 +207,7 @@ def claimed(app: sqlq.App, handler: Handler) -> Attempt:
 
 
 @on_sqlite
-def test_what_was_given_back_before_it_began_does_not_start(app: sqlq.App) -> None:
+def test_a_job_released_before_it_began_does_not_start(app: sqlq.App) -> None:
     """A slot may take up its job after the worker has released it: another worker may run it by then."""
     ran: list[str] = []
     running = claimed(app, lambda: ran.append("charged"))

@@ -49,7 +49,7 @@ def refusal(database_url: str) -> DBAPIError:
 
 
 @on_servers
-def test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby(
+def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -67,7 +67,7 @@ def test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby(
     assert caplog.messages[1].startswith("the database is back after")
 
 
-def test_an_answer_to_a_question_ends_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_to_a_query_ends_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     claiming = Outage("claiming")
     claiming.met(DBAPIError("SELECT 1", None, ConnectionError("refused")))
@@ -77,7 +77,7 @@ def test_an_answer_to_a_question_ends_silence(caplog: pytest.LogCaptureFixture) 
 
 
 @on_servers
-def test_a_connection_left_over_from_an_outage_is_no_second_one(
+def test_a_stale_connection_after_an_outage_is_no_second_outage(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -142,7 +142,7 @@ def writes(app: sqlq.App) -> None:
         conn.execute(text("DELETE FROM jobs WHERE id = 0"))
 
 
-def test_a_turn_that_asks_nothing_says_nothing_of_the_database(
+def test_a_turn_without_a_statement_does_not_end_the_outage(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For example a service of the host, or one that is not due: the database may still be away."""
@@ -158,7 +158,7 @@ def test_a_turn_that_asks_nothing_says_nothing_of_the_database(
 
 
 @on_servers
-def test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby(
+def test_a_turn_that_only_reads_does_not_end_an_outage_at_a_standby(
     app: sqlq.App, refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[int] = []
@@ -186,7 +186,7 @@ class Watch(SchemaWatch):
 
 
 @pytest.mark.parametrize("trouble", ["away", "refused"])
-def test_only_what_is_refused_hastens_the_look_at_the_tables(
+def test_only_a_refused_statement_checks_the_tables_early(
     app: sqlq.App, database_url: str, trouble: str
 ) -> None:
     """A column may be gone. In an outage each loop would query the tables once more."""
@@ -196,7 +196,7 @@ def test_only_what_is_refused_hastens_the_look_at_the_tables(
     assert (len(watch.looked_at) > 1) is (trouble == "refused")
 
 
-def test_a_look_at_the_tables_that_fails_waits_before_the_next(app: sqlq.App, database_url: str) -> None:
+def test_a_failed_check_of_the_tables_waits_before_the_next(app: sqlq.App, database_url: str) -> None:
     """A worker would use a whole processor otherwise, for as long as its role may not see the table."""
     again, enough = itertools.count(1), threading.Event()
     fail = fails(refused(database_url, "SELECT gone FROM nowhere"))
@@ -232,7 +232,7 @@ def refused(database_url: str, *statements: str) -> DBAPIError:
     return met.value
 
 
-def test_what_is_refused_is_told_where_others_speak_of_outages(
+def test_a_refused_service_is_logged_while_outages_are_logged_elsewhere(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other loops do not meet the error. Without this line a service that never runs would go unnoticed."""
@@ -249,7 +249,7 @@ def test_what_is_refused_is_told_where_others_speak_of_outages(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_right_that_is_missing_is_told_with_its_grant(
+def test_a_missing_right_is_logged_with_its_grant(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = refused(database_url, "SET ROLE pg_monitor", "DELETE FROM failed_jobs WHERE id = 1")
@@ -285,14 +285,14 @@ def test_two_databases_have_each_their_own_outage(
     other.close()
 
 
-def test_the_chores_of_a_worker_speak_of_its_database(app: sqlq.App) -> None:
+def test_the_services_of_a_worker_share_the_outage_of_its_database(app: sqlq.App) -> None:
     worker = app.worker()
     outages_of = {outage._shared for *_, outage in worker._maintenance._due}
     assert outages_of == {Outage("claiming", app.database)._shared}
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_writer_waits_for_no_other_when_its_time_is_over(app: sqlq.App) -> None:
+def test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file(app: sqlq.App) -> None:
     """Each writer before it may wait for the file's lock. A stopped worker would wait for all of them."""
     held, go_on = threading.Event(), threading.Event()
 

@@ -62,7 +62,7 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
         GeneratorExit(),
     ],
 )
-def test_whatever_a_handler_raises_is_an_error_of_its_attempt(
+def test_any_exception_of_a_handler_is_the_error_of_its_attempt(
     app: sqlq.App, error: BaseException, asynchronous: bool
 ) -> None:
     def fails() -> None:
@@ -95,7 +95,7 @@ async def stops_the_loop() -> None:
 
 
 @pytest.mark.parametrize("child", [exits, stops_the_loop])
-def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_its_attempt_and_no_other(
+def test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone(
     app: sqlq.App, child: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     """asyncio lets SystemExit of any task through the loop, on which all coroutines of the worker are."""
@@ -207,7 +207,7 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
     assert (job.state, job.reason) == ("cancelled", "not wanted any more")
 
 
-def test_a_snooze_counts_once_a_job_was_given_back_too_often(app: sqlq.App, engine: Engine) -> None:
+def test_a_snooze_counts_as_an_attempt_after_too_many_releases(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="t", max_attempts=2, backoff="0s")
     def forever() -> None:
         raise sqlq.Snooze("0s")
@@ -305,7 +305,7 @@ def test_a_backoff_that_cannot_be_computed_costs_no_slot(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_attempt_whose_end_cannot_be_judged_has_failed_and_costs_no_slot(
+def test_an_attempt_whose_outcome_cannot_be_computed_fails(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asynchronous: bool
 ) -> None:
     def fails() -> None:
@@ -348,7 +348,7 @@ def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
 
 @for_each("moment", ["-infinity", "infinity", "0044-03-15 BC", "9999-12-31"])
 @for_each("column", ["available_at", "created_at"])
-def test_a_moment_that_no_worker_could_read_is_refused(engine: Engine, column: str, moment: str) -> None:
+def test_tables_refuse_times_that_no_worker_could_read(engine: Engine, column: str, moment: str) -> None:
     if engine.dialect.name == "sqlite":
         moment = {"-infinity": "-1", "infinity": "9e999"}.get(moment, moment)
     # MariaDB takes no text that is no time
@@ -360,7 +360,7 @@ def test_a_moment_that_no_worker_could_read_is_refused(engine: Engine, column: s
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day(
+def test_a_job_with_unfitting_arguments_is_released_and_fails_after_a_day(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture, asynchronous: bool
 ) -> None:
     """An older worker may meet a newer job: another worker's handler may take the argument."""
@@ -411,7 +411,7 @@ def test_a_job_that_waited_for_code_that_takes_its_arguments_runs(app: sqlq.App,
     new.close()
 
 
-def test_a_type_error_of_the_handlers_own_is_an_ordinary_failure(app: sqlq.App) -> None:
+def test_a_type_error_in_the_handler_is_an_ordinary_failure(app: sqlq.App) -> None:
     @app.task(name="t", backoff="1h")
     def fails(a: Any) -> None:
         len(a)
@@ -431,7 +431,7 @@ def test_a_job_under_an_alias_runs(app: sqlq.App, engine: Engine) -> None:
     assert drain(app).completed == 3
 
 
-def test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day(
+def test_an_unknown_task_is_released_with_growing_delay_and_fails_after_a_day(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine.begin() as conn:
@@ -485,7 +485,9 @@ def test_the_timeout_of_a_job_comes_before_that_of_its_task(app: sqlq.App) -> No
     assert app.jobs.get(job.id).reason == "timeout"
 
 
-def test_logs_say_what_happened_in_one_line(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_in_one_line_with_its_fields(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "sqlq")
     task = app.task(name="shop.ship", max_attempts=1)(lambda: 1 / 0)
     job = app.enqueue(task.new().set(queue="mail"))
@@ -523,7 +525,7 @@ def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "timeout")
 
 
-def test_who_debugs_is_told_that_a_job_starts(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_debug_log_has_a_line_for_each_start(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "sqlq")
     job = app.enqueue(app.task(name="hangs", queue="q")(lambda: None).new())
     app.worker(drain=True).run()
@@ -588,7 +590,7 @@ def test_an_async_handler_under_an_ordinary_decorator_is_awaited(app: sqlq.App) 
     assert loops[0] is loops[1], "clients and pools of the handlers' own belong to one loop"
 
 
-def test_what_a_handler_returns_is_awaited_to_its_end(app: sqlq.App) -> None:
+def test_a_coroutine_that_a_handler_returns_is_awaited(app: sqlq.App) -> None:
     async def inner() -> str:
         return "done"
 
@@ -604,7 +606,7 @@ def test_what_a_handler_returns_is_awaited_to_its_end(app: sqlq.App) -> None:
     assert [app.jobs.get(job.id).result for job in jobs] == ["done", "done"]
 
 
-def test_a_coroutine_that_a_thread_waits_for_meets_its_timeout_and_ends_before_it_is_settled(
+def test_a_coroutine_of_a_thread_times_out_and_ends_before_its_settle(
     app: sqlq.App,
 ) -> None:
     ended: list[str] = []
@@ -651,7 +653,7 @@ def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, asynchronou
     ("result", "why"),
     [(object(), "is not JSON"), (float("nan"), "is not JSON"), ("x" * 1_100_000, "more than 1,048,576")],
 )
-def test_a_result_that_cannot_be_stored_is_said_in_the_row(app: sqlq.App, result: Any, why: str) -> None:
+def test_the_row_has_the_reason_why_a_result_was_not_stored(app: sqlq.App, result: Any, why: str) -> None:
     job = app.enqueue(app.task(name="t")(lambda: result).new())
     assert drain(app).completed == 1
     done = app.jobs.get(job.id)

@@ -92,7 +92,7 @@ def test_a_job_of_a_paused_task_does_not_run_and_counts_no_attempt(post: Post) -
     assert post.app.jobs.get(mails[0]).attempts == 1
 
 
-def test_a_worker_at_work_starts_no_job_of_a_task_from_two_seconds_after_its_pause(post: Post) -> None:
+def test_a_running_worker_observes_the_pause_of_a_task_within_two_seconds(post: Post) -> None:
     with working(post.app):
         post.mails(0)
         wait_until(lambda: post.ran == [0], what="the first job")
@@ -112,7 +112,7 @@ def test_a_worker_at_work_starts_no_job_of_a_task_from_two_seconds_after_its_pau
         wait_until(lambda: set(range(100, 110)) <= set(post.ran), what="their runs")
 
 
-def test_a_plain_insert_of_a_paused_task_is_blocked_too(post: Post) -> None:
+def test_a_plain_insert_of_a_paused_task_is_blocked(post: Post) -> None:
     post.app.queues.pause(task="mail")
     with post.app.database.begin() as conn:
         conn.execute(insert(jobs).values(task="mail", payload='{"args": [1]}'))
@@ -142,7 +142,7 @@ def test_a_resume_frees_two_thousand_jobs(post: Post) -> None:
     assert (status.available, status.blocked) == (2_000, 0)
 
 
-def test_the_jobs_that_a_killed_resume_has_left_are_swept(post: Post) -> None:
+def test_a_sweep_frees_jobs_that_a_killed_resume_left(post: Post) -> None:
     post.app.queues.pause(task="mail")
     post.app.queues.pause(task="fax")
     left = post.block(3)
@@ -158,7 +158,7 @@ def test_the_jobs_that_a_killed_resume_has_left_are_swept(post: Post) -> None:
     assert post.seen(left) == [BLOCKED] * 3, "a sweep leaves what is paused"
 
 
-def test_a_worker_sweeps_what_a_killed_resume_has_left(post: Post) -> None:
+def test_a_worker_sweeps_jobs_that_a_killed_resume_left(post: Post) -> None:
     post.block(1)
     with working(post.app):
         wait_until(lambda: post.ran == [0], what="the job that was left")
@@ -181,7 +181,7 @@ def test_a_paused_job_holds_no_slot_of_its_limit(post: Post) -> None:
     assert post.ran == [2, 1]
 
 
-def test_nothing_overtakes_a_paused_job_in_a_line_in_order(post: Post) -> None:
+def test_a_paused_serial_job_is_not_overtaken(post: Post) -> None:
     limit = sqlq.Serial("post")
     mail = post.app.task(name="slow_mail", limit=limit)(post.ran.append)
     fax = post.app.task(name="slow_fax", limit=limit)(post.ran.append)
@@ -198,7 +198,7 @@ def test_nothing_overtakes_a_paused_job_in_a_line_in_order(post: Post) -> None:
     assert post.ran == [1, 2]
 
 
-def test_a_job_in_order_that_was_claimed_as_its_task_was_paused_returns_to_its_line(post: Post) -> None:
+def test_a_claimed_serial_job_of_a_paused_task_is_blocked_again(post: Post) -> None:
     mail = post.app.task(name="slow_mail", limit=sqlq.Serial("post"))(post.ran.append)
     waits = post.app.enqueue(mail.new(1)).id
     admit.look(post.app.database)
@@ -235,7 +235,7 @@ def test_the_end_of_a_pause_frees_the_jobs_of_its_task(post: Post) -> None:
     assert {state for state, *_ in post.seen(blocked)} == {"available"}
 
 
-def test_a_worker_that_has_not_heard_of_a_resume_blocks_nothing(
+def test_a_worker_that_has_not_observed_a_resume_blocks_nothing(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def heed(control: Control, wanted: Wanted) -> None:
@@ -246,7 +246,7 @@ def test_a_worker_that_has_not_heard_of_a_resume_blocks_nothing(
     assert drain(post.app).completed == 1
 
 
-def test_jobs_that_wait_for_a_slot_are_paused_too(post: Post) -> None:
+def test_a_pause_blocks_claimed_jobs_that_wait_for_a_slot(post: Post) -> None:
     ended: list[tuple[int, Any]] = []
     executor = Executor(
         1, lambda job: None, lambda job, how: ended.append((job.id, how)), may_start=lambda: False
@@ -258,7 +258,7 @@ def test_jobs_that_wait_for_a_slot_are_paused_too(post: Post) -> None:
     assert executor.load() == (0, len(faxes))
 
 
-def test_a_supervisor_tells_its_workers_of_paused_tasks() -> None:
+def test_a_supervisor_notifies_its_workers_of_paused_tasks() -> None:
     said: list[list[str]] = []
 
     def offer(*, paused_tasks: list[str]) -> None:
@@ -283,7 +283,7 @@ def test_blocked_jobs_are_cancelled_and_moved_as_others_are(post: Post) -> None:
     assert post.seen([two]) == [("scheduled", None, 0, 0)]
 
 
-def test_a_task_or_queues_are_named_and_not_both(post: Post) -> None:
+def test_pause_takes_a_task_or_queues_and_not_both(post: Post) -> None:
     for switch in (post.app.queues.pause, post.app.queues.resume):
         for names, options in ((("q",), {"task": "mail"}), ((), {"task": "mail", "all": True}), ((), {})):
             with pytest.raises(ConfigurationError, match="and not both"):

@@ -77,7 +77,7 @@ def die(app: sqlq.App, owner: str) -> None:
     assert keeper._give_back_of(Dead(owner, set(), "died", time.monotonic() + 60)) is None
 
 
-def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
+def test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths(
     steps: Steps, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -120,9 +120,7 @@ def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
     assert told, "workers with free slots were told of what was given back"
 
 
-def test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it(
-    steps: Steps, app: sqlq.App
-) -> None:
+def test_a_job_does_not_start_before_a_released_one_ahead_of_it(steps: Steps, app: sqlq.App) -> None:
     steps.enqueue("running")
     with working(app, concurrency=1) as at_work:
         wait_until(lambda: steps.started == ["running"], what="its slot is taken")
@@ -135,9 +133,7 @@ def test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it(
 
 
 @pytest.mark.parametrize("how", ["released", "paused"])
-def test_a_limited_job_that_never_started_keeps_its_place_in_line(
-    app: sqlq.App, engine: Engine, how: str
-) -> None:
+def test_a_limited_job_that_never_started_keeps_its_place(app: sqlq.App, engine: Engine, how: str) -> None:
     task = app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     first, second = (app.enqueue(task.new()) for _ in range(2))
     with engine.begin() as conn:  # so that they were due one after the other
@@ -188,7 +184,7 @@ def test_the_pace_of_short_jobs_after_long_ones_is_found_again(clock: SimpleName
     assert seen == pytest.approx(500, rel=0.1)
 
 
-def test_claims_that_take_long_bring_less_until_they_are_quick(
+def test_slow_claims_take_fewer_jobs(
     app: sqlq.App, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = app.task(name="t")(lambda: None)
@@ -212,7 +208,7 @@ def test_claims_that_take_long_bring_less_until_they_are_quick(
 # -- what takes long to be claimed ---------------------------------------------------------------------------
 
 
-def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
+def test_a_late_claim_starts_its_jobs(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = type(app.database.dialect).run
@@ -261,7 +257,7 @@ def test_a_late_claim_is_held_where_it_cannot_be_renewed(
     leases.arrived(time.monotonic())
 
 
-def test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost(
+def test_a_released_and_reclaimed_job_does_not_count_as_lost(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = app.task(name="t")(lambda: None)

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_it_is_seen_while_the_job_runs(app: sqlq.App, engine: Engine, kind: str) -> None:
+def test_progress_is_visible_while_the_job_runs(app: sqlq.App, engine: Engine, kind: str) -> None:
     seen, go_on = threading.Event(), threading.Event()
 
     def say() -> None:
@@ -59,7 +59,9 @@ def _if_done(app: sqlq.App, id: int, done: float) -> Progress | None:
 
 
 @pytest.mark.parametrize("ending", ["returns", "fails", "is retried", "is cancelled", "completes itself"])
-def test_the_last_word_is_in_the_row_however_the_job_ends(app: sqlq.App, engine: Engine, ending: str) -> None:
+def test_the_last_progress_is_in_the_row_however_the_job_ends(
+    app: sqlq.App, engine: Engine, ending: str
+) -> None:
     def handler() -> None:
         job = sqlq.current_job()
         for done in (1, 2, 3):
@@ -86,7 +88,7 @@ def test_the_last_word_is_in_the_row_however_the_job_ends(app: sqlq.App, engine:
     assert app.jobs.get(id).progress == Progress(3, 3)
 
 
-def test_a_job_run_anew_begins_without(app: sqlq.App) -> None:
+def test_a_retried_job_begins_without_progress(app: sqlq.App) -> None:
     @app.task(name="t", max_attempts=1)
     def fails() -> None:
         sqlq.current_job().progress(1)
@@ -108,7 +110,7 @@ def test_a_job_run_anew_begins_without(app: sqlq.App) -> None:
         ((None,), "float()"),
     ],
 )
-def test_what_is_no_number_is_left_out_and_fails_no_job(
+def test_progress_that_is_no_number_is_ignored_with_a_warning(
     app: sqlq.App, caplog: pytest.LogCaptureFixture, said: Any, warning: str
 ) -> None:
     @app.task(name="t")
@@ -123,7 +125,7 @@ def test_what_is_no_number_is_left_out_and_fails_no_job(
     assert warning in line.getMessage()
 
 
-def test_a_note_is_made_storable(app: sqlq.App) -> None:
+def test_a_note_is_scrubbed_and_cut(app: sqlq.App) -> None:
     @app.task(name="t")
     def handler() -> None:
         sqlq.current_job().progress(1, note="\0\ud800" + "ü" * 1_000)
@@ -158,7 +160,7 @@ def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: p
     assert by_the_thread <= most + 5, "each job's last word, and one statement a second for all"
 
 
-def test_it_is_fenced(app: sqlq.App) -> None:
+def test_progress_is_fenced(app: sqlq.App) -> None:
     """A worker that has lost the job writes nothing of it."""
     id = app.enqueue(app.task(name="t")(lambda: None).new()).id
     (job,) = claim(app)
@@ -174,7 +176,7 @@ def test_it_is_fenced(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_locked_row_delays_the_end_and_loses_no_word(app: sqlq.App, engine: Engine) -> None:
+def test_a_locked_row_delays_the_end_and_loses_no_progress(app: sqlq.App, engine: Engine) -> None:
     said, go_on = threading.Event(), threading.Event()
 
     @app.task(name="t")
@@ -194,7 +196,7 @@ def test_a_locked_row_delays_the_end_and_loses_no_word(app: sqlq.App, engine: En
     assert app.jobs.get(id).progress == Progress(7)
 
 
-def test_what_the_database_refuses_fails_no_job(
+def test_progress_that_the_database_refuses_fails_no_job(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine.begin() as conn:  # for example another program's trigger
@@ -224,7 +226,7 @@ def test_what_the_database_refuses_fails_no_job(
     assert "no progress here" in caplog.text
 
 
-def test_inline_it_is_taken_and_forgotten(app: sqlq.App) -> None:
+def test_progress_is_accepted_inline(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: sqlq.current_job().progress(1, of=2))
     with inline(app) as ran:
         app.enqueue(task.new())
@@ -241,7 +243,9 @@ def test_inline_it_is_taken_and_forgotten(app: sqlq.App) -> None:
         (Progress(9, 3), 1.0, "9 of 3 (100%)"),
     ],
 )
-def test_how_it_is_shown(progress: Progress, share: float | None, text: str) -> None:
+def test_progress_is_shown_with_its_share_and_text(
+    progress: Progress, share: float | None, text: str
+) -> None:
     assert (progress.share, str(progress)) == (share, text)
 
 

@@ -47,7 +47,7 @@ def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int, shorte
     assert starts[-1] - starts[0] <= slowest
 
 
-def test_nothing_is_granted_beyond_what_is_looked_ahead() -> None:
+def test_no_start_is_granted_beyond_the_look_ahead() -> None:
     rule = Rule(rate=10, period_ms=1_000)
     assert turn(rule).number == 2  # now and in 100 ms
     assert turn(rule, MOMENT + 100 * MS).number == 1
@@ -65,7 +65,7 @@ def test_a_rate_and_a_number_running_hold_together(app: sqlq.App) -> None:
     assert admit.look(app.database, ["api"]).number == 0
 
 
-def test_a_key_that_has_used_its_starts_up_is_looked_at_again(app: sqlq.App) -> None:
+def test_a_key_without_free_starts_has_a_next_wake(app: sqlq.App) -> None:
     @app.task(name="call", limit=sqlq.Limit("api", rate="20/1s"))
     def call() -> None: ...
 

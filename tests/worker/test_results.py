@@ -111,7 +111,7 @@ def test_a_result_is_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
     assert watched(app) == set()
 
 
-def test_a_result_is_awaited_while_the_loop_goes_on(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_aresult_does_not_block_the_loop(app: sqlq.App, tasks: dict[str, Any]) -> None:
     async def main() -> tuple[list[UUID], Any]:
         jobs = await app.aenqueue_many([tasks["aanswer"].new(n) for n in range(50)])
         found = await asyncio.gather(*(app.aresult(job, "30s") for job in jobs))
@@ -122,7 +122,7 @@ def test_a_result_is_awaited_while_the_loop_goes_on(app: sqlq.App, tasks: dict[s
     assert watched(app) == set()
 
 
-def test_a_failed_job_raises_what_it_failed_of(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_waiting_for_a_failed_job_raises_its_error(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["fails"].new())
     with (
         working(app),
@@ -139,13 +139,13 @@ def test_a_failed_job_raises_what_it_failed_of(app: sqlq.App, tasks: dict[str, A
         asyncio.run(app.aresult(job))
 
 
-def test_a_cancelled_job_says_so(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_waiting_for_a_cancelled_job_raises_job_cancelled(app: sqlq.App, tasks: dict[str, Any]) -> None:
     with working(app), pytest.raises(sqlq.JobCancelledError, match=r"was cancelled: not needed$") as raised:
         app.result(app.enqueue(tasks["cancels"].new()), timeout="30s")
     assert (raised.value.task, raised.value.reason) == ("cancels", "not needed")
 
 
-def test_what_an_operator_cancels_ends_the_wait(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_a_cancel_by_an_operator_ends_the_wait(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
     wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
@@ -154,7 +154,7 @@ def test_what_an_operator_cancels_ends_the_wait(app: sqlq.App, tasks: dict[str, 
         waiter.result(60)
 
 
-def test_the_time_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_the_timeout_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     with pytest.raises(TimeoutError, match=r"^job 1 is available and has no result after 50 ms$") as raised:
         app.result(job, timeout="50ms")
@@ -178,7 +178,7 @@ def test_a_job_that_ended_long_ago_is_seen_however_short_the_time(
     again.close()
 
 
-def test_a_job_that_is_not_there_is_said_at_once(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_waiting_for_an_unknown_job_raises_at_once(app: sqlq.App, tasks: dict[str, Any]) -> None:
     for timeout in ("0s", "1h", None):
         with pytest.raises(sqlq.JobNotFoundError, match=r"^there is no job 4711: it never was"):
             app.result(4711, timeout=timeout)
@@ -202,7 +202,7 @@ def test_a_job_in_an_open_transaction_is_not_waited_for(
         assert app.result(job, timeout="30s") == ID
 
 
-def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> None:
+def test_waiting_for_a_job_that_is_not_kept_ends(database_url: str) -> None:
     app = sqlq.App(database_url, retention="0s")
     begun, go = threading.Event(), threading.Event()
 
@@ -244,12 +244,12 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
         ),
     ],
 )
-def test_what_cannot_be_waited_for_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
+def test_waiting_for_a_value_that_is_no_job_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=says):
         wrong(sqlq.App("sqlite:///nowhere.db"))
 
 
-def test_a_database_that_is_not_there_is_said_to_the_waiter(tmp_path: Any) -> None:
+def test_a_missing_database_file_reaches_the_waiter(tmp_path: Any) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/none.db")
     with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         app.result(7, timeout="1h")
@@ -257,7 +257,7 @@ def test_a_database_that_is_not_there_is_said_to_the_waiter(tmp_path: Any) -> No
         asyncio.run(app.aresult(7, timeout=None))
 
 
-def test_who_waits_is_told_when_the_app_is_closed(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_closing_the_app_ends_the_wait_with_an_error(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout=None))
     wait_until(lambda: job.id in watched(app), what="the waiter")
@@ -301,7 +301,7 @@ def test_the_first_of_several_jobs_is_waited_for(app: sqlq.App, tasks: dict[str,
     assert watched(app) == set()
 
 
-def test_jobs_come_as_they_end(app: sqlq.App) -> None:
+def test_as_completed_yields_jobs_as_they_end(app: sqlq.App) -> None:
     go = [threading.Event() for _ in range(3)]
 
     @app.task(name="held")
@@ -320,7 +320,7 @@ def test_jobs_come_as_they_end(app: sqlq.App) -> None:
     assert found == [1, 2, 0]
 
 
-def test_jobs_come_as_they_end_to_a_loop(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_as_completed_yields_jobs_asynchronously(app: sqlq.App, tasks: dict[str, Any]) -> None:
     async def main() -> set[int]:
         jobs = app.enqueue_many([tasks["answer"].new(n) for n in range(5)])
         return {(await app.aresult(job)).int async for job in app.as_completed(jobs, timeout="30s")}
@@ -411,7 +411,7 @@ def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.usefixtures("no_looks")
-def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settle_wakes_the_waiter(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
     monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it sends its request once
     held, go = held_task(app)
@@ -429,7 +429,7 @@ def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 
 
 @on_postgresql
-def test_a_worker_answers_only_where_somebody_waits(
+def test_a_worker_answers_only_for_waited_jobs(
     app: sqlq.App, tasks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard, answered = asked_for(monkeypatch), list[list[int]]()
@@ -460,7 +460,7 @@ def test_a_worker_answers_only_where_somebody_waits(
 
 
 @on_postgresql
-def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_requests_of_waiters_are_removed(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     answered: list[list[int]] = []
     monkeypatch.setattr(results, "answer", lambda database, ids: answered.append(ids))
     answers = Answers(app.database)
@@ -483,7 +483,7 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
 
 @on_postgresql
 @pytest.mark.usefixtures("no_looks")
-def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_repeats_its_request_to_workers(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
     monkeypatch.setattr(waiting, "ASK_SECONDS", 0.05)
     held, go = held_task(app)
@@ -496,7 +496,7 @@ def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.Mo
         assert waiter.result(60) == 7
 
 
-def test_workers_hear_of_waiters_by_their_supervisor() -> None:
+def test_a_supervisor_forwards_requests_of_waiters_to_its_workers() -> None:
     box, fd = SharedMemory.create()
     os.close(fd)
     (here, end), heard = Pipe.pair(), queue.SimpleQueue[Any]()
@@ -516,7 +516,7 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_waiters_ask_together(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, Any]) -> None:
     jobs = app.enqueue_many([tasks["answer"].new(n).set(delay="1h") for n in range(1000)])
 
     async def main() -> tuple[int, float]:
@@ -573,7 +573,7 @@ def short_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_where_no_thread_can_be_started_the_next_who_waits_starts_it(
+def test_the_next_waiter_starts_the_thread_that_could_not_start(
     app: sqlq.App, tasks: dict[str, Any], short_of_threads: list[str]
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
@@ -591,7 +591,7 @@ def test_where_no_thread_can_be_started_the_next_who_waits_starts_it(
 
 
 @on_postgresql
-def test_where_nothing_can_be_heard_looks_suffice(
+def test_a_waiter_without_notifications_finds_the_result_by_polling(
     app: sqlq.App, database_url: str, tasks: dict[str, Any]
 ) -> None:
     other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
@@ -634,7 +634,7 @@ def test_a_forked_process_waits_for_itself(app: sqlq.App, database_url: str) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_refusal_of_the_database_reaches_who_waits(
+def test_an_error_of_the_database_reaches_the_waiter(
     app: sqlq.App, engine: Engine, tasks: dict[str, Any]
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))

@@ -73,7 +73,7 @@ def test_a_row_is_no_job_of_the_block_that_has_the_same_number(app: sqlq.App) ->
         assert app.result(here) == 7
 
 
-def test_what_names_no_job_is_refused_as_elsewhere(tmp_path: Any) -> None:
+def test_a_value_that_is_no_id_is_refused_in_eager_mode(tmp_path: Any) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/none.db", eager=True)
     app.enqueue(Shop(app).note.new(7))
     for wrong in ("7", None, 7.0, True):

@@ -27,7 +27,7 @@ def counted(app: sqlq.App, name: str) -> int:
     return {each.name: each.ticks for each in app.schedules.list()}.get(name, 0)
 
 
-def test_a_worker_runs_a_job_at_each_moment_once(app: sqlq.App) -> None:
+def test_a_worker_runs_one_job_at_each_scheduled_time(app: sqlq.App) -> None:
     seen: list[Any] = []
     task = app.task(name="beat", max_attempts=1)(lambda: seen.append(sqlq.current_job().scheduled_for))
     app.schedule("beat", task.new(), every="1s", catch_up="all")
@@ -41,7 +41,7 @@ def test_a_worker_runs_a_job_at_each_moment_once(app: sqlq.App) -> None:
         assert job.reserved_at is None or job.reserved_at >= job.scheduled_for
 
 
-def test_what_is_added_while_a_worker_runs_is_seen(app: sqlq.App) -> None:
+def test_a_running_worker_observes_an_added_schedule(app: sqlq.App) -> None:
     task = app.task(name="beat", max_attempts=1)(lambda: None)
     other = sqlq.App(app.database.engine.url)
     with working(app):
@@ -54,7 +54,7 @@ def test_what_is_added_while_a_worker_runs_is_seen(app: sqlq.App) -> None:
     other.close()
 
 
-def test_a_worker_that_starts_writes_what_its_code_declares(app: sqlq.App) -> None:
+def test_a_starting_worker_writes_declared_schedules(app: sqlq.App) -> None:
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
     with working(app):
         wait_until(app.schedules.list, what="the schedule")
@@ -65,7 +65,7 @@ def test_a_worker_that_starts_writes_what_its_code_declares(app: sqlq.App) -> No
     without.close()
 
 
-def test_a_worker_of_an_older_deploy_changes_nothing_back(app: sqlq.App, database_url: str) -> None:
+def test_a_worker_of_an_older_deploy_does_not_revert_schedules(app: sqlq.App, database_url: str) -> None:
     """A child that its supervisor starts anew is of the deploy at which that began."""
     old, new = sqlq.App(database_url), sqlq.App(database_url)
     for each, cron in ((old, "0 3 * * *"), (new, "0 4 * * *")):
@@ -93,9 +93,7 @@ def test_a_worker_of_an_older_deploy_changes_nothing_back(app: sqlq.App, databas
         each.close()
 
 
-def test_a_worker_that_empties_the_queue_neither_ticks_nor_declares(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     run, served = SchemaWatch.run, threading.Event()
 
     def noted(service: SchemaWatch) -> float:  # the service behind the one that declares
@@ -109,7 +107,7 @@ def test_a_worker_that_empties_the_queue_neither_ticks_nor_declares(
     assert app.schedules.list() == []
 
 
-def test_what_cannot_be_ticked_is_in_the_log(
+def test_a_schedule_with_an_unreadable_plan_is_logged(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = app.task(name="beat")(lambda: None)
@@ -124,7 +122,7 @@ def test_what_cannot_be_ticked_is_in_the_log(
     assert ticks.run() > 0, "not again at once"
 
 
-def test_ticks_sleep_until_the_next_moment(app: sqlq.App) -> None:
+def test_ticks_sleep_until_the_next_run(app: sqlq.App) -> None:
     ticks = Ticks(app.database)
     longest = TICK_SECONDS if app.database.dialect.sees_commits else 7.0
     assert ticks.run() == longest
@@ -136,7 +134,7 @@ def test_ticks_sleep_until_the_next_moment(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_schedule_that_another_ticks_is_looked_at_again_soon(app: sqlq.App, engine: Engine) -> None:
+def test_a_schedule_locked_by_another_tick_is_read_again_soon(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("beat", task.new(), every="1s")
     with engine.begin() as conn:
@@ -147,7 +145,7 @@ def test_a_schedule_that_another_ticks_is_looked_at_again_soon(app: sqlq.App, en
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
+def test_the_poller_reports_when_the_next_schedule_is_due(app: sqlq.App) -> None:
     """So a change is seen soon, though the service itself sleeps for long."""
     heard: list[float] = []
     expect = Ticks.expect
@@ -166,7 +164,7 @@ def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
             wait_until(lambda: heard, what="the lookout")
 
 
-def test_while_a_lookout_looks_nothing_else_is_asked(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a database without schedules gets no queries. A due time from the poller is ticked."""
     asked: list[Database] = []
     next_in = schedules.next_in

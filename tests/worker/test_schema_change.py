@@ -50,7 +50,7 @@ def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "SCHEMA_SECONDS", 0.02)
 
 
-def test_a_newer_revision_is_one_line_in_the_log(
+def test_a_newer_revision_is_logged_once(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
@@ -122,7 +122,7 @@ def test_a_worker_left_behind_stops_in_good_order(
     assert app.jobs.get(job.id).result == "done all the same"
 
 
-def test_a_worker_whose_tables_are_gone_says_so(
+def test_a_worker_stops_with_an_error_when_its_tables_are_gone(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks at once when its maintenance fails. Else it would wait an hour for a database that answers."""
@@ -155,7 +155,7 @@ def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(
         app.worker(drain=True).run()
 
 
-def test_enqueue_goes_by_the_same_rule(app: sqlq.App, engine: Engine, database_url: str) -> None:
+def test_enqueue_refuses_tables_that_are_too_new(app: sqlq.App, engine: Engine, database_url: str) -> None:
     task = app.task(name="t")(lambda: None)
     execute(engine, NEWER)
     with engine.begin() as connection:

@@ -78,7 +78,9 @@ def failed(app: sqlq.App) -> list[tuple[str, str | None]]:
     return [(job.task, job.reason) for job in reversed(app.jobs.list(state="failed"))]
 
 
-def test_sealed_jobs_run_and_their_results_are_sealed(sealing: sqlq.App, engine: Engine, how: str) -> None:
+def test_signed_and_encrypted_jobs_run_and_so_are_their_results(
+    sealing: sqlq.App, engine: Engine, how: str
+) -> None:
     @sealing.task(name="pay")
     def pay(card: str, id: UUID, amount: int = 1) -> dict[str, Any]:
         return {"card": card, "id": str(id), "amount": amount}
@@ -100,7 +102,7 @@ def test_sealed_jobs_run_and_their_results_are_sealed(sealing: sqlq.App, engine:
     assert (details.sealed or "").startswith("signed with key" if how == "sign" else "encrypted with key")
 
 
-def test_a_job_without_arguments_or_result_is_sealed_too(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_job_without_arguments_or_result_runs_with_keys(sealing: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     task = sealing.task(name="t")(lambda: ran.append(1))
     sealing.enqueue(task.new())
@@ -120,7 +122,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("change", TAMPERED)
-def test_what_was_tampered_with_fails_alone(sealing: sqlq.App, engine: Engine, change: str) -> None:
+def test_a_row_that_was_tampered_with_fails_alone(sealing: sqlq.App, engine: Engine, change: str) -> None:
     ran: list[tuple[str, int]] = []
     pay = sealing.task(name="pay")(lambda amount: ran.append(("pay", amount)))
     sealing.task(name="refund")(lambda amount: ran.append(("refund", amount)))
@@ -167,7 +169,7 @@ def test_a_result_is_no_payload(sealing: sqlq.App, engine: Engine) -> None:
     assert failed(sealing) == [("t", "bad_signature")]
 
 
-def test_another_key_opens_nothing_until_it_is_given(
+def test_another_key_opens_no_payload(
     sealing: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     def task_of(app: sqlq.App) -> Any:
@@ -234,7 +236,7 @@ def test_an_app_that_reads_takes_part_in_a_rollout(other: Callable[..., sqlq.App
     assert ran == [1, 2]
 
 
-def test_a_retry_opens_the_payload_again(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_retry_decrypts_the_payload_again(sealing: sqlq.App, engine: Engine) -> None:
     tries: list[str] = []
 
     @sealing.task(name="t", backoff="0s", max_attempts=2)
@@ -263,7 +265,7 @@ def test_results_of_steps_are_arguments_of_later_ones(sealing: sqlq.App, engine:
     assert sorted(results.values()) == [1, 2, 3]
 
 
-def test_a_step_whose_result_was_changed_is_not_followed(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_step_refuses_a_changed_result(sealing: sqlq.App, engine: Engine) -> None:
     shop = Shop(sealing)
     flow = sqlq.Flow()
     first = flow.add(shop.note.new(1))
@@ -302,7 +304,7 @@ def test_a_handler_sees_results_and_grows_its_flow(sealing: sqlq.App, engine: En
 # -- what follows --------------------------------------------------------------------------------------------
 
 
-def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: Engine) -> None:
+def test_callbacks_are_signed_whoever_writes_them(sealing: sqlq.App, engine: Engine) -> None:
     heard: list[tuple[str, str | None]] = []
     sealing.task(name="heard")(lambda ended: heard.append((ended["task"], ended["reason"])))
     then: dict[str, Any] = {
@@ -347,7 +349,7 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
 # -- schedules -----------------------------------------------------------------------------------------------
 
 
-def test_schedules_are_sealed_when_they_are_stored(sealing: sqlq.App, engine: Engine) -> None:
+def test_schedules_are_signed_when_they_are_stored(sealing: sqlq.App, engine: Engine) -> None:
     ran: list[str] = []
     task = sealing.task(name="t")(ran.append)
     sealing.schedules.add("added", task.new(SECRET), cron="* * * * *")
@@ -367,7 +369,7 @@ def test_schedules_are_sealed_when_they_are_stored(sealing: sqlq.App, engine: En
     without.close()
 
 
-def test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs(
+def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
     sealing: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, how: Any
 ) -> None:
     def deploy(app: sqlq.App, argument: int) -> str:
@@ -390,7 +392,7 @@ def test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs(
 # -- other ways in -------------------------------------------------------------------------------------------
 
 
-def test_other_ways_to_enqueue_are_sealed(sealing: sqlq.App, engine: Engine) -> None:
+def test_every_way_to_enqueue_signs_the_payload(sealing: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     task = sealing.task(name="t")(ran.append)
     with Session(engine) as session, session.begin():
@@ -406,7 +408,7 @@ def test_other_ways_to_enqueue_are_sealed(sealing: sqlq.App, engine: Engine) -> 
     assert sorted(ran) == [1, 2, 3, 4]
 
 
-def test_jobs_that_run_here_need_no_seal(sealing: sqlq.App, engine: Engine) -> None:
+def test_inline_jobs_need_no_signature(sealing: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     task = sealing.task(name="t")(ran.append)
     sealing.enqueue(task.new(1), eager=True)
@@ -416,7 +418,7 @@ def test_jobs_that_run_here_need_no_seal(sealing: sqlq.App, engine: Engine) -> N
     assert stored(engine) == []
 
 
-def test_a_test_sees_what_was_enqueued(sealing: sqlq.App, other: Callable[..., sqlq.App]) -> None:
+def test_assert_enqueued_opens_payloads(sealing: sqlq.App, other: Callable[..., sqlq.App]) -> None:
     task = sealing.task(name="t")(lambda n: None)
     sealing.enqueue(task.new(7))
     assert_enqueued(task, args=[7], app=sealing)
@@ -424,7 +426,7 @@ def test_a_test_sees_what_was_enqueued(sealing: sqlq.App, other: Callable[..., s
         assert_enqueued(task, args=[7], app=other())
 
 
-def test_cursors_are_as_ever(sealing: sqlq.App, engine: Engine) -> None:
+def test_cursors_work_with_keys(sealing: sqlq.App, engine: Engine) -> None:
     seen: list[Any] = []
 
     @sealing.task(name="t", backoff="0s")
@@ -457,7 +459,7 @@ def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine:
     app.close()
 
 
-def test_an_unfinished_job_has_no_result_sealed_or_not(sealing: sqlq.App) -> None:
+def test_an_unfinished_job_has_no_result_with_keys(sealing: sqlq.App) -> None:
     task = sealing.task(name="t")(lambda: 1)
     with pytest.raises(NoResultError):
         sealing.result(sealing.enqueue(task.new()))
@@ -466,9 +468,7 @@ def test_an_unfinished_job_has_no_result_sealed_or_not(sealing: sqlq.App) -> Non
 # -- what others do with sealed rows -------------------------------------------------------------------------
 
 
-def test_a_result_that_is_waited_for_is_opened(
-    sealing: sqlq.App, other: Callable[..., sqlq.App], how: str
-) -> None:
+def test_a_waiter_gets_the_opened_result(sealing: sqlq.App, other: Callable[..., sqlq.App], how: str) -> None:
     @sealing.task(name="card")
     def card() -> dict[str, str]:
         return {"card": SECRET}
@@ -482,7 +482,7 @@ def test_a_result_that_is_waited_for_is_opened(
             app.result(job.id, timeout="10s")
 
 
-def test_a_replay_is_opened_as_the_job_was(
+def test_a_replay_is_opened_like_its_job(
     sealing: sqlq.App, engine: Engine, other: Callable[..., sqlq.App]
 ) -> None:
     seen: list[tuple[str, bool]] = []

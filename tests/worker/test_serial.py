@@ -63,7 +63,7 @@ def test_jobs_of_a_key_run_in_the_order_of_their_ids(books: Books) -> None:
     assert books.of("a") == books.of("b") == list(range(8))
 
 
-def test_those_after_a_job_wait_for_its_next_attempt(books: Books) -> None:
+def test_later_jobs_wait_for_the_next_attempt(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}"), backoff="50ms")
     books.once = {1, 3}
     books.app.enqueue_many([book.new("a", n) for n in range(5)])
@@ -72,7 +72,7 @@ def test_those_after_a_job_wait_for_its_next_attempt(books: Books) -> None:
     assert books.of("a") == [0, 1, 1, 2, 3, 3, 4]
 
 
-def test_one_that_is_not_due_yet_keeps_those_after_it(books: Books) -> None:
+def test_a_delayed_job_blocks_those_after_it(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}"))
     first = books.app.enqueue(book.new("a", 1).set(delay="1h"))
     books.app.enqueue(book.new("a", 2))
@@ -81,7 +81,7 @@ def test_one_that_is_not_due_yet_keeps_those_after_it(books: Books) -> None:
     assert books.work() == [2]
 
 
-def test_after_a_failure_for_good_the_next_goes_on(books: Books) -> None:
+def test_the_next_job_runs_after_a_final_failure(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}"), max_attempts=1)
     books.broken = {1}
     books.app.enqueue_many([book.new("a", n) for n in range(3)])
@@ -104,7 +104,7 @@ def test_a_failure_holds_the_key_until_it_is_retried(books: Books) -> None:
     assert books.work() == [1, 2]
 
 
-def test_a_failure_holds_the_key_until_it_is_forgotten(books: Books) -> None:
+def test_a_failure_holds_the_key_until_it_is_deleted(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
     books.broken = {0}
     books.app.enqueue_many([book.new("a", n) for n in range(3)])

@@ -38,7 +38,7 @@ def are_finished(app: sqlq.App, number: int) -> bool:
     return len(app.jobs.list(state="finished")) == number
 
 
-def test_the_slot_of_a_step_is_filled_where_no_thread_unblocks(
+def test_a_step_is_unblocked_without_the_unblock_thread(
     app: sqlq.App,
     limited: Any,
     unswept: Worker,
@@ -57,7 +57,7 @@ def test_the_slot_of_a_step_is_filled_where_no_thread_unblocks(
 
 
 @on_sqlite
-def test_admissions_begin_once_there_is_a_thread(
+def test_admissions_begin_when_a_thread_can_be_started(
     app: sqlq.App, limited: Any, unswept: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = threading.Event()

@@ -37,7 +37,7 @@ def shown(engine: Engine, id: int) -> Any:
         ).one()
 
 
-def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> None:
+def test_a_row_takes_timeout_and_attempts_from_its_task(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="t", timeout="100ms", max_attempts=1, aliases=["was.t"])
     async def slow() -> None:
         await asyncio.Event().wait()
@@ -54,7 +54,7 @@ def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> 
         assert "longer than its timeout of 100 ms" in str(done.message)
 
 
-def test_its_task_says_its_headers_backoff_and_retention(app: sqlq.App, engine: Engine) -> None:
+def test_a_row_takes_headers_backoff_and_retention_from_its_task(app: sqlq.App, engine: Engine) -> None:
     seen: list[Any] = []
 
     @app.task(name="t", headers={"a": "task"}, backoff="1h", retention="2h", max_attempts=2)
@@ -72,7 +72,7 @@ def test_its_task_says_its_headers_backoff_and_retention(app: sqlq.App, engine: 
     assert (app.jobs.get(own).state, app.jobs.get(own).retention_ms) == ("failed", 60_000)
 
 
-def test_a_backoff_that_cannot_be_read_is_the_tasks(
+def test_an_unreadable_backoff_falls_back_to_the_tasks(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task(name="t", backoff="0s", max_attempts=2)
@@ -85,7 +85,7 @@ def test_a_backoff_that_cannot_be_read_is_the_tasks(
     assert "the backoff 'soon' in its row cannot be read" in caplog.text
 
 
-def test_what_the_row_says_comes_first(app: sqlq.App, engine: Engine) -> None:
+def test_options_in_the_row_come_before_those_of_the_task(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="t", timeout="1h", max_attempts=1, backoff="0s")
     async def slow() -> None:
         await asyncio.Event().wait()
@@ -107,7 +107,7 @@ def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
     assert app.jobs.get(limited).reason == "timeout"
 
 
-def test_a_job_of_its_task_made_without_a_timeout_says_none_either(app: sqlq.App, engine: Engine) -> None:
+def test_a_job_made_without_a_timeout_takes_the_tasks_when_claimed(app: sqlq.App, engine: Engine) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with engine.connect() as conn:
         assert conn.scalar(text("SELECT timeout_ms FROM jobs")) is None
@@ -123,7 +123,7 @@ def test_a_job_of_its_task_made_without_a_timeout_says_none_either(app: sqlq.App
     later.close()
 
 
-def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.App, engine: Engine) -> None:
+def test_a_rescue_counts_attempts_by_the_tasks_option(app: sqlq.App, engine: Engine) -> None:
     """The rescuer knows no tasks: an operator's command, or a supervisor."""
     app.task(name="once", max_attempts=1)(lambda: None)
     app.task(name="twice", max_attempts=2)(lambda: None)
@@ -144,7 +144,7 @@ def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.Ap
     assert app.jobs.get(ids[0]).reason == "worker_lost"
 
 
-def test_a_worker_that_does_not_know_the_task_leaves_it_to_one_that_does(
+def test_a_worker_without_the_task_releases_the_row_to_one_with_it(
     app: sqlq.App, engine: Engine, database_url: str
 ) -> None:
     job = insert(engine, task="t")
@@ -158,7 +158,7 @@ def test_a_worker_that_does_not_know_the_task_leaves_it_to_one_that_does(
     knows.close()
 
 
-def test_a_task_added_while_a_worker_runs_is_asked_too(app: sqlq.App, engine: Engine) -> None:
+def test_a_claimer_knows_tasks_added_later(app: sqlq.App, engine: Engine) -> None:
     claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 3, 30_000), tasks=app.tasks)
     for name, attempts in (("first", 3), ("second", 7)):
         app.task(name=name, max_attempts=attempts)(lambda: None)

@@ -46,7 +46,7 @@ def being(tenant: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_handler_sees_what_was_set(app: sqlq.App, kind: str) -> None:
+def test_a_handler_gets_headers_and_label(app: sqlq.App, kind: str) -> None:
     seen: list[tuple[Mapping[str, Any], str | None]] = []
 
     def plain() -> None:
@@ -71,7 +71,7 @@ def test_a_handler_sees_what_was_set(app: sqlq.App, kind: str) -> None:
     assert (app.jobs.get(plainly.id).headers, app.jobs.get(plainly.id).label) == ({}, None)
 
 
-def test_they_go_along_whichever_way_a_job_is_inserted(app: sqlq.App, engine: Engine) -> None:
+def test_every_insert_has_headers_and_label(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda n: None)
 
     def new(n: int, **options: Any) -> sqlq.NewJob:
@@ -90,7 +90,7 @@ def test_they_go_along_whichever_way_a_job_is_inserted(app: sqlq.App, engine: En
     ]
 
 
-def test_they_travel_to_the_failed_jobs_and_back(app: sqlq.App) -> None:
+def test_headers_and_label_survive_failure_and_retry(app: sqlq.App) -> None:
     @app.task(name="t", max_attempts=1)
     def fails() -> None:
         assert sqlq.current_job().attempts == 2 or sqlq.current_job().headers == {"a": 1}
@@ -113,7 +113,7 @@ def test_they_travel_to_the_failed_jobs_and_back(app: sqlq.App) -> None:
     )
 
 
-def test_what_is_set_later_is_added(app: sqlq.App) -> None:
+def test_set_adds_headers_to_those_before(app: sqlq.App) -> None:
     job = app.task(name="t")(lambda: None).new().set(headers={"a": 1, "b": 1})
     assert job.set(headers={"b": 2}).headers == {"a": 1, "b": 2}
     assert job.headers == {"a": 1, "b": 1}
@@ -139,7 +139,7 @@ def test_what_is_set_later_is_added(app: sqlq.App) -> None:
         ({"a": "x" * 16_384}, "the headers take 16,393 bytes as JSON, more than the 16,384 allowed"),
     ],
 )
-def test_what_cannot_be_headers_is_refused_where_it_is_set(app: sqlq.App, headers: Any, message: str) -> None:
+def test_wrong_headers_are_refused_where_they_are_set(app: sqlq.App, headers: Any, message: str) -> None:
     with pytest.raises(EnqueueError, match=f"^{message}"):
         app.task(name=f"t{len(app.tasks)}")(lambda: None).new().set(headers=headers)
 
@@ -170,7 +170,9 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_in_a_row_stop_no_worker(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "sqlq.worker")
     told: list[sqlq.JobResult] = []
 
@@ -195,7 +197,7 @@ def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pyte
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("spent", [True, False])
-def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
+def test_bytes_in_a_row_do_not_block_the_rescue_of_others(
     app: sqlq.App, engine: Engine, *, spent: bool
 ) -> None:
     other = app.enqueue(app.task(name="t", max_attempts=1)(lambda: None).new())
@@ -225,7 +227,7 @@ def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
 # -- stamps --------------------------------------------------------------------------------------------------
 
 
-def test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins(app: sqlq.App, engine: Engine) -> None:
+def test_enqueue_middleware_adds_headers_and_those_of_the_job_win(app: sqlq.App, engine: Engine) -> None:
     asked: list[sqlq.NewJob] = []
 
     @app.stamp
@@ -253,7 +255,7 @@ def test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins(app: sqlq.
     assert ran.jobs[0].new.headers == found[0]
 
 
-def test_what_a_stamp_may_not_return(app: sqlq.App, engine: Engine) -> None:
+def test_a_wrong_return_of_enqueue_middleware_is_refused(app: sqlq.App, engine: Engine) -> None:
     stamp: Any = lambda job: ["a"]  # noqa: E731
     app.stamp(stamp)
     task = app.task(name="t")(lambda: None)
@@ -265,7 +267,7 @@ def test_what_a_stamp_may_not_return(app: sqlq.App, engine: Engine) -> None:
     assert app.jobs.list() == []
 
 
-def test_an_exception_of_a_stamp_comes_out_of_enqueue(app: sqlq.App) -> None:
+def test_an_exception_of_enqueue_middleware_comes_out_of_enqueue(app: sqlq.App) -> None:
     @app.stamp
     def fails(job: sqlq.NewJob) -> None:
         raise LookupError("no request")
@@ -288,12 +290,12 @@ def _without_argument() -> None: ...
         (_without_argument, "it takes one argument, the job"),
     ],
 )
-def test_what_cannot_stamp(app: sqlq.App, stamp: Any, message: str) -> None:
+def test_wrong_enqueue_middleware_is_refused(app: sqlq.App, stamp: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         app.stamp(stamp)
 
 
-def test_a_stamp_is_registered_once(app: sqlq.App) -> None:
+def test_enqueue_middleware_is_registered_once(app: sqlq.App) -> None:
     stamp: Any = app.stamp(lambda job: None)
     with pytest.raises(ConfigurationError, match="a second time"):
         app.stamp(stamp)
@@ -340,7 +342,7 @@ def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.A
     assert carrying.jobs.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
 
 
-def test_inline_too(carrying: sqlq.App) -> None:
+def test_context_variables_travel_inline(carrying: sqlq.App) -> None:
     seen: list[Any] = []
 
     @carrying.task(name="t")
@@ -384,7 +386,7 @@ def test_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
         ([TENANT, ContextVar("tenant")], "carry holds two context variables named 'tenant'"),
     ],
 )
-def test_what_cannot_be_carried(carry: Any, message: str) -> None:
+def test_a_wrong_value_of_carry_is_refused(carry: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         sqlq.App("sqlite:///x.db", carry=carry)
 
@@ -428,7 +430,9 @@ def test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own(
     assert (tmp_path / "ran.txt").read_text() == "alone nobody's None b'\\xff'\n"
 
 
-def test_in_isolated_processes_too(carrying: sqlq.App, database_url: str, tmp_path: Path) -> None:
+def test_context_variables_travel_to_isolated_processes(
+    carrying: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
     (tmp_path / "play.py").write_text(PLAY)
     alone, aalone = (carrying.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone"))
     with being("blue"):

@@ -78,7 +78,7 @@ def no_more_files() -> Iterator[None]:
 
 # Python's own event loop, broken off as it is made, complains that it was not closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_where_no_event_loop_can_be_made_the_job_is_given_back_and_runs_later(
+def test_a_job_is_released_when_no_event_loop_can_be_made(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task(name="t")
@@ -103,7 +103,7 @@ def test_where_no_event_loop_can_be_made_the_job_is_given_back_and_runs_later(
     gc.collect()
 
 
-def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay(
+def test_a_job_is_released_and_its_slot_stays_when_no_thread_starts(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = threading.Event()
@@ -129,7 +129,7 @@ def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay
         )
 
 
-def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
+def test_a_job_that_cannot_start_anywhere_is_not_released_for_ever(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
@@ -182,7 +182,7 @@ class Processes:
 
 
 @pytest.mark.integration
-def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.App, engine: Engine) -> None:
+def test_few_subprocesses_start_at_a_time_while_other_jobs_run(app: sqlq.App, engine: Engine) -> None:
     """As after the death of a host, whose jobs all need a process of their own."""
     task = app.task(name="t")(lambda: None)
     lost = app.enqueue_many([task.new() for _ in range(6)])
@@ -270,7 +270,7 @@ def crowd(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_waits_for_processes_is_not_claimed_again_and_again(
+def test_jobs_that_wait_for_subprocesses_are_not_claimed_repeatedly(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker claims as many as it has slots, and no more in search of others behind them.
@@ -285,7 +285,7 @@ def test_what_waits_for_processes_is_not_claimed_again_and_again(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_drain_waits_for_what_waits_for_processes(
+def test_a_drain_waits_for_jobs_that_wait_for_subprocesses(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would leave jobs behind that it released, to be run later."""
@@ -326,7 +326,7 @@ def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: py
     assert app.jobs.get(job.id).reason == "timeout"
 
 
-def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
+def test_a_cancel_after_the_loop_is_closed_blocks_nothing() -> None:
     """It comes from a thread that has others to see to as well."""
 
     async def meanwhile() -> Callable[[], object]:
@@ -339,7 +339,7 @@ def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_handler_that_keeps_everybody_from_writing_meets_its_timeout(
+def test_a_handler_that_holds_the_write_lock_times_out(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
@@ -357,7 +357,7 @@ def test_a_handler_that_keeps_everybody_from_writing_meets_its_timeout(
     assert app.jobs.get(job.id).reason == "timeout"
 
 
-def test_a_handler_that_returns_past_its_timeout_is_late_whether_or_not_it_was_told(
+def test_a_handler_that_returns_past_its_timeout_has_timed_out(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Deadlines, "_look_at", lambda self, watched: float("inf"))
@@ -374,7 +374,7 @@ def test_a_handler_that_returns_past_its_timeout_is_late_whether_or_not_it_was_t
     assert app.jobs.get(job.id).reason == "timeout"
 
 
-def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_attempt_does_not_count_as_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
     stuck: list[int] = []
     deadlines = Deadlines(lambda job: stuck.append(job.id))
@@ -391,7 +391,7 @@ def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) 
     assert stuck == [2]
 
 
-def test_a_handler_that_was_cancelled_before_its_timeout_is_stuck_all_the_same(
+def test_a_cancelled_handler_past_its_timeout_counts_as_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
@@ -474,7 +474,7 @@ class Blinks:
 
 
 @on_sqlite
-def test_a_disk_that_blinks_while_nothing_is_to_be_done_ends_no_worker(app: sqlq.App) -> None:
+def test_a_disk_error_does_not_end_an_idle_worker(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     with working(app) as worker:
         assert app.result(app.enqueue(task.new()), "60s") is None
@@ -484,9 +484,7 @@ def test_a_disk_that_blinks_while_nothing_is_to_be_done_ends_no_worker(app: sqlq
 
 
 @on_sqlite
-def test_a_disk_that_blinks_as_the_worker_starts_ends_no_worker(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_error_does_not_end_a_starting_worker(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     blinks, connect = Blinks(None), sqlite3.connect
 
     def may_fail(*args: Any, **options: Any) -> Any:
@@ -501,7 +499,7 @@ def test_a_disk_that_blinks_as_the_worker_starts_ends_no_worker(
 
 
 @on_sqlite
-def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
+def test_a_file_that_is_gone_for_a_short_time_ends_no_worker(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has a sentence and no traceback about a file that is moved aside, for example to restore it."""
@@ -537,7 +535,7 @@ REFUSE = {
 }
 
 
-def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor(
+def test_a_refused_outcome_counts_while_the_supervisor_renews(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else it would run for ever: as a job claimed without its worker's knowing it would go back
@@ -565,7 +563,7 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
     assert "without its knowing" not in caplog.text
 
 
-def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> None:
+def test_a_worker_that_has_left_does_not_register_again(app: sqlq.App) -> None:
     """Its heartbeat and its supervisor go on until it has ended, and find no row of it."""
     with app.worker() as worker:
         assert [each.id for each in app.workers.list()] == [worker.id]
@@ -576,7 +574,7 @@ def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> No
 
 
 @pytest.mark.integration
-def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn(
+def test_prune_works_in_batches_between_rescues(
     database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10⁵ rows are a hundred turns; of the rescues none waits for more than one of them."""
@@ -622,7 +620,7 @@ def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn
     assert longest <= 2
 
 
-def test_the_failure_of_a_job_for_good_reaches_error_reporters_with_its_exception(
+def test_the_final_failure_of_a_job_reaches_error_reporters(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
@@ -640,7 +638,7 @@ def test_the_failure_of_a_job_for_good_reaches_error_reporters_with_its_exceptio
     assert failed.exc_info[1].__traceback__ is not None
 
 
-def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
+def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = app.task(name="t", max_attempts=1)(lambda: None)
@@ -660,7 +658,7 @@ def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
+def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that has run, and whose outcome is not written, runs again after a crash."""
@@ -702,7 +700,7 @@ def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
         thread.join(20)
 
 
-def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
+def test_a_job_that_has_a_slot_and_does_not_start_is_released(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The test does not depend on the cause."""

@@ -84,7 +84,7 @@ def dead_worker(app: sqlq.App) -> Callable[..., bool]:
     return dies
 
 
-def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(
+def test_started_jobs_of_a_dead_worker_count_and_others_do_not(
     app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
 ) -> None:
     app.enqueue_many([noop.new() for _ in range(3)])
@@ -107,7 +107,7 @@ def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(
     assert {job.id: job.losses for job in claim(app, "next")} == {started.id: 1, unstarted.id: 0}
 
 
-def test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started(
+def test_all_jobs_count_as_started_without_shared_memory(
     app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
@@ -132,7 +132,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_row_that_is_locked_is_given_back_later(
+def test_a_locked_row_is_released_later(
     app: sqlq.App, engine: Engine, noop: Any, dead_worker: Callable[..., bool]
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
@@ -147,7 +147,7 @@ def test_a_row_that_is_locked_is_given_back_later(
     assert app.jobs.get(locked.id).state == "available"
 
 
-def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
+def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
     app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper = Heartbeat(LEASE_MS)
@@ -192,9 +192,7 @@ def test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began(
         assert conn.execute(text("SELECT releases FROM jobs")).scalar_one() == 0
 
 
-def test_what_could_not_be_written_nor_ended_is_not_given_back(
-    app: sqlq.App, engine: Engine, noop: Any
-) -> None:
+def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engine, noop: Any) -> None:
     worker = app.worker()
     leases = worker._leases
     enter(app, worker.id)
@@ -224,7 +222,7 @@ def test_what_could_not_be_written_nor_ended_is_not_given_back(
 # -- what is short -------------------------------------------------------------------------------------------
 
 
-def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_without_a_receiving_thread_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[Any] = []
 
     def noted(command: Any, fds: Any) -> Any:
@@ -244,7 +242,7 @@ def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.M
             process.wait()
 
 
-def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
+def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
     app: sqlq.App, engine: Engine, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = Pipe.pair()
@@ -259,7 +257,7 @@ def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_host_that_can_do_no_chores_looks_for_nobody(
+def test_a_host_without_maintenance_has_no_poller(
     app: sqlq.App, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervising = Supervisor([], SupervisorOptions(2, 30_000, 0))
@@ -280,7 +278,7 @@ def test_a_host_that_can_do_no_chores_looks_for_nobody(
 # -- pauses of those who come later --------------------------------------------------------------------------
 
 
-def test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused() -> None:
+def test_a_promoted_spare_is_notified_of_a_pause() -> None:
     supervising = Supervisor([], SupervisorOptions(1, 30_000, 0, spare=True))
     here, there = Pipe.pair()
     box, box_fd = SharedMemory.create()
@@ -300,7 +298,7 @@ def test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused() -> None:
     box.close()
 
 
-def test_a_worker_that_comes_later_is_told_of_the_end_of_a_pause_that_it_saw_itself() -> None:
+def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
     def child(name: str) -> Any:
         return SimpleNamespace(worker=name, all_paused=None, link=SimpleNamespace(offer=partial(say, name)))
 
@@ -327,7 +325,7 @@ def keeper() -> Iterator[Heartbeat]:
     keeper.close()
 
 
-def test_it_renews_what_its_worker_holds_and_tells_it(
+def test_the_heartbeat_renews_its_workers_jobs_and_notifies_it(
     app: sqlq.App, engine: Engine, noop: Any, keeper: Heartbeat, database_url: str
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
@@ -357,7 +355,7 @@ def test_it_renews_what_its_worker_holds_and_tells_it(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases(
+def test_a_locked_worker_row_does_not_stop_renewals_of_others(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
     app.enqueue(noop.new())
@@ -372,7 +370,7 @@ def test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases(
     assert renewed == {"stuck": {}, "well": {right(job): False}}
 
 
-def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(
+def test_a_worker_unknown_to_the_heartbeat_renews_for_itself(
     app: sqlq.App, keeper: Heartbeat, database_url: str
 ) -> None:
     """An engine with a creator of its own may lead to another database than its URL."""
@@ -402,7 +400,7 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     box.close()
 
 
-def test_a_word_that_cannot_be_followed_deafens_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_message_does_not_stop_a_worker_from_receiving(caplog: pytest.LogCaptureFixture) -> None:
     box, fd = SharedMemory.create()
     os.close(fd)
     here, there = Pipe.pair()
@@ -429,7 +427,7 @@ os.write(int(sys.argv[1]), b'{"more": true}\\n{"ended": {}}\\n')
 """
 
 
-def test_a_word_that_cannot_be_followed_makes_no_supervisor_deaf() -> None:
+def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
     heard: list[Any] = []
 
     def hear(child: Child, message: Any) -> None:
@@ -446,7 +444,7 @@ def test_a_word_that_cannot_be_followed_makes_no_supervisor_deaf() -> None:
         child.close()
 
 
-def test_the_box_says_what_runs(app: sqlq.App) -> None:
+def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
     """So a kill in the middle of it counts as that job's attempt."""
     box, fd = SharedMemory.create()
     os.close(fd)
@@ -482,9 +480,7 @@ class Recorded(IsolatedProcesses):
         return Completed()
 
 
-def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(
-    app: sqlq.App, engine: Engine, noop: Any
-) -> None:
+def test_jobs_that_lost_a_worker_or_are_isolated_run_alone(app: sqlq.App, engine: Engine, noop: Any) -> None:
     alone = app.task(name="alone", isolate=True)(lambda: None)
     usual, lost, isolated = app.enqueue_many([noop.new(), noop.new(), alone.new()])
     with engine.begin() as conn:
@@ -506,7 +502,7 @@ class Killable(Attempt):
         self.seen = self.kill
 
 
-def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
+def test_a_late_kill_does_not_end_the_next_job() -> None:
     spawned = Spawned()
 
     def job(id: int) -> Killable:
@@ -534,7 +530,7 @@ def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
 
 
 @pytest.mark.parametrize("keep_finished", [True, False])
-def test_completing_is_the_owners_alone_and_once(
+def test_only_the_owner_completes_a_job_and_only_once(
     app: sqlq.App, engine: Engine, noop: Any, keep_finished: bool
 ) -> None:
     app.enqueue(noop.new())

@@ -17,7 +17,7 @@ from sqlq.worker.options import WorkerOptions, checked_weights
 from tests.kit import for_each
 
 
-def test_turns_are_as_many_as_weights_say_and_evenly_mixed() -> None:
+def test_turns_follow_the_weights_and_are_evenly_mixed() -> None:
     each = Turns({"a": 5, "b": 1, "c": 1})
     assert "".join(each.take("abc", 7)) == "aabacaa"
     assert "".join(each.take("abc", 16)) == "aabacaa" * 2 + "aa"
@@ -26,17 +26,17 @@ def test_turns_are_as_many_as_weights_say_and_evenly_mixed() -> None:
     assert all(turns[i : i + 4].count("low") == 1 for i in range(0, 40, 4))
 
 
-def test_turns_one_by_one_are_those_that_come_together() -> None:
+def test_single_turns_equal_those_of_a_batch() -> None:
     one, many = Turns({"a": 7, "b": 3, "c": 2}), Turns({"a": 7, "b": 3, "c": 2})
     assert [one.take("abc", 1)[0] for _ in range(40)] == many.take("abc", 40)
 
 
-def test_of_equal_weights_each_has_its_turn() -> None:
+def test_queues_of_equal_weights_take_turns() -> None:
     each = Turns({"a": 1, "b": 1, "c": 1})
     assert "".join(each.take("abc", 7)) == "abcabca"
 
 
-def test_who_was_empty_for_long_has_saved_nothing_up() -> None:
+def test_a_queue_that_was_empty_gains_no_extra_turns() -> None:
     each = Turns({"high": 1, "low": 1})
     assert set(each.take(["low"], 1_000)) == {"low"}
     assert sorted(each.take(["high", "low"], 2)) == ["high", "low"]
@@ -58,7 +58,7 @@ def weighted(app: sqlq.App) -> Callable[..., Any]:
     return claim
 
 
-def test_a_batch_has_no_lumps(weighted: Callable[..., Any]) -> None:
+def test_a_batch_mixes_queues_evenly(weighted: Callable[..., Any]) -> None:
     assert weighted(21, a=50, b=50, c=50) == "aabacaa" * 3
     assert weighted(3) == "aab"
     assert weighted(11) == "acaa" + "aabacaa", "the next batch goes on where the last one ended"
@@ -79,7 +79,7 @@ def test_a_queue_that_is_filled_again_has_its_share_at_once(weighted: Callable[.
 
 
 @for_each("weight", [0, -1, 1_001, True, "3", 1.5, None])
-def test_what_is_no_weight_is_one_sentence(weight: Any) -> None:
+def test_a_bad_weight_is_reported_in_one_sentence(weight: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"queues\['mail'\] is .*: a weight is a whole number from 1"
     ):
@@ -106,7 +106,7 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
     assert Counter(ran) == {"high": 12, "low": 4}
 
 
-def test_without_weights_the_order_is_strict(app: sqlq.App) -> None:
+def test_the_order_of_queues_is_strict_without_weights(app: sqlq.App) -> None:
     ran: list[str] = []
     task = app.task(name="t")(ran.append)
     for queue in ("low", "high"):
@@ -125,7 +125,7 @@ def test_without_weights_the_order_is_strict(app: sqlq.App) -> None:
         (("a=b=2",), {"a=b": 2}),
     ],
 )
-def test_how_queues_are_named(given: tuple[str, ...], queues: Any) -> None:
+def test_the_command_line_reads_queues_and_weights(given: tuple[str, ...], queues: Any) -> None:
     assert work._named_queues(given) == queues
     assert work.LARGEST_WEIGHT == options.LARGEST_WEIGHT
 
@@ -156,7 +156,7 @@ def test_a_claim_takes_as_many_of_each_queue(three_queues: Callable[[int], list[
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_queue_that_has_more_gives_what_the_others_lack(three_queues: Callable[[int], list[str]]) -> None:
+def test_a_full_queue_fills_the_turns_of_empty_ones(three_queues: Callable[[int], list[str]]) -> None:
     assert Counter(three_queues(12)) == {"a": 6, "b": 2, "c": 4}
     assert three_queues(12) == ["a"]
     assert three_queues(12) == []

@@ -75,7 +75,7 @@ def make_due(engine: Engine, *, unknown_for_a_day: bool = False) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_handler_gets_and_returns_what_its_annotations_say(app: sqlq.App, asynchronous: bool) -> None:
+def test_a_handler_gets_and_returns_values_of_its_annotations(app: sqlq.App, asynchronous: bool) -> None:
     got: list[Any] = []
 
     def place(order: Order, *, by: UUID | None = None) -> Order:
@@ -93,7 +93,7 @@ def test_a_handler_gets_and_returns_what_its_annotations_say(app: sqlq.App, asyn
     assert app.jobs.get(job.id).result == ORDER_JSON
 
 
-def test_what_plain_sql_inserts_arrives_as_annotated(app: sqlq.App, engine: Engine) -> None:
+def test_a_payload_inserted_by_sql_arrives_as_annotated(app: sqlq.App, engine: Engine) -> None:
     got: list[Any] = []
 
     @app.task(name="t")
@@ -106,7 +106,7 @@ def test_what_plain_sql_inserts_arrives_as_annotated(app: sqlq.App, engine: Engi
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_value_that_does_not_fit_fails_with_the_sentence_that_new_would_have_said(
+def test_a_value_that_does_not_fit_fails_with_the_error_of_new(
     app: sqlq.App, engine: Engine, asynchronous: bool
 ) -> None:
     ran: list[Any] = []
@@ -145,7 +145,7 @@ def test_a_value_that_does_not_fit_fails_with_the_sentence_that_new_would_have_s
         (ORDER, OrderOfOld, None, "it has the unknown field lines"),
     ],
 )
-def test_a_job_of_another_release_is_put_back_until_a_worker_takes_it(
+def test_a_job_of_another_release_is_released_until_a_worker_takes_it(
     database_url: str,
     engine: Engine,
     caplog: pytest.LogCaptureFixture,
@@ -224,7 +224,7 @@ def test_no_value_appears_in_the_logs(
         (UUID, None, None),
     ],
 )
-def test_a_result_is_stored_as_its_annotation_says(
+def test_a_result_is_stored_by_its_annotation(
     app: sqlq.App, annotation: Any, result: Any, stored: Any
 ) -> None:
     def handler() -> Any:
@@ -280,7 +280,7 @@ def test_a_result_is_read_as_annotated(app: sqlq.App, database_url: str) -> None
     elsewhere.close()
 
 
-def test_what_is_no_result_is_said(app: sqlq.App) -> None:
+def test_result_names_the_reason_why_there_is_none(app: sqlq.App) -> None:
     def fails() -> None:
         raise ValueError
 
@@ -345,7 +345,7 @@ def test_inline_handlers_get_their_arguments_by_way_of_json(app: sqlq.App) -> No
     assert json.loads(ran.jobs[0].new.payload) == {"args": [ORDER_JSON]}
 
 
-def test_what_was_enqueued_is_asked_for_by_its_values(app: sqlq.App) -> None:
+def test_assert_enqueued_compares_values_of_annotated_types(app: sqlq.App) -> None:
     @app.task(name="t")
     def place(order: Order, by: UUID | None = None) -> None: ...
 
@@ -361,7 +361,7 @@ def test_what_was_enqueued_is_asked_for_by_its_values(app: sqlq.App) -> None:
         assert_enqueued(place, args=[Order(ID, AT), ID], app=app)
 
 
-def test_what_was_enqueued_for_another_release_is_shown_as_it_is(app: sqlq.App, engine: Engine) -> None:
+def test_assert_enqueued_shows_a_payload_of_another_release_as_it_is(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="t")
     def place(order: Order) -> None: ...
 

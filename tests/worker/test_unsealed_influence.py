@@ -72,7 +72,7 @@ def _moment(engine: Engine, moment: datetime) -> str:
 
 @pytest.mark.parametrize("seal", ["sign", "encrypt"])
 @pytest.mark.parametrize("keys", [None, [OTHER]])
-def test_a_job_is_put_back_when_its_key_is_not_here(
+def test_a_job_is_released_when_its_key_is_not_here(
     make: Callable[..., sqlq.App],
     engine: Engine,
     keys: list[str] | None,
@@ -95,7 +95,7 @@ def test_a_job_is_put_back_when_its_key_is_not_here(
     assert ran == [7]
 
 
-def test_a_job_whose_key_no_worker_had_for_a_day_fails_and_is_not_followed(
+def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     sealing, without = make(keys=[KEY]), make(keys=[OTHER])
@@ -112,7 +112,7 @@ def test_a_job_whose_key_no_worker_had_for_a_day_fails_and_is_not_followed(
     assert work(sealing).completed == 1
 
 
-def test_a_step_is_put_back_when_the_key_of_a_result_is_not_here(
+def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     ran: list[int] = []
@@ -137,7 +137,7 @@ def test_a_step_is_put_back_when_the_key_of_a_result_is_not_here(
 
 
 @pytest.mark.parametrize("keys", [None, [OTHER], [KEY]])
-def test_a_seal_that_was_written_anew_fails_at_once_whatever_keys_are_here(
+def test_a_rewritten_signature_fails_at_once(
     make: Callable[..., sqlq.App], engine: Engine, keys: list[str] | None
 ) -> None:
     sealing, app = make(keys=[KEY]), make(keys=keys, unsealed=None if keys is None else "take")
@@ -163,9 +163,7 @@ def forge(engine: Engine, payload: str = "{}", *, attempts: int = 0, releases: i
 
 
 @pytest.mark.parametrize("payload", ["{}", f'{HEAD}s1.KEY.{"A" * 43}"}}'])
-def test_nothing_follows_a_row_that_is_refused(
-    make: Callable[..., sqlq.App], engine: Engine, payload: str
-) -> None:
+def test_a_refused_row_gets_no_callback(make: Callable[..., sqlq.App], engine: Engine, payload: str) -> None:
     """Else it would be signed, with a task, a queue and a label of theirs in it."""
     app = make(keys=[KEY])
     assert app.database.seal is not None
@@ -176,7 +174,7 @@ def test_nothing_follows_a_row_that_is_refused(
     assert tasks_in(engine) == []
 
 
-def test_nothing_follows_a_forged_row_whose_worker_is_lost(
+def test_a_forged_row_whose_worker_is_lost_gets_no_callback(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     """Whoever ends it has never opened it."""
@@ -199,7 +197,7 @@ def test_nothing_follows_a_forged_row_whose_worker_is_lost(
     assert follows.payload["args"][0]["task"] == "honest"
 
 
-def test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started(
+def test_a_forged_row_of_a_dead_worker_gets_no_callback(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     app = make(keys=[KEY])
@@ -276,7 +274,7 @@ def shop(app: sqlq.App) -> list[Any]:
 
 
 @pytest.mark.parametrize("task", ["pay", "look"])
-def test_a_plain_row_feeds_no_sealed_step(make: Callable[..., sqlq.App], engine: Engine, task: str) -> None:
+def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine: Engine, task: str) -> None:
     app = make(keys=[KEY], unsealed=["hooks"])
     paid = shop(app)
     flow = sqlq.Flow()
@@ -297,7 +295,7 @@ def test_a_plain_row_feeds_no_sealed_step(make: Callable[..., sqlq.App], engine:
 
 
 @pytest.mark.parametrize("unsealed", ["take", ["hooks", "pay"]])
-def test_a_step_takes_results_of_plain_rows_where_its_own_queue_takes_them(
+def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(
     make: Callable[..., sqlq.App], engine: Engine, unsealed: Any
 ) -> None:
     app = make(keys=[KEY], unsealed=unsealed)
@@ -309,7 +307,7 @@ def test_a_step_takes_results_of_plain_rows_where_its_own_queue_takes_them(
     assert paid == [3]
 
 
-def test_sealed_steps_feed_those_in_a_queue_that_takes_plain_rows(
+def test_signed_steps_feed_steps_in_a_queue_of_plain_rows(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     app = make(keys=[KEY], unsealed=["hooks"])

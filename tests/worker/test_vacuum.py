@@ -49,7 +49,9 @@ def test_an_old_transaction_before_many_dead_rows_is_named(
 
 
 @postgresql
-def test_without_an_old_transaction_nothing_is_said(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+def test_vacuum_logs_nothing_without_an_old_transaction(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "sqlq.worker"):
         Vacuum(app.database, lambda: 2_000).run()
     assert caplog.records == []

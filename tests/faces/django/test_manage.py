@@ -33,14 +33,18 @@ class TestMigrate:
         assert "the one needed" in bare_project.ok("sqlq", "migrate", "--check")
         assert bare_project.ok("makemigrations", "--check", "--dry-run") == "No changes detected\n"
 
-    def test_unless_the_settings_say_otherwise(self, bare_project: Project) -> None:
+    def test_djangos_migrate_makes_no_tables_with_migrate_with_django_off(
+        self, bare_project: Project
+    ) -> None:
         bare_project.set(SQLQ={"migrate_with_django": False})
         bare_project.ok("migrate")
         assert "jobs" not in tables(bare_project)
         bare_project.ok("sqlq", "migrate")
         assert "jobs" in tables(bare_project)
 
-    def test_only_in_the_database_of_the_jobs(self, bare_project: Project, tmp_path: Path) -> None:
+    def test_djangos_migrate_makes_tables_only_in_the_database_of_the_jobs(
+        self, bare_project: Project, tmp_path: Path
+    ) -> None:
         bare_project.set(OTHER=settings_of(f"sqlite:///{tmp_path / 'other.db'}"))
         bare_project.ok("migrate", "--database", "other")
         if bare_project.url.startswith("postgresql"):  # else there is no file, even
@@ -71,7 +75,9 @@ class TestCommand:
         assert done.code == 0, done
         assert [job["result"] for job in project.jobs(state="finished")] == [7]
 
-    def test_arguments_and_results_are_sealed_with_the_keys_of_the_settings(self, project: Project) -> None:
+    def test_arguments_and_results_are_encrypted_with_the_keys_of_the_settings(
+        self, project: Project
+    ) -> None:
         key = new_key()
         project.set(SQLQ={"keys": [key], "seal": "encrypt"})
         project.python("from shop.tasks import pay\nfrom sqlq.django import app\napp.enqueue(pay.new(4711))")
@@ -124,7 +130,7 @@ class TestCommand:
         project.ok("sqlq", "work", "--drain", *options)
         assert len(project.jobs(state="finished")) == 1
 
-    def test_another_program_may_call_it(self, project: Project) -> None:
+    def test_call_command_runs_the_command(self, project: Project) -> None:
         said = project.python(
             "import io\n"
             "from django.core.management import CommandError, call_command\n"
@@ -141,12 +147,12 @@ class TestCommand:
         assert "work needs a process of its own" in third
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-    def test_without_settings_it_is_one_sentence(self, project: Project) -> None:
+    def test_a_missing_settings_module_is_reported_in_one_sentence(self, project: Project) -> None:
         done = project.run(["-m", "sqlq", "-a", "sqlq.django:app", "status"])
         assert "set DJANGO_SETTINGS_MODULE" in done.sentence()
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-    def test_a_task_that_cannot_be_imported_is_one_sentence(self, project: Project) -> None:
+    def test_a_task_that_cannot_be_imported_is_reported_in_one_sentence(self, project: Project) -> None:
         (project.directory / "shop" / "tasks.py").write_text("import nowhere\n")
         done = project.run(
             ["-m", "sqlq", "-a", "sqlq.django:app", "status"], DJANGO_SETTINGS_MODULE="settings"
@@ -155,7 +161,7 @@ class TestCommand:
 
 
 class TestEager:
-    def test_the_settings_ask_for_it(self, project: Project) -> None:
+    def test_a_view_runs_jobs_at_the_commit_with_eager_in_the_settings(self, project: Project) -> None:
         project.set(SQLQ={"eager": "commit"})
         said = project.python(
             "from contextlib import suppress\n"
@@ -172,7 +178,7 @@ class TestEager:
 
 
 class TestDirectCalls:
-    def test_the_settings_refuse_them_outside_workers(self, project: Project) -> None:
+    def test_the_settings_refuse_direct_calls_outside_workers(self, project: Project) -> None:
         project.set(SQLQ={"direct_calls": "refuse"})
         tasks = project.directory / "shop" / "tasks.py"
         more = "\n\n@app.task\ndef pay_here(order_id):\n    return pay(order_id)\n"
@@ -211,7 +217,9 @@ class TestMistakes:
 
     @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
-    def test_of_the_settings(self, bare_project: Project, command: tuple[str, ...]) -> None:
+    def test_a_wrong_setting_is_reported_in_one_sentence(
+        self, bare_project: Project, command: tuple[str, ...]
+    ) -> None:
         bare_project.set(SQLQ={"databse": "default"})
         assert "SQLQ in the settings has the key 'databse'" in self.said(bare_project, *command)
         bare_project.set(SQLQ={}, DATABASE={"ENGINE": "django.db.backends.dummy"})
@@ -219,7 +227,9 @@ class TestMistakes:
 
     @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
-    def test_of_a_task(self, bare_project: Project, command: tuple[str, ...]) -> None:
+    def test_a_wrong_option_of_a_task_is_reported_in_one_sentence(
+        self, bare_project: Project, command: tuple[str, ...]
+    ) -> None:
         tasks = bare_project.directory / "shop" / "tasks.py"
         tasks.write_text(tasks.read_text().replace('backoff="10ms"', 'timeout="soon"'))
         assert "timeout is 'soon'" in self.said(bare_project, *command)
@@ -227,7 +237,9 @@ class TestMistakes:
     @pytest.mark.skipif(DJANGO < (6, 0), reason="django.tasks came with Django 6.0")
     @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
-    def test_of_a_task_of_djangos(self, bare_project: Project, command: tuple[str, ...]) -> None:
+    def test_a_wrong_option_of_a_django_task_is_reported_in_one_sentence(
+        self, bare_project: Project, command: tuple[str, ...]
+    ) -> None:
         settings = bare_project.directory / "settings.py"
         before = settings.read_text()
         settings.write_text(f'{before}    del TASKS["default"]["QUEUES"]\n')
@@ -238,7 +250,7 @@ class TestMistakes:
         settings.write_text(f'{before}    TASKS["once"]["OPTIONS"]["max_attempts"] = 0\n')
         assert "max_attempts is 0" in self.said(bare_project, *command)
 
-    def test_of_tables_that_are_not_ours(self, project: Project) -> None:
+    def test_tables_of_an_unknown_revision_are_reported_in_one_sentence(self, project: Project) -> None:
         engine = create_engine(project.url)
         with engine.begin() as conn:
             conn.execute(text("UPDATE sqlq_version SET version_num = '9999', oldest_code = '9999'"))
@@ -284,7 +296,7 @@ class TestWork:
 
 @pytest.mark.skipif(DJANGO < (6, 0), reason="django.tasks came with Django 6.0")
 class TestTasksOfDjangos:
-    def test_they_are_enqueued_as_their_decorator_says(self, project: Project) -> None:
+    def test_django_tasks_have_the_options_of_their_decorator(self, project: Project) -> None:
         assert "in queue mail" in project.ok("sqlq", "enqueue", "shop.django_tasks.aabout_itself")
         shown = project.sqlq("show", "1", "--json").json()
         assert (shown["queue"], shown["priority"]) == ("mail", 5)

@@ -116,7 +116,7 @@ def test_a_form_is_refused_when_its_token_is_wrong(app: sqlq.App, failed_job: in
     assert app.jobs.get(failed_job).state == "failed"
 
 
-def test_nothing_is_done_by_a_get(app: sqlq.App, failed_job: int) -> None:
+def test_a_get_request_changes_nothing(app: sqlq.App, failed_job: int) -> None:
     assert Visitor(app).get(f"/act/retry?id={failed_job}").status_code == 405
     assert app.jobs.get(failed_job).state == "failed"
 
@@ -130,7 +130,7 @@ def test_cookies_are_for_this_site_and_no_script(app: sqlq.App) -> None:
 @pytest.mark.parametrize(
     "back", ["https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:x", "/\r\nX: y"]
 )
-def test_nobody_is_sent_to_another_site(app: sqlq.App, failed_job: int, back: str) -> None:
+def test_the_login_does_not_redirect_to_another_site(app: sqlq.App, failed_job: int, back: str) -> None:
     answer = Visitor(app).send("retry", id=failed_job, back=back)
     assert answer.location == "/"
 
@@ -148,7 +148,7 @@ def test_each_answer_has_the_strict_policy(app: sqlq.App, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES[:-1])
-def test_pages_have_no_script_or_style_in_line(app: sqlq.App, page: str) -> None:
+def test_pages_have_no_inline_script_or_style(app: sqlq.App, page: str) -> None:
     text = Visitor(app).page(page)
     assert not re.search(r"<style|style=|<script(?! src=)|\son\w+=|https?://(?!www.w3.org)", text)
 
@@ -201,14 +201,14 @@ def test_values_of_secret_names_are_never_shown(app: sqlq.App, secret: list[str]
     assert job["on_success"] == job["on_failure"] == {**CALLBACK, "token": "(hidden)"}
 
 
-def test_arguments_are_hidden_from_viewers_when_the_option_says_so(app: sqlq.App, secret: list[str]) -> None:
+def test_arguments_are_hidden_from_viewers_with_hide_from_viewers(app: sqlq.App, secret: list[str]) -> None:
     for page in secret:
         said = Visitor(app, "viewer", hide_from_viewers=True).page(page)
         assert not re.search("teapot-7|alarm|seen", said), page
         assert "teapot-7" in Visitor(app, "operator", hide_from_viewers=True).page(page)
 
 
-def test_no_search_tells_a_viewer_what_is_hidden(app: sqlq.App) -> None:
+def test_a_viewer_cannot_search_hidden_arguments(app: sqlq.App) -> None:
     app.task(name="send")(lambda **more: None)
     app.enqueue(app.named("send").new(order=4711))
     for query in ("jobs?text=4711", "jobs?header=tenant", "api/v1/jobs?text=4711"):
@@ -227,7 +227,7 @@ def served(app: sqlq.App, logins: Logins) -> tuple[Client, list[str]]:
     return Client(server.site), links
 
 
-def test_a_link_logs_in_once(app: sqlq.App) -> None:
+def test_a_login_url_works_once(app: sqlq.App) -> None:
     browser, links = served(app, Logins())
     assert browser.get("/jobs").location == "/login"
     path = links[0].partition("/login")[2]
@@ -248,7 +248,7 @@ def test_logging_out_ends_the_session(app: sqlq.App) -> None:
     assert browser.get("/jobs").location == "/login"
 
 
-def test_guesses_are_refused_when_they_come_often(app: sqlq.App) -> None:
+def test_frequent_guesses_of_tokens_are_refused(app: sqlq.App) -> None:
     browser, _ = served(app, Logins())
     answers = [browser.get(f"/login?token=guess{i}").status_code for i in range(LOGINS_A_MINUTE + 3)]
     assert answers == [401] * LOGINS_A_MINUTE + [429] * 3
@@ -296,14 +296,14 @@ def test_a_token_reads_the_api_alone(app: sqlq.App, tmp_path: Path) -> None:
         ("[users]\nada = 1", "the role of ada is None"),
     ],
 )
-def test_a_file_of_users_is_refused_when_it_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_users_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "users.toml"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=said):
         logins_of(file)
 
 
-def test_an_error_of_authorize_is_the_hosts(app: sqlq.App) -> None:
+def test_an_error_of_authorize_reaches_the_host(app: sqlq.App) -> None:
     def broken(request: object) -> User:
         raise RuntimeError("the host's session is away")
 

@@ -43,7 +43,7 @@ def test_jobs_are_retried_cancelled_and_deleted(shop: sqlq.App) -> None:
     ]
 
 
-def test_a_dangerous_verb_asks_first_and_shows_the_number(shop: sqlq.App) -> None:
+def test_delete_shows_the_number_of_jobs_before_it_acts(shop: sqlq.App) -> None:
     enqueue(shop, 3)
     broken = end(shop, failed(), 3)
     answer = Visitor(shop).send("delete", id=broken)
@@ -54,7 +54,7 @@ def test_a_dangerous_verb_asks_first_and_shows_the_number(shop: sqlq.App) -> Non
     assert [str(shop.jobs.get(id).state) for id in broken] == ["failed"] * 3
 
 
-def test_all_that_match_are_acted_on_after_a_question(shop: sqlq.App) -> None:
+def test_all_matching_jobs_are_changed_after_a_confirmation(shop: sqlq.App) -> None:
     enqueue(shop, 60, label="red")
     enqueue(shop, 2)
     end(shop, failed(), 62)
@@ -81,7 +81,7 @@ def test_a_group_of_failures_is_retried_as_a_whole(shop: sqlq.App) -> None:
     assert "Retried 4 jobs of 4." in admin.done("retry", **form, confirmed="yes")
 
 
-def test_the_second_operator_sees_that_it_was_done(shop: sqlq.App) -> None:
+def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None:
     enqueue(shop)
     (id,) = end(shop, failed())
     first, second = Visitor(shop), Visitor(shop)
@@ -156,7 +156,7 @@ def test_a_form_is_refused_in_one_sentence_when_it_is_wrong(
     assert said in html.unescape(answer.text)
 
 
-def test_each_action_is_in_the_audit_with_who_did_it(shop: sqlq.App) -> None:
+def test_each_action_is_in_the_audit_with_its_actor(shop: sqlq.App) -> None:
     admin = Visitor(shop)
     admin.done("queue-pause", name="default")
     (action,) = shop.audit.list()
@@ -168,5 +168,5 @@ def test_a_form_without_jobs_does_nothing(shop: sqlq.App) -> None:
     assert "nothing was done" in Visitor(shop).done("retry")
 
 
-def test_no_verb_enqueues_anything_at_will() -> None:
+def test_no_form_enqueues_a_new_job() -> None:
     assert not any("enqueue" in action.words or "add" in action.words for action in ACTIONS.values())

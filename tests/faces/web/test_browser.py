@@ -89,7 +89,7 @@ def fill(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_page_is_there_for_everybody(desk: Desk, scheme: str) -> None:
+def test_each_page_passes_the_accessibility_checks(desk: Desk, scheme: str) -> None:
     fill(desk.app)
     desk.browser.choose_scheme(scheme)
     faults: dict[str, list[str]] = {}
@@ -149,7 +149,7 @@ def test_a_queue_is_paused_and_resumed(desk: Desk) -> None:
     browser.sees("Resumed: mail.", ".said")
 
 
-def test_the_page_says_that_it_is_old_when_the_server_is_away(desk: Desk, window: Browser) -> None:
+def test_a_page_shows_that_it_is_stale_while_the_server_is_away(desk: Desk, window: Browser) -> None:
     fill(desk.app)
     browser = desk.open("queues")
     browser.driver.set_network_conditions(offline=True, latency=0, throughput=0)
@@ -161,7 +161,7 @@ def test_the_page_says_that_it_is_old_when_the_server_is_away(desk: Desk, window
     browser.console()
 
 
-def test_it_is_used_on_a_phone(desk: Desk) -> None:
+def test_every_page_fits_a_phone(desk: Desk) -> None:
     fill(desk.app)
     driver = desk.browser.driver
     metrics: dict[str, Any] = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
@@ -221,7 +221,7 @@ def serving_django(project: Project) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("make", [*HOSTS, "django"], ids=lambda make: getattr(make, "__name__", make))
-def test_it_is_used_under_a_prefix_of_a_host(
+def test_the_dashboard_works_under_a_prefix_of_a_host(
     window: Browser, app: sqlq.App, database_url: str, tmp_path: Path, make: Any
 ) -> None:
     fill(app)

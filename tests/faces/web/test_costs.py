@@ -146,7 +146,7 @@ def test_the_end_of_a_traceback_is_read(app: sqlq.App) -> None:
     assert trace == "é" * (lookup.TRACE_CHARACTERS - 3) + "€nd"
 
 
-def test_a_look_that_takes_long_is_kept_long(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_query_is_cached_longer(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, number, moment = Visitor(app).site.reading, itertools.count(), 0.0
     monkeypatch.setattr("sqlq.web.reading.time", SimpleNamespace(monotonic=lambda: moment))
 

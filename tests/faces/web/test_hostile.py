@@ -147,7 +147,7 @@ def plant(engine: Engine, values: list[str]) -> None:
 @given(st.lists(VALUES, min_size=1, max_size=4))
 @example([""])
 @example([CANARY + LONG])
-def test_no_row_carries_anything_out(hostile: sqlq.App, engine: Engine, values: list[str]) -> None:
+def test_no_row_injects_markup_into_a_page(hostile: sqlq.App, engine: Engine, values: list[str]) -> None:
     plant(engine, values)
     visitor = Visitor(hostile)
     visitor.site.reading.forget()

@@ -215,7 +215,7 @@ def retry(prefix: str, browser: httpx.Client, job: int) -> httpx.Response:
     return browser.post(form[1], data=fields, headers={"Origin": HOST, "Sec-Fetch-Site": "same-origin"})
 
 
-def test_all_stays_under_the_prefix_of_a_mount(
+def test_every_url_stays_under_the_prefix_of_a_mount(
     app: sqlq.App, prefix: str, browser: httpx.Client, failed_job: int
 ) -> None:
     assert browser.get(f"{prefix}/").status_code == 403, "the host says that nobody is logged in"
@@ -233,7 +233,7 @@ def test_all_stays_under_the_prefix_of_a_mount(
 
 
 @pytest.mark.parametrize("forwards", [True, False])
-def test_all_stays_under_the_root_path_of_fastapi_when_a_proxy_cuts_it_off(
+def test_every_url_stays_under_the_root_path_of_fastapi(
     app: sqlq.App, failed_job: int, forwards: bool
 ) -> None:
     """A proxy answers for /shop, and forwards that part of the path or not."""

@@ -85,7 +85,7 @@ def test_pages_of_jobs_follow_each_other_without_a_gap(shop: sqlq.App) -> None:
     assert seen == sorted(made, reverse=True)
 
 
-def test_a_job_shows_its_attempts_and_what_can_be_done(shop: sqlq.App) -> None:
+def test_the_page_of_a_job_shows_its_attempts_and_actions(shop: sqlq.App) -> None:
     shop.enqueue(shop.named("send").new(7))
     trace = (
         'Traceback (most recent call last):\n  File "/srv/shop/mail.py", line 3, in send\nValueError: boom'
@@ -107,14 +107,14 @@ def test_a_job_shows_its_attempts_and_what_can_be_done(shop: sqlq.App) -> None:
 @pytest.mark.parametrize(
     ("paused", "said"), [(True, "its queue is paused"), (False, "no worker serves its queue")]
 )
-def test_a_job_says_why_it_does_not_run(shop: sqlq.App, paused: bool, said: str) -> None:
+def test_the_page_of_a_job_names_the_reason_why_it_waits(shop: sqlq.App, paused: bool, said: str) -> None:
     id = shop.enqueue(shop.named("send").new()).id
     if paused:
         shop.queues.pause("default")
     assert said in Visitor(shop).page(f"/jobs/{id}")
 
 
-def test_failures_are_grouped_by_what_they_have_in_common(shop: sqlq.App) -> None:
+def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
     trace = (
         'Traceback:\n  File "/srv/shop/mail.py", line {}, in send\n'
         '  File "/x/site-packages/smtp.py", line 9, in go\n'
@@ -145,7 +145,7 @@ def test_a_flow_is_drawn_with_its_steps(shop: sqlq.App) -> None:
     assert page.count('class="edge"') == 1
 
 
-def test_the_api_says_what_the_pages_say(shop: sqlq.App) -> None:
+def test_the_api_returns_the_data_of_the_pages(shop: sqlq.App) -> None:
     id = shop.enqueue(shop.named("send").new(7)).id
     visitor = Visitor(shop)
     assert visitor.read("queues")["queues"][0]["available"] == 1
@@ -177,7 +177,7 @@ def test_the_api_says_what_the_pages_say(shop: sqlq.App) -> None:
         ("/nowhere", 404, ""),
     ],
 )
-def test_a_mistake_in_the_address_is_told_in_one_sentence(
+def test_a_wrong_address_is_reported_in_one_sentence(
     app: sqlq.App, path: str, status: int, said: str
 ) -> None:
     page = html.unescape(Visitor(app).page(path, status))
@@ -185,14 +185,14 @@ def test_a_mistake_in_the_address_is_told_in_one_sentence(
     assert "Traceback" not in page
 
 
-def test_a_database_without_tables_is_told(empty_database_url: str) -> None:
+def test_a_page_names_migrate_without_tables(empty_database_url: str) -> None:
     with closing(sqlq.App(empty_database_url)) as empty:
         page = Visitor(empty).page("/", 503)
     assert "sqlq migrate" in page
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_page_tries_again_when_the_database_is_away(app: sqlq.App) -> None:
+def test_a_page_reloads_itself_while_the_database_is_away(app: sqlq.App) -> None:
     with closing(sqlq.App("postgresql+psycopg://nobody@127.0.0.1:9/nowhere")) as away:
         page = Visitor(away).page("/queues", 503)
     assert "The database did not answer" in page
@@ -200,7 +200,7 @@ def test_a_page_tries_again_when_the_database_is_away(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_slow_part_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine) -> None:
+def test_a_slow_query_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine) -> None:
     shop.enqueue(shop.named("send").new())
     visitor = Visitor(shop)
     visitor.page()
@@ -214,7 +214,7 @@ def test_a_slow_part_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine)
     assert 'href="/jobs?queue=default"' in page
 
 
-def test_a_part_that_was_too_slow_is_not_tried_by_each_viewer(
+def test_a_query_that_was_too_slow_is_not_repeated_by_each_viewer(
     shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visitor, tries = Visitor(shop), list[int]()
@@ -229,7 +229,7 @@ def test_a_part_that_was_too_slow_is_not_tried_by_each_viewer(
     assert tries == [1]
 
 
-def test_viewers_share_one_look(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewers_share_one_query(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     visitor = Visitor(shop)
     visitor.page("/queues")
     looks: list[int] = []

@@ -90,11 +90,11 @@ class Looking(InTheAdmin):
         self.assertIn('href="?task=shop.tasks.apay"', page)
         self.assertEqual(self.ids(FailedJob), [two + 1])
 
-    def test_a_state_that_is_none_is_said(self):
+    def test_an_unknown_state_is_refused_with_the_known_ones(self):
         self.log_in(is_superuser=True)
         self.assertIn("is 'nonsense': it is one of blocked", self.page(address(Job), state="nonsense"))
 
-    def test_lists_have_pages_and_an_end(self):
+    def test_lists_have_pages_up_to_a_bound(self):
         self.log_in("view_job")
         ids = [job.id for job in app.enqueue_many([pay.new(i) for i in range(120)])][::-1]
         with mock.patch("sqlq.django.admin.MOST", 110):
@@ -153,14 +153,14 @@ class Looking(InTheAdmin):
         self.assertIn("mail", self.page(address(Queue, "change", "mail")))
         self.assertIn("0 workers", self.page(address(Worker)))
 
-    def test_a_database_without_the_tables_is_said(self):
+    def test_a_page_names_migrate_where_the_tables_are_missing(self):
         from sqlq.errors import SchemaVersionError
 
         self.log_in(is_superuser=True)
         with mock.patch.object(app.jobs.__class__, "_read", side_effect=SchemaVersionError("run migrate")):
             self.assertIn("Run migrate", self.page(address(Job)))
 
-    def test_a_look_that_takes_long_ends_and_is_said(self):
+    def test_a_page_reports_a_query_that_timed_out(self):
         self.log_in(is_superuser=True)
         id = app.enqueue(pay.new(7)).id
         jobs = connections[app.configuration.database]
@@ -233,7 +233,7 @@ class Acting(InTheAdmin):
         self.assertEqual([self.state(id) for id in [*ids, other]], ["failed"] * 3 + ["available"])
         self.assertIn("Retried 3 jobs of 3.", self.act(FailedJob, "retry", ids[0], select_across="1"))
 
-    def test_ids_that_are_none_are_refused(self):
+    def test_wrong_ids_are_refused(self):
         self.log_in(is_superuser=True)
         self.assertIn("id is 'x'", self.act(Job, "retry", "x"))
 

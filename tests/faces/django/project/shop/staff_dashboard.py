@@ -45,14 +45,14 @@ class OfStaff(TransactionTestCase):
         self.assertEqual(answer.status_code, 200, answer.content)
         return answer.content.decode()
 
-    def test_nobody_is_sent_to_the_login(self):
+    def test_an_anonymous_user_is_sent_to_the_login(self):
         answer = self.client.get(f"{ROOT}jobs?queue=mail")
         self.assertRedirects(answer, f"/admin/login/?next={ROOT}jobs%3Fqueue%3Dmail")
         answer = self.client.post(f"{ROOT}act/retry", {"id": self.job.id}, headers=FROM_HERE)
         self.assertRedirects(answer, f"/admin/login/?next={ROOT}")
         self.assertEqual(self.client.get(f"{ROOT}static/style.css").status_code, 302)
 
-    def test_others_are_refused(self):
+    def test_users_without_permissions_are_refused(self):
         for permissions, more in (
             ([], {}),
             (["view_schedule"], {}),
@@ -105,7 +105,7 @@ class OfStaff(TransactionTestCase):
                 self.assertEqual(answer.status_code, 403)
         self.assertEqual(app.jobs.get_committed(self.job.id).state, "failed")
 
-    def test_links_and_cookies_stay_under_the_prefix(self):
+    def test_urls_and_cookies_stay_under_the_prefix(self):
         self.log_in("delete_job")
         answer = self.client.get(ROOT)
         links = re.findall(r'(?:href|src|action)="([^"#?][^"#]*)"', answer.content.decode())
@@ -124,13 +124,13 @@ class OfStaff(TransactionTestCase):
             page = self.client.get(ROOT).content.decode()
         self.assertIn(f'href="/shop{ROOT}jobs"', page)
 
-    def test_it_is_secure_behind_a_proxy_that_says_so(self):
+    def test_the_cookie_is_secure_behind_a_proxy_with_https(self):
         self.log_in("view_job")
         with override_settings(SECURE_PROXY_SSL_HEADER=("HTTP_X_PROTO", "https"), USE_X_FORWARDED_HOST=True):
             answer = self.client.get(ROOT, headers={"X-Proto": "https", "X-Forwarded-Host": "testserver"})
         self.assertTrue(answer.cookies["sqlq_form"]["secure"])
 
-    def test_what_is_said_arrives_whole(self):
+    def test_a_message_with_special_characters_arrives_unchanged(self):
         """Cookies go by way of Django's."""
         self.log_in("change_job")
         action, fields = form_of(self.page("queues"), "queue-pause")

@@ -28,12 +28,12 @@ BACKEND = "sqlq.django.SqlqBackend"
 
 
 class TheBackend(SimpleTestCase):
-    def test_it_is_the_one_of_the_settings(self):
+    def test_the_default_backend_is_the_one_of_the_settings(self):
         self.assertEqual(default_task_backend, task_backends["default"])
         self.assertIsInstance(task_backends["default"], SqlqBackend)
         self.assertEqual(default_task_backend.alias, "default")
 
-    def test_what_it_can(self):
+    def test_the_backend_supports_every_optional_feature(self):
         for what in ("defer", "async_task", "get_result", "priority"):
             self.assertTrue(getattr(default_task_backend, f"supports_{what}"), what)
 
@@ -77,7 +77,7 @@ class Enqueue(TestCase):
                 with self.assertRaisesMessage(ValueError, "Task has not finished yet"):
                     result.return_value
 
-    async def test_asynchronously(self):
+    async def test_the_asynchronous_methods_of_the_backend(self):
         result = await django_tasks.echo.aenqueue(1, two=3)
         self.assertEqual(result.status, TaskResultStatus.READY)
         found = await default_task_backend.aget_result(result.id)
@@ -86,7 +86,7 @@ class Enqueue(TestCase):
         with self.assertRaises(TaskResultDoesNotExist):
             await default_task_backend.aget_result("123456789")
 
-    def test_get_result_sees_what_is_not_committed(self):
+    def test_get_result_sees_an_uncommitted_job(self):
         result = django_tasks.echo.enqueue("é", two=(3,), data=b"x")
         found = django_tasks.echo.get_result(result.id)
         self.assertEqual(found, result)
@@ -118,7 +118,7 @@ class Enqueue(TestCase):
         self.assertEqual((job.state, job.priority, job.queue), ("scheduled", 7, "mail"))
         self.assertEqual(app.jobs.get(int(django_tasks.aabout_itself.enqueue().id)).queue, "mail")
 
-    def test_a_job_that_waits_in_a_line_is_ready(self):
+    def test_a_blocked_job_has_the_status_ready(self):
         result = django_tasks.bill.enqueue("t1")
         self.assertEqual(app.jobs.get(int(result.id)).state, "blocked")
         for found in (result, default_task_backend.get_result(result.id)):
@@ -134,7 +134,7 @@ class Enqueue(TestCase):
         found = app.jobs.get(int(django_tasks.echo.using(backend="once").enqueue().id))
         self.assertEqual(found.max_attempts, 1)
 
-    def test_what_cannot_be_enqueued(self):
+    def test_the_backend_refuses_bad_arguments_and_options(self):
         before = count()
         with self.assertRaisesMessage(TypeError, "Unsupported type"):
             django_tasks.echo.enqueue(dt.datetime.now())  # noqa: DTZ005
@@ -150,7 +150,7 @@ class Enqueue(TestCase):
             django_tasks.echo.using(queue_name="a,b").enqueue()
         self.assertEqual(count(), before)
 
-    def test_it_is_validated_on_enqueue(self):
+    def test_enqueue_validates_the_task(self):
         other = django_tasks.echo.using(queue_name="unknown_queue")
         with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["queue-1"]}}):
             said = (
@@ -160,7 +160,7 @@ class Enqueue(TestCase):
             with self.assertRaisesMessage(InvalidTask, said):
                 other.enqueue()
 
-    def test_a_rollback_takes_the_job_along(self):
+    def test_a_rollback_removes_the_job(self):
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
             django_tasks.echo.enqueue()
             1 / 0
@@ -189,7 +189,7 @@ class Enqueue(TestCase):
         self.assertTrue(order.paid)
         self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
 
-    def test_tasks_of_djangos_are_looked_for_as_they_are(self):
+    def test_assert_enqueued_takes_tasks_of_django(self):
         with self.assertRaisesMessage(AssertionError, "of this task there is:\n  nothing"):
             assert_enqueued(django_tasks.pay, session=connection)
         django_tasks.pay.enqueue(7)
@@ -203,7 +203,7 @@ class Enqueue(TestCase):
                 with self.assertRaisesMessage(ConfigurationError, "give the task itself, or its name"):
                     look(wrong, session=connection)
 
-    def test_what_the_command_line_checks(self):
+    def test_the_app_registers_django_tasks_with_their_options(self):
         registered = app.tasks["shop.django_tasks.aabout_itself"]
         self.assertEqual((registered.queue, registered.priority), ("mail", 5))
 
@@ -264,7 +264,7 @@ class WithoutARow(TransactionTestCase):
             self.assertIn("no such order", error.traceback)
 
     @needs_a_file
-    def test_told_where_finished_jobs_are_not_kept(self):
+    def test_a_signal_has_the_result_of_a_job_whose_row_is_gone(self):
         heard = []
         receiver = lambda sender, task_result, **kwargs: heard.append(task_result)  # noqa: E731
         task_finished.connect(receiver)
@@ -287,7 +287,7 @@ class WithoutARow(TransactionTestCase):
 
 class Work(TransactionTestCase):
     @override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo")
-    def test_naive_moments(self):
+    def test_naive_times_are_in_the_time_zone_of_the_settings(self):
         connection.close()  # a connection keeps the time zone that it was made with
         self.addCleanup(connection.close)
         moment = dt.datetime(2040, 1, 2, 3, 4)  # noqa: DTZ001
@@ -407,7 +407,7 @@ class Work(TransactionTestCase):
 
 
 class WithoutTheApp(SimpleTestCase):
-    def test_it_is_said_to_install_it(self):
+    def test_the_error_names_installed_apps_where_the_app_is_missing(self):
         with self.modify_settings(INSTALLED_APPS={"remove": ["sqlq.django"]}):
             from sqlq.django.application import project_app
             from sqlq.errors import ConfigurationError

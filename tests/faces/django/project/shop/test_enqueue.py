@@ -54,11 +54,11 @@ class InATestsTransaction(TestCase):
         app.enqueue(pay.new(1))
         self.assertEqual(count(), 2)
 
-    def test_is_not_there_in_the_next(self):
+    def test_jobs_of_one_test_are_not_there_in_the_next(self):
         app.enqueue_many([pay.new(2), pay.new(3)])
         self.assertEqual(count(), 3)
 
-    def test_it_can_be_looked_at(self):
+    def test_a_job_is_found_in_its_transaction(self):
         job = app.enqueue(pay.new(7).set(priority=3))
         assert_enqueued(pay, args=[7], session=connection)
         assert_not_enqueued(pay, args=[8], session=connection)
@@ -71,14 +71,14 @@ class InATestsTransaction(TestCase):
         second = app.enqueue(pay.new(7).set(unique_key="7"))
         self.assertEqual((first.created, second.created, first.id), (True, False, second.id))
 
-    def test_a_savepoint_takes_its_jobs_along(self):
+    def test_a_rolled_back_savepoint_removes_its_jobs(self):
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
             Order.objects.create()
             app.enqueue(pay.new(1))
             1 / 0
         self.assertEqual((count(), Order.objects.count()), (1, 0))
 
-    def test_a_broken_transaction_is_refused_as_django_refuses_it(self):
+    def test_a_broken_transaction_raises_djangos_error(self):
         with self.assertRaises(transaction.TransactionManagementError), transaction.atomic():
             with self.assertRaises(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("SELECT nonsense FROM nowhere")
@@ -131,7 +131,7 @@ class EagerlyAtTheCommit(TransactionTestCase):
     def paid(self):
         return Order.objects.filter(paid=True).count()
 
-    def test_after_the_commit(self):
+    def test_an_eager_job_runs_after_the_commit(self):
         with transaction.atomic():
             job = self.enqueue()
             order = Order.objects.get()
@@ -150,7 +150,7 @@ class EagerlyAtTheCommit(TransactionTestCase):
             ("finished", order.id, order.id),
         )
 
-    def test_after_a_rollback_never(self):
+    def test_an_eager_job_never_runs_after_a_rollback(self):
         ran = []
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
             app.enqueue(remind.new("x").set(on_success=None), eager="commit")
@@ -160,7 +160,7 @@ class EagerlyAtTheCommit(TransactionTestCase):
             app.enqueue(remind.new("y"), eager="commit")
         self.assertEqual(([line.getMessage() for line in logs.records], ran), (["a reminder of y"], []))
 
-    def test_without_a_transaction_at_once(self):
+    def test_an_eager_job_without_a_transaction_runs_at_once(self):
         self.assertEqual((self.enqueue().state, self.paid()), ("finished", 1))
 
     def test_an_error_leaves_the_commit_and_other_hooks_alone(self):
@@ -200,7 +200,7 @@ class EagerlyInATestsTransaction(TestCase):
 
 
 class LazyTexts(TestCase):
-    def test_they_go_as_their_texts(self):
+    def test_lazy_texts_are_stored_as_their_texts(self):
         job = remind.new(gettext_lazy("Yes"), [gettext_lazy("No")], name={"a": gettext_lazy("Yes")})
         self.assertEqual((job.args, job.kwargs), (["Yes", ["No"]], {"name": {"a": "Yes"}}))
         with translation.override("de"):
@@ -212,12 +212,12 @@ class LazyTexts(TestCase):
         assert_not_enqueued(remind, args=["Yes"], session=connection)
         assert_enqueued(remind, args=["Ja"], session=connection)
 
-    def test_handlers_return_them(self):
+    def test_handlers_may_return_lazy_texts(self):
         with inline(app):
             job = app.enqueue(remind.new(gettext_lazy("Yes")))
             self.assertEqual(app.result(job), [True, "Yes", {}, "Yes"])
 
-    def test_what_databases_cannot_store_is_refused(self):
+    def test_a_lazy_text_with_a_nul_is_refused(self):
         with self.assertRaisesMessage(sqlq.errors.ArgumentsError, "holds a NUL"):
             remind.new(format_lazy("a\0{}", "b"))
 
@@ -232,14 +232,14 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
             app.enqueue(pay.new(order.id))
         self.assertEqual((count(), Order.objects.count()), (1, 1))
 
-    def test_a_rollback_takes_both(self):
+    def test_a_rollback_undoes_order_and_job(self):
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
             Order.objects.create()
             app.enqueue(pay.new(1))
             1 / 0
         self.assertEqual((count(), Order.objects.count()), (0, 0))
 
-    def test_without_a_transaction_it_is_there_at_once(self):
+    def test_a_job_without_a_transaction_is_committed_at_once(self):
         app.enqueue(pay.new(1))
         self.assertEqual(count(), 1)
         self.assertTrue(connection.get_autocommit())
@@ -248,7 +248,7 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
         self.assertEqual((count(), count("finished_jobs"), count("failed_jobs")), (0, 0, 0))
 
     @needs_a_file
-    def test_another_connection_sees_it_after_the_commit_alone(self):
+    def test_another_connection_sees_a_job_after_the_commit(self):
         seen = []
 
         def look():
@@ -262,7 +262,7 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
         self.assertEqual(seen, [0, 1])
 
     @needs_a_file
-    def test_a_worker_runs_it(self):
+    def test_drain_runs_the_jobs(self):
         orders = [Order.objects.create() for _ in range(3)]
         for task, order in zip((pay, apay, pay_in_turn), orders, strict=True):
             app.enqueue(task.new(order.id))
@@ -289,7 +289,7 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
 class WhereTheAppIs(SimpleTestCase):
     databases = "__all__"
 
-    def test_it_is_on_the_tests_database(self):
+    def test_the_app_is_on_the_tests_database(self):
         place, name = str(app.url.database), str(connection.settings_dict["NAME"])
         self.assertEqual(place, name.partition("?")[0])
         self.assertIn("memory" if in_memory() else "test_", place)

@@ -97,12 +97,12 @@ class Checks(SimpleTestCase):
         with override_settings(SQLQ=given):
             return [(each.id, each.msg) for each in checks.run_checks(tags=["sqlq"])]
 
-    def test_nothing_is_wrong(self):
+    def test_right_settings_pass_the_checks(self):
         self.assertEqual(self.found(), [])
         modules = ["tasks", "emails"]
         self.assertEqual(self.found(database="default", retention="30d", task_modules=modules), [])
 
-    def test_what_is_wrong_is_named(self):
+    def test_a_wrong_setting_is_named_in_one_line(self):
         for given, said in (
             (
                 {"databse": "default"},
@@ -170,7 +170,7 @@ class Checks(SimpleTestCase):
         self.assertEqual((app._runs_eagerly(None), app._code.direct_calls), ("commit", "refuse"))
         self.assertEqual(other(), 7, "which tests may call")
 
-    def test_keys_seal_and_are_shown_nowhere(self):
+    def test_keys_of_the_settings_encrypt_and_are_not_shown(self):
         with override_settings(SQLQ={"keys": [KEY], "seal": "encrypt", "unsealed": ["hooks"]}):
             app = DjangoApp()
         self.assertEqual(list(app.database.seal.keys), [Key(KEY, "").id])
