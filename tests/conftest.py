@@ -66,7 +66,7 @@ SAME_ON_BOTH = (
     *(
         f"conformance/test_{what}.py"
         for what in (
-            *("admin_doctor", "admin_looks", "admin_queues", "enqueue_limits", "enqueue_refused"),
+            *("admin_doctor", "admin_listings", "admin_queues", "enqueue_limits", "enqueue_refused"),
             *("records", "replay", "rotation", "schedules"),
         )
     ),
@@ -74,9 +74,12 @@ SAME_ON_BOTH = (
 ON_EACH = (
     *(
         f"worker/test_{what}.py"
-        for what in ("complete", "leases", "limits", "newest_first", "place", "sql_rows")
+        for what in ("complete", "leases", "limits", "newest_first", "queue_order", "sql_rows")
     ),
-    *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
+    *(
+        f"faults/test_{what}.py"
+        for what in ("database_outages", "hostile_data", "small_guards", "state_machine")
+    ),
 )
 """Tests of the layers above the database run on one kind of it, but for files about each kind.
 

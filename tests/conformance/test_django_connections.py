@@ -21,7 +21,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 import sqlq
 from sqlq.database.caller import mariadb
 from sqlq.testing import inline
-from tests.conformance.test_enqueue_hints import Listener
+from tests.conformance.test_enqueue_notifications import Listener
 
 
 @pytest.fixture

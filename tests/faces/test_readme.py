@@ -222,7 +222,7 @@ def test_the_two_commands() -> None:
             "0",
             "-p",
             "no:cacheprovider",
-            "tests/unit/test_link.py",
+            "tests/unit/test_pipe.py",
         ],
         cwd=ROOT,
         capture_output=True,

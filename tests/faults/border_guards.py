@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-HEARD, LINKS = "tests/faults/test_notifications.py::", "tests/faults/test_links.py::"
+HEARD, LINKS = "tests/faults/test_notifications.py::", "tests/faults/test_bad_messages.py::"
 COSTS = "tests/faces/web/test_costs.py::"
 STAFF = "tests/faces/django/test_staff.py::"
-STEERING, METRICS = "tests/faces/test_cli_steering.py::", "tests/faces/test_metrics.py::"
+STEERING, METRICS = "tests/faces/test_cli_control_characters.py::", "tests/faces/test_metrics.py::"
 
 # ruff: noqa: E501 - a guard is one line
 # fmt: off
@@ -19,7 +19,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("a-flood-is-read-before-a-look", "and (not listens or self._hearing.is_dry)", "", HEARD + "test_the_poller_reads_all_notifications_before_the_next_poll[postgresql]"),
     ("a-stopped-child-is-called-once", "droppable=True, ", "", LINKS + "test_notifications_do_not_pile_up_for_a_stopped_child"),
     ("no-word-ends-a-supervisor", "MISFITS", "KeyboardInterrupt", LINKS + "test_no_message_ends_a_supervisor"),
-    ("what-an-isolate-says-can-be-read", "strictly:", "False:", "tests/worker/test_isolates.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost[no JSON\\n]"),
+    ("what-an-isolate-says-can-be-read", "strictly:", "False:", "tests/worker/test_subprocesses.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost[no JSON\\n]"),
     ("an-isolate-says-outcomes", "not isinstance(outcome, Outcome)", "False", LINKS + "test_messages_of_a_subprocess_are_an_outcome_or_its_end"),
     ("few-scrape-at-a-time", None, "return True", METRICS + "test_the_endpoint_bounds_connections_of_strangers[sqlite]"),
     ("no-connection-stays", "time.monotonic() > end", "False", METRICS + "test_the_endpoint_closes_a_slow_client[sqlite]"),

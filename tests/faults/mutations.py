@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.faults import seal_guards
+from tests.faults import encryption_guards
 from tests.faults.border_guards import BORDER
 from tests.faults.waiting_guards import WAITING
 from tests.faults.web_guards import WEB
@@ -64,11 +64,11 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_outcomes.py::",
 )
 REPLAY = "tests/conformance/test_replay.py::"
-PLACE, ENDS = "tests/worker/test_place.py::", "tests/worker/test_ends.py::"
+PLACE, ENDS = "tests/worker/test_queue_order.py::", "tests/worker/test_attempt_ends.py::"
 HISTORY = "tests/worker/test_history.py::"
 RELOAD = "tests/faces/test_cli_reload.py::"
 INSIDE = "tests/faces/django/test_inside.py::"
-FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
+FRONTIER, HINTS = "tests/worker/test_scan_cursor.py::", "tests/conformance/test_enqueue_notifications.py::"
 FAILOVER = "tests/faults/test_failover.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -81,15 +81,15 @@ DEAD, ONCE = "tests/worker/test_dead_hosts.py::", "tests/worker/test_once.py::"
 STUCK = "tests/faults/test_stuck.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
 LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
-LASTING = "tests/conformance/test_lasting_keys.py::"
-LOOKOUT, RESULTS = "tests/worker/test_lookout.py::", "tests/worker/test_results.py::"
-LINK, DRIVER = "tests/unit/test_link.py::", "tests/sql/test_driver.py::"
+LASTING = "tests/conformance/test_permanent_keys.py::"
+LOOKOUT, RESULTS = "tests/worker/test_poller.py::", "tests/worker/test_results.py::"
+LINK, DRIVER = "tests/unit/test_pipe.py::", "tests/sql/test_driver.py::"
 AUDIT = "tests/conformance/test_audit.py::"
 RESCHEDULE = "tests/conformance/test_admin_reschedule.py::"
 CANCEL, QUEUES, BLINKS = (
     "tests/conformance/test_admin_cancel.py::",
     "tests/conformance/test_admin_queues.py::",
-    "tests/faults/test_blinks.py::",
+    "tests/faults/test_database_outages.py::",
 )
 SCHEMA, LIVE = "tests/worker/test_schema_change.py::", "tests/migrations/test_live.py::"
 UNIQUE, ENQUEUE = "tests/conformance/test_enqueue_unique.py::", "tests/conformance/test_enqueue.py::"
@@ -117,7 +117,7 @@ SETTINGS, FLOW_UNIT = "tests/unit/test_settings.py::", "tests/unit/test_flow.py:
 LOGS, OUTLET = "tests/faces/test_cli_logs.py::", "tests/faces/test_cli_outlet.py::"
 PLANS, SCHEDULES = "tests/unit/test_schedule.py::", "tests/conformance/test_schedules.py::"
 AROUND, LIFESPAN, EVENTS = (
-    "tests/worker/test_around.py::",
+    "tests/worker/test_middleware.py::",
     "tests/worker/test_lifespan.py::",
     "tests/worker/test_events.py::",
 )
@@ -248,12 +248,12 @@ GUARDS = [
     Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     Guard("a-backoff-that-fails-loses-nothing", "except BaseException as error:", "except Exception as error:", "tests/unit/test_retry.py::test_a_callable_that_fails_gets_the_default_and_a_warning"),
     Guard("execute-raises-nothing", "except BaseException as second:", "except ZeroDivisionError as second:", OUTCOMES + "test_an_attempt_whose_outcome_cannot_be_computed_fails[sqlite-False]"),
-    Guard("a-slot-outlives-its-isolate", "except BaseException as error:", "except ZeroDivisionError as error:", "tests/worker/test_isolates.py::test_an_exception_of_the_subprocess_pool_costs_no_slot"),
+    Guard("a-slot-outlives-its-isolate", "except BaseException as error:", "except ZeroDivisionError as error:", "tests/worker/test_subprocesses.py::test_an_exception_of_the_subprocess_pool_costs_no_slot"),
     # the history of a job
     Guard("a-first-attempt-has-no-line", "job.is_first_claim", "False", HISTORY + "test_a_first_attempt_that_finishes_leaves_no_record[sqlite]"),
     Guard("notes-leave-room", ", NOTES_BYTES", "", HISTORY + "test_a_thousand_snoozes_leave_room_for_errors[sqlite]"),
     Guard("a-put-back-is-seen", None, "pass", HISTORY + "test_an_operators_retry_leaves_a_record[sqlite]"),
-    Guard("held-is-noted-when-it-changes", "noted != self._noted", "True", "tests/worker/test_held.py::test_a_worker_writes_no_held_jobs_while_jobs_start[sqlite]"),
+    Guard("held-is-noted-when-it-changes", "noted != self._noted", "True", "tests/worker/test_claimed_not_started.py::test_a_worker_writes_no_held_jobs_while_jobs_start[sqlite]"),
     # replay
     Guard("a-replay-does-not-meet-itself", None, "table.c.id > 0", REPLAY + "test_a_replay_leaves_out_its_own_jobs_that_end_meanwhile[sqlite]"),
     Guard("a-job-is-replayed-once", "table.c.replayed_as.is_(None)", "true()", REPLAY + "test_a_replay_of_several_ids_leaves_out_replayed_jobs[sqlite]"),
@@ -271,10 +271,10 @@ GUARDS = [
     Guard("what-stays-is-pruned-by-rows", "False not in gone", "False", "tests/migrations/test_partitions.py::test_a_job_that_has_to_stay_keeps_its_partition_alone[postgresql]"),
     Guard("no-check-is-left", None, "pass", "tests/migrations/test_partitions.py::test_partitioning_refuses_to_lose_a_publication_a_view_or_a_row[postgresql]"),
     # headers, labels and progress of a job
-    Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_enqueue_middleware_adds_headers_and_those_of_the_job_win[sqlite]"),
-    Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
-    Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
-    Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_stamp.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[False-sqlite]"),
+    Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_enqueue_middleware.py::test_enqueue_middleware_adds_headers_and_those_of_the_job_win[sqlite]"),
+    Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
+    Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
+    Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[False-sqlite]"),
     Guard("nothing-steers-a-terminal", r"\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff", "", "tests/faces/test_cli_jobs.py::test_escapes_in_a_row_do_not_reach_the_terminal[sqlite]"),
     Guard("a-strangers-project-is-passed-over", "str(owner) not in mine", "False", "tests/unit/test_project.py::test_a_pyproject_of_another_user_is_passed_over[the file]"),
     Guard("a-database-needs-no-code", "self.app_path if needs_code or self.database_url is None else self.app_option", "self.app_path", "tests/faces/test_cli_names.py::test_commands_with_a_database_alone_import_no_code"),
@@ -284,9 +284,9 @@ GUARDS = [
     Guard("no-revision-is-a-sentence", None, "raise", "tests/faces/test_cli.py::test_migrate_refuses_an_unknown_revision[sqlite]"),
     Guard("words-steer-no-terminal", None, "if True:", "tests/faces/test_cli_jobs.py::test_escapes_in_a_row_do_not_reach_the_terminal[sqlite]"),
     Guard("bytes-are-shown", "str(text)", "text", "tests/faces/test_cli_jobs.py::test_bytes_in_a_row_are_shown[sqlite]"),
-    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_stamp.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[True-sqlite]"),
-    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_stamp.py::test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own[sqlite]"),
-    Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
+    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[True-sqlite]"),
+    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own[sqlite]"),
+    Guard("headers-are-read-first", None, "pass", "tests/worker/test_enqueue_middleware.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
     Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_progress_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue
     Guard("renewal", 'after(bindparam("lease_ms", type_=BigInteger))', "jobs.c.lease_expires_at", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
@@ -327,7 +327,7 @@ GUARDS = [
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_a_supervisor_forwards_requests_of_waiters_to_its_workers"),
     Guard("asks-do-not-wait-for-looks", "min(look_at, ask_at)", "look_at", RESULTS + "test_a_waiter_repeats_its_request_to_workers[postgresql]"),
     Guard("waiters-begin-again", "thread.start()", "self._thread = thread; thread.start()", RESULTS + "test_the_next_waiter_starts_the_thread_that_could_not_start[sqlite]"),
-    Guard("hints-begin-again", "thread.start()", "self._thread = thread; thread.start()", "tests/conformance/test_enqueue_hints.py::test_the_next_notification_starts_the_thread_that_could_not_start[postgresql]"),
+    Guard("hints-begin-again", "thread.start()", "self._thread = thread; thread.start()", "tests/conformance/test_enqueue_notifications.py::test_the_next_notification_starts_the_thread_that_could_not_start[postgresql]"),
     Guard("who-waits-asks-again", None, "pass", RESULTS + "test_a_waiter_repeats_its_request_to_workers[postgresql]"),
     Guard("waiters-are-not-told-alone", "if moment >= look_at:", "if False:", RESULTS + "test_a_cancel_by_an_operator_ends_the_wait[postgresql]"),
     Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "not was_up", RESULTS + "test_an_error_of_the_database_reaches_the_waiter[postgresql]"),
@@ -346,7 +346,7 @@ GUARDS = [
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_prune_keeps_the_parents_of_a_live_step[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("a-result-is-no-text", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text"),
-    Guard("a-named-task-takes-results", None, "return job", "tests/worker/test_named.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
+    Guard("a-named-task-takes-results", None, "return job", "tests/worker/test_tasks_by_name.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
     Guard("growth-is-not-dropped", None, "if False:", FLOWS + "test_steps_that_are_added_without_completing_fail_the_attempt[postgresql]"),
     # complete(), in the handler's own transaction
     Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
@@ -355,7 +355,7 @@ GUARDS = [
     Guard("complete-waits", ", waits=True", "", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it[postgresql]"),
     Guard("the-key-before-its-job", None, "pass", COMPLETE + "test_an_enqueue_of_the_key_waits_for_an_open_complete[mariadb]"),
     Guard("a-snapshot-that-is-kept-to", None, "return None", COMPLETE + "test_a_transaction_that_keeps_to_its_snapshot_is_refused[mariadb]"),
-    Guard("no-half-of-a-transaction-is-kept", None, "pass", "tests/conformance/test_undone.py::test_a_session_refuses_statements_after_a_deadlock_until_its_rollback[pymysql-Session]"),
+    Guard("no-half-of-a-transaction-is-kept", None, "pass", "tests/conformance/test_mariadb_deadlocks.py::test_a_session_refuses_statements_after_a_deadlock_until_its_rollback[pymysql-Session]"),
     Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
     Guard("no-loose-savepoint", None, "if False:", SUPERVISING + "test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused[sqlite]"),
     Guard("complete-must-commit", None, "return Completed(None)", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason[sqlite]"),
@@ -408,7 +408,7 @@ GUARDS = [
     Guard("losses-are-counted", "one_more(jobs.c.losses)", "jobs.c.losses", SUPERVISING + "test_started_jobs_of_a_dead_worker_count_and_others_do_not[postgresql]"),
     Guard("a-worker-goes-on-hearing", None, "raise", SUPERVISING + "test_a_bad_message_does_not_stop_a_worker_from_receiving"),
     Guard("a-supervisor-goes-on-hearing", None, "raise", SUPERVISING + "test_a_bad_message_does_not_stop_a_supervisor_from_receiving"),
-    Guard("boxes-outlive-their-children", None, "self.link.close(), self.box.close()", "tests/worker/test_lookout.py::test_a_dead_worker_does_not_block_the_wake_of_others"),
+    Guard("boxes-outlive-their-children", None, "self.link.close(), self.box.close()", "tests/worker/test_poller.py::test_a_dead_worker_does_not_block_the_wake_of_others"),
     Guard("orphans-stop", None, "pass", SUPERVISING + "test_a_worker_whose_supervisor_is_gone_stops_soon"),
     Guard("box-before-handler", None, "pass", SUPERVISING + "test_the_shared_memory_has_the_running_jobs[sqlite]"),
     Guard("box-forgets-what-ended", None, "pass", SUPERVISING + "test_the_shared_memory_has_the_running_jobs[postgresql]"),
@@ -423,7 +423,7 @@ GUARDS = [
     Guard("signals-blocked-at-spawn", None, "before = signal.pthread_sigmask(signal.SIG_BLOCK, [])", LINK + "test_a_new_process_does_not_meet_the_terminals_signals_half_started"),
     # processes for one job at a time
     Guard("lost-jobs-run-isolated", " or job.losses > 0", "", SUPERVISING + "test_jobs_that_lost_a_worker_or_are_isolated_run_alone[sqlite]"),
-    Guard("a-slot-outlives-what-it-cannot-read", "except Exception:", "except ZeroDivisionError:", "tests/worker/test_isolates.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost"),
+    Guard("a-slot-outlives-what-it-cannot-read", "except Exception:", "except ZeroDivisionError:", "tests/worker/test_subprocesses.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost"),
     Guard("kill-spares-the-next", None, "if True:", SUPERVISING + "test_a_late_kill_does_not_end_the_next_job"),
     Guard("unwritten-outcomes-are-bounded", None, "if not self._starting:", STARTING + "test_unwritten_outcomes_bound_the_started_jobs_on_sqlite[sqlite]"),
     # what cannot start, deadlines, and outcomes while the database is away
@@ -439,7 +439,7 @@ GUARDS = [
     Guard("a-refused-end-is-left-to-the-rescue", None, "locked = list(fates)", SUPERVISING + "test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began[sqlite]"),
     Guard("a-refused-loss-was-started", "| refused", "", SUPERVISING + "test_a_job_whose_end_was_refused_is_not_released[sqlite]"),
     Guard("an-attempt-ends-once", None, "if False:", "tests/worker/test_bounds.py::test_a_handler_that_ends_as_it_is_released_is_settled_once[sqlite]"),
-    Guard("no-process-outlives-its-give-back", None, "pass", "tests/worker/test_isolates.py::test_a_subprocess_is_killed_before_its_job_is_released[sqlite]"),
+    Guard("no-process-outlives-its-give-back", None, "pass", "tests/worker/test_subprocesses.py::test_a_subprocess_is_killed_before_its_job_is_released[sqlite]"),
     Guard("nobody-works-unheard", "BaseException", "KeyboardInterrupt", SUPERVISING + "test_a_child_without_a_receiving_thread_is_killed"),
     Guard("a-shortage-of-threads-is-waited-out", "SHORTAGES", "OSError", SUPERVISING + "test_a_child_without_a_receiving_thread_is_killed"),
     Guard("without-a-thread-the-rest-goes-on", "(RuntimeError, MemoryError)", "KeyError", SUPERVISING + "test_a_heartbeat_starts_its_thread_later_when_it_cannot_now[sqlite]"),
@@ -495,35 +495,35 @@ GUARDS = [
     Guard("cancel-is-noted", None, "if False:", LEASES + "test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs[sqlite]"),
     Guard("stopped-is-not-finished", None, "if False:", CANCEL + "test_a_running_handler_sees_the_cancel_and_its_job_ends_as_cancelled[sqlite-def]"),
     Guard("cancelled-before-it-starts", None, "if False:", COMPLETE + "test_a_waiting_job_with_a_cancel_request_does_not_start[sqlite]"),
-    Guard("counts-go-by-the-index", ".order_by(jobs.c.available_at)", "", "tests/conformance/test_admin_looks.py::test_postgresql_reads_a_bounded_number_of_pages[postgresql]"),
-    Guard("what-is-immutable-is-opened-anew", None, "pass", "tests/conformance/test_admin_looks.py::test_a_reader_of_an_immutable_file_sees_a_later_write[sqlite]"),
+    Guard("counts-go-by-the-index", ".order_by(jobs.c.available_at)", "", "tests/conformance/test_admin_listings.py::test_postgresql_reads_a_bounded_number_of_pages[postgresql]"),
+    Guard("what-is-immutable-is-opened-anew", None, "pass", "tests/conformance/test_admin_listings.py::test_a_reader_of_an_immutable_file_sees_a_later_write[sqlite]"),
     Guard("large-processes-are-replaced", None, "if True:", "tests/worker/test_bounds.py::test_a_worker_that_has_grown_ends_after_its_running_jobs[sqlite]"),
     Guard("all-are-idle", "min(", "max(", "tests/worker/test_bounds.py::test_a_supervisor_stops_when_none_of_its_children_has_work"),
     Guard("the-loop-of-all-goes-on", None, "if not self._closing:", OUTCOMES + "test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone[sqlite-exits]"),
     Guard("the-loop-of-all-goes-on", None, "if not self._closing:", OUTCOMES + "test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone[sqlite-stops_the_loop]"),
     Guard("a-closed-loop-stops-nobody", "RuntimeError", "ZeroDivisionError", "tests/worker/test_starting.py::test_a_cancel_after_the_loop_is_closed_blocks_nothing"),
-    Guard("an-isolates-loop-goes-on", "if task.done():", "if True:", "tests/worker/test_isolates.py::test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process[sqlite]"),
-    Guard("an-isolates-coroutine-knows-its-job", "(coroutine)", '(coroutine, context=__import__("contextvars").Context())', "tests/worker/test_isolates.py::test_a_coroutine_that_a_handler_returns_there_finds_its_job[sqlite]"),
-    Guard("late-may-have-completed", None, "if False:", "tests/worker/test_isolates.py::test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends[late-1s-sqlite]"),
-    Guard("the-dead-may-have-completed", None, "return self._broken_off(running, how, closed=closed)", "tests/worker/test_isolates.py::test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends[gone-1h-sqlite]"),
+    Guard("an-isolates-loop-goes-on", "if task.done():", "if True:", "tests/worker/test_subprocesses.py::test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process[sqlite]"),
+    Guard("an-isolates-coroutine-knows-its-job", "(coroutine)", '(coroutine, context=__import__("contextvars").Context())', "tests/worker/test_subprocesses.py::test_a_coroutine_that_a_handler_returns_there_finds_its_job[sqlite]"),
+    Guard("late-may-have-completed", None, "if False:", "tests/worker/test_subprocesses.py::test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends[late-1s-sqlite]"),
+    Guard("the-dead-may-have-completed", None, "return self._broken_off(running, how, closed=closed)", "tests/worker/test_subprocesses.py::test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends[gone-1h-sqlite]"),
     Guard("give-back-after-grace", "SelfCompleted(otherwise)", "otherwise", FLOW + "test_a_job_that_completed_itself_is_finished_after_the_grace_time[sqlite]"),
-    Guard("what-gets-no-process-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_is_not_released_for_ever_when_no_subprocess_can_start"),
-    Guard("a-process-that-dies-again-waits", "(losses)", "(running.claimed.losses)", "tests/worker/test_isolates.py::test_a_job_is_due_at_once_when_its_process_dies_and_later_when_it_dies_again"),
-    Guard("what-never-comes-up-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_is_not_released_for_ever_when_its_subprocess_fails_to_start"),
+    Guard("what-gets-no-process-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_subprocesses.py::test_a_job_is_not_released_for_ever_when_no_subprocess_can_start"),
+    Guard("a-process-that-dies-again-waits", "(losses)", "(running.claimed.losses)", "tests/worker/test_subprocesses.py::test_a_job_is_due_at_once_when_its_process_dies_and_later_when_it_dies_again"),
+    Guard("what-never-comes-up-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_subprocesses.py::test_a_job_is_not_released_for_ever_when_its_subprocess_fails_to_start"),
     Guard("what-cannot-start-is-bounded", "job.claimed", "job.claimed._replace(releases=0)", STARTING + "test_a_job_that_cannot_start_anywhere_is_not_released_for_ever[sqlite]"),
-    Guard("starts-have-an-end", None, "pass", "tests/worker/test_isolates.py::test_a_subprocess_that_hangs_at_its_start_is_killed_and_its_job_released"),
-    Guard("what-has-begun-does-not-hang", None, "if True:", "tests/worker/test_isolates.py::test_a_process_that_has_begun_in_time_is_not_killed_for_its_start"),
-    Guard("isolates-end-after-their-jobs", None, "if False:", "tests/worker/test_isolates.py::test_processes_end_after_so_many_jobs"),
-    Guard("alone-is-fresh", None, "fit = list(self._idle)", "tests/worker/test_isolates.py::test_a_job_that_needs_its_own_process_gets_an_unused_one"),
-    Guard("a-turn-finds-its-queue", None, "return True", "tests/worker/test_turns.py::test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),
+    Guard("starts-have-an-end", None, "pass", "tests/worker/test_subprocesses.py::test_a_subprocess_that_hangs_at_its_start_is_killed_and_its_job_released"),
+    Guard("what-has-begun-does-not-hang", None, "if True:", "tests/worker/test_subprocesses.py::test_a_process_that_has_begun_in_time_is_not_killed_for_its_start"),
+    Guard("isolates-end-after-their-jobs", None, "if False:", "tests/worker/test_subprocesses.py::test_processes_end_after_so_many_jobs"),
+    Guard("alone-is-fresh", None, "fit = list(self._idle)", "tests/worker/test_subprocesses.py::test_a_job_that_needs_its_own_process_gets_an_unused_one"),
+    Guard("a-turn-finds-its-queue", None, "return True", "tests/worker/test_queue_weights.py::test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),
     Guard("paused-workers-claim-nothing", None, "if True:", "tests/worker/test_control.py::test_a_paused_worker_claims_nothing_and_finishes_its_jobs[sqlite]"),
     Guard("a-request-counts-once", None, "if False:", "tests/worker/test_control.py::test_only_the_newest_request_counts_and_once[sqlite]"),
     Guard("cancels-are-hinted-at", None, "pass", "tests/worker/test_control.py::test_a_running_job_sees_a_cancel_before_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_replacements_of_its_children[12-sqlite]"),
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_a_claim_skips_paused_queues[postgresql]"),
-    Guard("the-poller-asks-for-maintenance", "if has_poller and", "if False and", "tests/worker/test_lookout.py::test_a_polled_service_runs_when_a_poll_has_found_work"),
+    Guard("the-poller-asks-for-maintenance", "if has_poller and", "if False and", "tests/worker/test_poller.py::test_a_polled_service_runs_when_a_poll_has_found_work"),
     Guard("a-look-calls-to-services", None, "pass", "tests/worker/test_expires.py::test_the_poller_starts_the_expire_service_of_an_idle_worker[postgresql]"),
-    Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_turns.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
+    Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_queue_weights.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
     Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_a_claim_skips_paused_queues[sqlite]"),
     # blinks, and migrations beneath a worker
     Guard("idle-connections-are-closed", None, "if False:", LOOKOUT + "test_a_resting_worker_keeps_one_connection_beside_that_for_claims[postgresql]"),
@@ -541,7 +541,7 @@ GUARDS = [
     Guard("known-moments-are-bounded", None, "if False:", LOOKOUT + "test_a_worker_keeps_only_the_nearest_due_times[sqlite]"),
     Guard("who-was-away-waits", None, "pass", LEASES + "test_a_worker_that_was_away_lets_others_renew_before_it_rescues[sqlite]"),
     Guard("who-is-alone-looks", "not self._supervision.is_alone and ", "", LOOKOUT + "test_the_only_worker_of_its_supervisor_looks_from_the_start"),
-    Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_fleet.py::test_a_single_worker_polls_for_itself"),
+    Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_many_workers.py::test_a_single_worker_polls_for_itself"),
     Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_another_worker_is_woken_when_the_first_does_not_claim"),
     Guard("another-database-is-not-watched", None, "if True:", LOOKOUT + "test_a_worker_in_another_database_is_not_watched"),
     Guard("a-stop-ends-the-wait-for-a-turn", "is_over()", "False", "tests/worker/test_outage.py::test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file[sqlite]"),
@@ -549,9 +549,9 @@ GUARDS = [
     Guard("progress-keeps-up", "sys.maxsize", "1_000", "tests/worker/test_progress.py::test_progress_keeps_up_when_many_jobs_report"),
     Guard("maintenance-is-taken-over", " and self._others_do()", "", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
     Guard("one-stuck-worker-is-passed-over", "returning=(workers.c.id,)", "returning=(workers.c.id,), waits=True", SUPERVISING + "test_a_locked_worker_row_does_not_stop_renewals_of_others[postgresql]"),
-    Guard("a-look-drops-no-hint", "if self._go_at > moment:", "if True:", "tests/worker/test_lookout.py::test_a_notification_during_a_poll_wakes_a_worker[postgresql]"),
-    Guard("no-worker-is-sent-too-early", "answered + min", "moment + min", "tests/worker/test_lookout.py::test_the_poller_wakes_a_worker_when_a_job_is_due[postgresql]"),
-    Guard("no-hint-waits-for-a-look", "0.0 if looks else ", "", "tests/worker/test_lookout.py::test_a_notification_with_the_answer_of_a_poll_is_read_at_once[postgresql]"),
+    Guard("a-look-drops-no-hint", "if self._go_at > moment:", "if True:", "tests/worker/test_poller.py::test_a_notification_during_a_poll_wakes_a_worker[postgresql]"),
+    Guard("no-worker-is-sent-too-early", "answered + min", "moment + min", "tests/worker/test_poller.py::test_the_poller_wakes_a_worker_when_a_job_is_due[postgresql]"),
+    Guard("no-hint-waits-for-a-look", "0.0 if looks else ", "", "tests/worker/test_poller.py::test_a_notification_with_the_answer_of_a_poll_is_read_at_once[postgresql]"),
     Guard("lookout-looks", None, "if False:", BLINKS + "test_workers_survive_a_dead_listening_connection[postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_read_only_connection_is_replaced[postgresql]"),
     Guard("the-hosts-default-schema", None, "pass", "tests/migrations/test_host.py::test_include_name_knows_that_sqlite_has_one_schema[sqlite]"),
@@ -715,7 +715,7 @@ GUARDS = [
     *(Guard(*each) for each in (*WAITING, *BORDER, *WEB)),
 ]
 # fmt: on
-GUARDS += [Guard(*each) for each in seal_guards.GUARDS]
+GUARDS += [Guard(*each) for each in encryption_guards.GUARDS]
 
 
 class Marked(NamedTuple):

@@ -27,7 +27,7 @@ from tests.conftest import _migrate
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
-from tests.faults.test_blinks import RESUME_SECONDS
+from tests.faults.test_database_outages import RESUME_SECONDS
 from tests.galera import Node, cluster, library
 from tests.kit import claim
 from tests.waiting import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-BESIDE = "tests/worker/test_limits_and.py::"
+BESIDE = "tests/worker/test_limits_combined.py::"
 PAUSED = "tests/worker/test_paused_tasks.py::"
 
 # ruff: noqa: E501 - a guard is one line

@@ -20,7 +20,7 @@ from sqlq.worker.settle.settle import Tally
 from sqlq.worker.worker import Worker
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
-from tests.worker.test_isolates import Spawned
+from tests.worker.test_subprocesses import Spawned
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 DEAF = """

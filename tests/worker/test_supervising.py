@@ -39,7 +39,7 @@ from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.kit import refuse_threads
 from tests.waiting import wait_until
-from tests.worker.test_isolates import Spawned
+from tests.worker.test_subprocesses import Spawned
 
 LEASE_MS = 1_000
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 STORM = "tests/faults/test_operated.py::"
 SEAL, SEALED, BORDER, FAULTS, ROTATION = (
-    "tests/unit/test_seal.py::",
-    "tests/worker/test_sealed.py::",
-    "tests/worker/test_unsealed_influence.py::",
-    "tests/faults/test_sealed_jobs.py::",
+    "tests/unit/test_encryption.py::",
+    "tests/worker/test_encrypted.py::",
+    "tests/worker/test_plain_rows.py::",
+    "tests/faults/test_encrypted_jobs.py::",
     "tests/conformance/test_rotation.py::",
 )
 

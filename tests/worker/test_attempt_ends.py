@@ -17,7 +17,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.context import attempt_of
 from tests.kit import drain, for_each, working
 from tests.waiting import wait_until
-from tests.worker.test_sealed import KEY
+from tests.worker.test_encrypted import KEY
 
 # -- the next attempt ----------------------------------------------------------------------------------------
 
