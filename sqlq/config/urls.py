@@ -123,7 +123,7 @@ def supported(url: URL) -> URL:
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {backend!r} ({masked(url)})"
         )
-    if backend == "sqlite" and (url.host, url.username, url.port) != (None, None, None):
+    if backend == "sqlite" and (url.host or url.username or url.port):
         raise ConfigurationError(
             f"{masked(url)} names a server, which SQLite has not: a file has three slashes before its path, "
             f"as in sqlite:///{'/'.join(filter(None, (url.host, url.database)))}"

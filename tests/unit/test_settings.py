@@ -124,6 +124,12 @@ def test_what_names_no_database_is_refused(given: str, said: str) -> None:
         _ = sqlq.App(given).database
 
 
+def test_a_file_is_found_when_the_url_has_an_empty_host(tmp_path: Path) -> None:
+    url = URL.create("sqlite", username="", host="", database=str(tmp_path / "shop.db"))
+    sqlq.App(url).migrate()
+    assert (tmp_path / "shop.db").exists()
+
+
 LIST = "postgresql://u@/shop?host=a:5433&host=b&target_session_attrs=read-write"
 
 
