@@ -1,8 +1,8 @@
 """Check the prose of the code and of the documentation: `python -m tests.words`, a part of `poe check`.
 
-The checker reads docstrings and comments, and the paragraphs and list items of Markdown. It counts sentences
-that begin with What, Who, That or Of, and sentences of more than 25 words. In code it also counts words for
-which the field has a better one. Each room has ceilings in words.json. They may only fall.
+The checker reads docstrings, comments and names of tests, and the paragraphs and list items of Markdown. It
+counts sentences that begin with What, Who, That or Of, and sentences of more than 25 words. In code it also
+counts words for which the field has a better one. Each room has ceilings in words.json. They may only fall.
 
     python -m tests.words PATH …     prints each finding in these files and directories
     python -m tests.words --lower    lowers the ceilings to the counts of today
@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 CEILINGS = Path(__file__).with_suffix(".json")
 FILES = (
-    *("sqlq/**/*.py", "migrations/**/*.py", "examples/**/*.py", "benchmarks/**/*.py"),
+    *("sqlq/**/*.py", "migrations/**/*.py", "tests/**/*.py", "examples/**/*.py", "benchmarks/**/*.py"),
     *("docs/**/*.md", "examples/**/*.md", "benchmarks/*.md", "*.md"),
 )
 KINDS = ("begin", "long", "word")
@@ -96,20 +96,23 @@ def findings(path: Path) -> Iterator[Finding]:
 
 
 def paragraphs(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each paragraph of the docstrings and comments of a module with its line."""
+    """Yield each paragraph of a module's docstrings and comments, and each name of a test, with its line."""
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for child in body if isinstance(body, list) else ():
             match child:
                 case ast.Expr(value=ast.Constant(value=str() as text), lineno=line):
                     yield from ((line, paragraph) for paragraph in _prose(text))
+                case ast.FunctionDef(name=name, lineno=line) | ast.AsyncFunctionDef(name=name, lineno=line):
+                    if name.startswith("test_"):
+                        yield line, name.removeprefix("test_").replace("_", " ").capitalize()
     yield from _comments(source)
 
 
 def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each paragraph and list item of a Markdown text with its line, without links and emphasis.
+    """Yield each paragraph and list item of a Markdown text with its line, without URLs and emphasis.
 
-    Code, tables, headings, comments and rows of links are left out.
+    Code, tables, headings, comments and rows of references are left out.
     """
     begin, parts = 0, list[str]()
     text = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)

@@ -119,7 +119,7 @@ def test_a_text_that_is_no_url_is_refused(given: Any) -> None:
         ("postgresql://u@/d?host=a,b&port=1", "cannot be used: number of hosts and ports don't match"),
     ],
 )
-def test_what_names_no_database_is_refused(given: str, said: str) -> None:
+def test_a_url_without_a_usable_database_is_refused(given: str, said: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=re.escape(said)):
         _ = sqlq.App(given).database
 
