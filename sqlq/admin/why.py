@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 AHEAD_COUNTED = 1_000
 
 
-class Parts(NamedTuple):
-    """The parts of an App that this reads."""
-
-    flows: Flows
-    limits: Limits
-    queues: Queues
-    workers: Workers
-
-
 class Reason(NamedTuple):
     """A sentence about a job, and the words of the command that changes it."""
 
@@ -42,24 +33,22 @@ class Reason(NamedTuple):
 
 def why(database: Database, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
-    limits = Limits(database, DeclaredLimits())
-    app = Parts(Flows(database), limits, Queues(database), Workers(database))
     waits = job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE)
     if waits:
-        yield from _paused(app, job)
+        yield from _paused(database, job)
     if job.state is State.RUNNING:
-        yield from _running(app, job)
+        yield from _running(database, job)
     elif job.state is State.BLOCKED:
-        yield from _blocked(app, job)
+        yield from _blocked(database, job)
     elif job.state is State.SCHEDULED:
         due = job.available_at
         after = f" after its attempt {job.attempts} failed" if job.errors and job.attempts else ""
         if due is not None:
             wait = (due - datetime.now(UTC)).total_seconds()
             yield Reason(f"it is due {written(due)}, in {span(wait)}{after}", f"reschedule {job.id}")
-        yield from _queue(app, job)
+        yield from _queue(database, job)
     elif job.state is State.AVAILABLE:
-        yield from _queue(app, job)
+        yield from _queue(database, job)
     elif job.state is State.FAILED:
         yield Reason("it has failed for good; a retry gives it all its attempts again", f"retry {job.id}")
         yield Reason("or it is deleted", f"delete {job.id}")
@@ -91,10 +80,10 @@ _CHECKS = {
 """The checks of the doctor that concern a job in a state."""
 
 
-def _running(app: Parts, job: JobDetails) -> Iterator[Reason]:
+def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
     if job.cancel_requested_at is not None:
         yield Reason("it was asked to stop, and its handler ends by itself", f"cancel {job.id} --force")
-    worker = next((each for each in app.workers.list(silent=True) if each.id == job.reserved_by), None)
+    worker = next((each for each in Workers(database).list(silent=True) if each.id == job.reserved_by), None)
     if worker is None:
         yield Reason("its worker is gone: another one takes it over when its lease has run out")
     elif not worker.alive:
@@ -109,8 +98,8 @@ def _running(app: Parts, job: JobDetails) -> Iterator[Reason]:
         yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
 
 
-def _paused(app: Parts, job: JobDetails) -> Iterator[Reason]:
-    pause, words = app.queues.pauses().tasks.get(job.task), f"queues resume --task {word(job.task)}"
+def _paused(database: Database, job: JobDetails) -> Iterator[Reason]:
+    pause, words = Queues(database).pauses().tasks.get(job.task), f"queues resume --task {word(job.task)}"
     if pause is not None:
         said = "" if pause.until is None else f" until {written(pause.until)}"
         yield Reason(f"its task is paused{said}", words)
@@ -118,10 +107,10 @@ def _paused(app: Parts, job: JobDetails) -> Iterator[Reason]:
         yield Reason("the pause of its task is over: a worker frees it within some ten seconds", words)
 
 
-def _blocked(app: Parts, job: JobDetails) -> Iterator[Reason]:
+def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
     if job.blocked_by == "flow" and job.flow_id is not None:
         try:
-            flow = app.flows.get(job.flow_id)
+            flow = Flows(database).get(job.flow_id)
             after = flow.step(job.id).after
         except JobNotFoundError:
             yield Reason("it waits for steps that are kept no more; a sweep frees it within a minute")
@@ -131,7 +120,8 @@ def _blocked(app: Parts, job: JobDetails) -> Iterator[Reason]:
                 words = f"flows skip {step.id}" if step.state is State.FAILED else None
                 yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
     elif job.blocked_by == "limit" and job.limit_key is not None:
-        for status in (each for each in app.limits.list(job.limit_key, limit=1) if each.key == job.limit_key):
+        limits = Limits(database, DeclaredLimits()).list(job.limit_key, limit=1)
+        for status in (each for each in limits if each.key == job.limit_key):
             wait = status.next_start_seconds
             soon = f"; the next one may start in {span(wait)}" if wait else ""
             yield Reason(
@@ -154,11 +144,11 @@ _PUT_BACK = {
 """Why no worker could start a job, and the mend, by the reason in its history."""
 
 
-def _queue(app: Parts, job: JobDetails) -> Iterator[Reason]:
+def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
     if put_back := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
         said, mend = put_back
         yield Reason(f"{said}, and it was put back: {mend}; it fails when that has lasted for a day")
-    pauses = app.queues.pauses()
+    pauses = Queues(database).pauses()
     if pauses.all is not None:
         yield Reason("all queues are paused", "queues resume --all")
         return
@@ -167,7 +157,7 @@ def _queue(app: Parts, job: JobDetails) -> Iterator[Reason]:
         said = "" if until is None else f" until {written(until)}"
         yield Reason(f"its queue is paused{said}", f"queues resume {word(job.queue)}")
         return
-    serving = [each for each in app.workers.list() if each.queues is None or job.queue in each.queues]
+    serving = [each for each in Workers(database).list() if each.queues is None or job.queue in each.queues]
     if not serving:
         yield Reason("no worker serves its queue", f"work -q {word(job.queue)}", needs_app=True)
         return
@@ -178,7 +168,7 @@ def _queue(app: Parts, job: JobDetails) -> Iterator[Reason]:
         yield Reason(f"the workers of its queue take no jobs: {serving[0].state}", "workers")
         return
     free = sum(max(0, each.concurrency - len(each.jobs)) for each in taking)
-    waiting = app.queues.waiting([job.queue], limit=AHEAD_COUNTED)
+    waiting = Queues(database).waiting([job.queue], limit=AHEAD_COUNTED)
     more = "" if waiting.exact else " at least"
     if free:
         yield Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
