@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 
@@ -49,28 +49,11 @@ class Canceller:
         deadline = time.monotonic() + PATIENCE_SECONDS
         done: dict[int, Cancellation] = {}
         for chosen in selections:
-            done |= self._cancel_all(chosen, force, deadline)
+            for batch in batches(self._database, cancelling.live, chosen):
+                done |= self._cancel(batch, force, deadline)
             if left := [id for id in chosen.ids if id not in done]:
                 done |= self._why_not(left)
         return done
-
-    def _cancel_all(self, chosen: Selection, force: bool, deadline: float) -> dict[int, Cancellation]:
-        done: dict[int, Cancellation] = {}
-        for batch in self._live(chosen):
-            done |= self._cancel(batch, force, deadline)
-        return done
-
-    def _live(self, chosen: Selection) -> Iterator[list[int]]:
-        with self._database.read() as conn:
-            newest = cancelling.newest(conn)
-        last = 0
-        while True:
-            with self._database.read() as conn:
-                batch = cancelling.live(conn, chosen, after_id=last, up_to_id=newest)
-            if not batch:
-                return
-            yield batch
-            last = batch[-1]
 
     def _cancel(self, batch: Sequence[int], force: bool, deadline: float) -> dict[int, Cancellation]:
         done = self._database.run(partial(cancelling.cancel, ids=batch, force=force))
@@ -105,6 +88,20 @@ class Canceller:
             else Cancellation.UNKNOWN
             for id in ids
         }
+
+
+def batches(database: Database, select: Callable[..., list[int]], chosen: Selection) -> Iterator[list[int]]:
+    """Yield the ids of jobs in batches, but for those that were enqueued after the first."""
+    with database.read() as conn:
+        newest = cancelling.newest(conn)
+    last = 0
+    while True:
+        with database.read() as conn:
+            batch = select(conn, chosen, after_id=last, up_to_id=newest)
+        if not batch:
+            return
+        yield batch
+        last = batch[-1]
 
 
 def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:

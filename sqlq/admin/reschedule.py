@@ -8,9 +8,8 @@ from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.admin.cancel import PATIENCE_SECONDS
+from sqlq.admin.cancel import PATIENCE_SECONDS, batches
 from sqlq.database.database import Database
-from sqlq.store.jobs import cancel as cancelling
 from sqlq.store.jobs import reschedule as rescheduling
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.workers import notify
@@ -21,16 +20,9 @@ def reschedule(
 ) -> list[int]:
     """Move the waiting jobs that are selected, each batch in its own transaction; return their ids."""
     moved: list[int] = []
-    with database.read() as conn:
-        newest = cancelling.newest(conn)
     wait_ms = round(PATIENCE_SECONDS * 1000)
     for chosen in selections:
-        last = 0
-        while True:
-            with database.read() as conn:
-                batch = rescheduling.waiting(conn, chosen, after_id=last, up_to_id=newest)
-            if not batch:
-                break
+        for batch in batches(database, rescheduling.waiting, chosen):
             work = partial(rescheduling.reschedule, at=at, delay_ms=delay_ms)
             done = database.run(partial(work, ids=batch))
             if left := sorted(set(batch) - set(done)):  # locked at that time, or claimed meanwhile
@@ -41,7 +33,6 @@ def reschedule(
                         raise
                     wait_ms = 1  # the time is over for the batches after this one, too
             moved += done
-            last = batch[-1]
     if moved:
         notify.notify(database)
     return sorted(moved)
