@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +12,8 @@ from sqlq.cli.output import Cell, Column, console, plain, show_json, show_table
 from sqlq.config.command_hint import escaped
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from sqlq.admin.queues import QueueStatus
     from sqlq.admin.workers import Asked, WorkerStatus
 
@@ -103,7 +105,8 @@ def show_wrapped(label: str, text: str, *, before: str = "") -> None:
     hanging = len(before) + len(label)
     if out.width - hanging < NARROW // 3:
         hanging = len(before) + 2
-    lines = list(_wrapped(text, out.width - hanging))
+    wrapped = Text(text).wrap(out, max(out.width - hanging, 10))
+    lines = [line.plain.rstrip() for line in wrapped] or [""]
     first = Text(before) + Text(label, style="bold")
     if hanging < len(before) + len(label) and first.cell_len + Text(lines[0]).cell_len > out.width:
         _print(first)
@@ -113,16 +116,6 @@ def show_wrapped(label: str, text: str, *, before: str = "") -> None:
         _print(Text(" " * hanging + line))
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
-    from rich.text import Text
-
-    for line in Text(text).wrap(console(), max(width, 10)) if text else [Text()]:
-        yield line.plain.rstrip()
-
-
-def _print(text: object) -> None:
-    from rich.text import Text
-
-    assert isinstance(text, Text)
+def _print(text: Text) -> None:
     text.rstrip()
     console().print(text, soft_wrap=True)
