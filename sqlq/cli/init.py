@@ -110,7 +110,7 @@ def _refuse_unfit(folder: Path) -> None:
     is_empty = all(each.name.startswith(".") for each in folder.iterdir())
     if not is_empty and next(_sources(folder), None) is None:
         _refuse(f"{folder} holds no Python project: run init where pyproject.toml or manage.py lies")
-    for file in sorted([*folder.glob("*.py"), *folder.glob("[!.]*/*.py")]):
+    for file in _files(folder, "*.py", "[!.]*/*.py"):
         text = file.read_text(errors="replace")
         found = re.search(r"^(\w+) = (?:sqlq\.)?App\(", text, re.MULTILINE)
         if found and re.search(r"^(?:from|import) sqlq\b", text, re.MULTILINE):  # other libraries have an App
@@ -128,8 +128,14 @@ def _refuse_unfit(folder: Path) -> None:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    for pattern in ("manage.py", "pyproject.toml", "requirements*.txt", "*.py", "*/__init__.py", "*/app.py"):
-        yield from sorted(folder.glob(pattern))
+    yield from _files(folder, "manage.py", "pyproject.toml", "requirements*.txt", "*.py")
+    yield from _files(folder, "*/__init__.py", "*/app.py")
+
+
+def _files(folder: Path, *patterns: str) -> Iterator[Path]:
+    """Yield the files of such names. A dangling symlink, by which an editor locks a file, is none."""
+    for pattern in patterns:
+        yield from (each for each in sorted(folder.glob(pattern)) if each.is_file())
 
 
 def _recognised(folder: Path) -> str:

@@ -151,6 +151,13 @@ def test_init_refuses_in_a_sentence_and_writes_nothing(project: Command, folder:
     assert contents(project.directory) == files
 
 
+def test_init_ignores_a_dangling_symlink_when_an_editor_locks_a_file(project: Command) -> None:
+    make(project, {"shop/__init__.py": ""})
+    for folder in (project.directory, project.directory / "shop"):
+        (folder / ".#tasks.py").symlink_to("me@localhost.1234:1")
+    assert project.ok("init", "--yes").startswith("a project of plain Python\n")
+
+
 def test_init_twice_is_reported_in_one_sentence(project: Command) -> None:
     project.ok("init", "--yes")
     before = contents(project.directory)
