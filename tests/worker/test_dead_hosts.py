@@ -37,6 +37,7 @@ LIMITED, SPENT = 7, 50
 @pytest.fixture(autouse=True)
 def rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "jittered", lambda seconds: RHYTHM if seconds > SHORT else seconds)
+    monkeypatch.setattr(services, "SWEEP_SHARE", 0)  # a slow machine would rest after its last turn, too
 
 
 def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
