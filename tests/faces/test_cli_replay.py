@@ -94,7 +94,7 @@ def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.A
 
 
 def test_show_prints_no_history_of_a_job_that_finished_at_once(sqlq_: Command) -> None:
-    assert "history" not in sqlq_.ok("show", str(ended(sqlq_, "shop.send", 7)))
+    assert "\nhistory" not in sqlq_.ok("show", str(ended(sqlq_, "shop.send", 7)))
 
 
 # -- replay --------------------------------------------------------------------------------------------------

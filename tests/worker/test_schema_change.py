@@ -127,7 +127,7 @@ def test_a_worker_stops_with_an_error_when_its_tables_are_gone(
 ) -> None:
     """It looks at once when its maintenance fails. Else it would wait an hour for a database that answers."""
     monkeypatch.setattr(services, "SCHEMA_SECONDS", 3600.0)
-    monkeypatch.setattr(services, "RESCUE_MS", 20)
+    monkeypatch.setattr(services, "RESCUE_MS", 200)  # less often, so that a migration gets its locks
     running = Running(app)
     try:
         wait_until(
