@@ -1,7 +1,7 @@
 """Callbacks: the job that follows the end of another, enqueued in the transaction that ends that one.
 
-The row of a job names its follow-ups itself, as JSON in `on_success` and `on_failure`. Whoever ends the job
-need know neither its task nor the code: a supervisor, or another worker that finds its owner gone.
+The row of a job names its follow-ups itself, as JSON in `on_success` and `on_failure`. So a supervisor,
+or a worker that finds the job's owner gone, ends the job without its task and its code.
 """
 
 from __future__ import annotations

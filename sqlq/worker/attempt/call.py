@@ -6,7 +6,7 @@
      released,        Failed             released,         retry.decide
     later Failed                        later Failed
 
-Whatever happens in here ends as an outcome: nothing a row or a handler does may stop the jobs behind it.
+Everything that happens here ends as an outcome: no row and no handler may stop the jobs behind it.
 """
 
 from __future__ import annotations
