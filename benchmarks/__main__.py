@@ -145,6 +145,8 @@ def main(
         if only_list:
             return
         report = Report(wanted, samples, _settings(bench, asked, rounds, time.monotonic() - begun))
+    if not samples:
+        raise click.ClickException("no case of these measures has such a name on these databases; see --list")
     click.echo("\n" + report.table())
     if out is not None:
         report.write(out)

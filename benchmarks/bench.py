@@ -36,7 +36,6 @@ class Size:
     enqueued: int = 3_000
     ticks: int = 500
     idle_seconds: float = 30.0
-    warning_seconds: float = 40.0
     late_seconds: float = 10.0
     growth: float = 1.0
     """A factor for the backlogs of the growth measures."""
@@ -55,7 +54,6 @@ QUICK = Size(
     enqueued=120,
     ticks=20,
     idle_seconds=0.5,
-    warning_seconds=0.0,
     late_seconds=0.3,
     growth=0.001,
     passing=1_000,

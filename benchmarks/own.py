@@ -18,7 +18,7 @@ from benchmarks.subject import Subject
 class Sqlq(Waiting, Subject):
     name = "sqlq"
     databases: ClassVar[tuple[str, ...]] = ("postgresql", "sqlite", "mariadb")
-    packages = ("sqlq", "SQLAlchemy", "psycopg", "PyMySQL")
+    packages = ("sqlq-jobs", "SQLAlchemy", "psycopg", "PyMySQL")
     settings = "sqlq work -c CONCURRENCY --log-level warning; finished jobs are kept"
     enqueued = "SELECT count(*) FROM jobs"
     settled = "SELECT count(*) FROM finished_jobs WHERE outcome = 'completed'"

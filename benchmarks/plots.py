@@ -49,7 +49,7 @@ def draw(report: Report, folder: Path) -> None:
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:
-        print("no plots: matplotlib is missing (pip install 'sqlq[bench]')")
+        print("no plots: matplotlib is missing (pip install 'sqlq-jobs[bench]')")
         return
     mpl.use("svg")
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sqlq", "font.size": 9})

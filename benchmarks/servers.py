@@ -60,7 +60,7 @@ class Place:
             with mariadb_connection(self.url) as mariadb, mariadb.cursor() as cursor:
                 cursor.execute(statement)
                 return list(cursor.fetchall())
-        with psycopg.connect(self.url, autocommit=True) as postgresql:
+        with self._postgresql() as postgresql:
             done = postgresql.execute(statement)
             return done.fetchall() if done.description else []
 
@@ -72,7 +72,7 @@ class Place:
     def questions(self) -> Iterator[Callable[[str | Sequence[Sequence[str]]], int]]:
         """Yield what `number` does, on one connection that stays open."""
         if self.kind == "postgresql":
-            with psycopg.connect(self.url, autocommit=True) as postgresql:
+            with self._postgresql() as postgresql:
                 yield lambda question: _first(postgresql.execute(str(question)).fetchall())
         elif self.kind == "sqlite":
             with closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
@@ -100,6 +100,10 @@ class Place:
             )
             self.rows(f"ANALYZE TABLE {tables}")
             self.rows(f"FLUSH TABLES {tables} FOR EXPORT")  # writes their pages; the connection's end unlocks
+
+    def _postgresql(self) -> psycopg.Connection[Any]:
+        # the database may have a time-out of its own, as that of `benchmarks.neighbour` has
+        return psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=0")
 
     def _redis(self, *command: str) -> int:
         url = make_url(self.url)

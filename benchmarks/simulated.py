@@ -67,7 +67,6 @@ class Host:
             *(database, facts, self._go),
             last_look=LastLook(NoParent()),
             looked=lambda look, at: self.looked.set(),
-            awaited=lambda ids: None,
             workers=tuple,
         )
         self.lookout.start()
@@ -78,7 +77,7 @@ class Host:
             time.sleep(pause)
             self._work()
         time.sleep(LOOK_AFTER_HINT_SECONDS)
-        if any(ms <= 0 for ms in look.due_in(self._database).values()):
+        if any(ms <= 0 for ms in look.due_in(self._database, look.KnownQueues()).values()):
             self._work()
         return NEVER
 

@@ -1,8 +1,8 @@
 """${message}
 
-A revision describes its day: it imports nothing of sqlq. It drops the views first and creates them last, since a view
-pins the columns it reads. On SQLite it uses ADD COLUMN or DDL written out, never batch mode, which fails beside a view
-and loses AUTOINCREMENT. `op` and `schema` are arguments, so that a host project's own `op` is left alone.
+A revision describes its day: it imports nothing of sqlq. It changes a view by CREATE OR REPLACE VIEW, which
+keeps its grants and the views of users on it; on SQLite it drops the view first and creates it last. There it uses ADD COLUMN
+or DDL written out, never batch mode, which fails beside a view and loses AUTOINCREMENT. `op` and `schema` are arguments, so that a host project's own `op` is left alone.
 
 It works with the code of the release before: it adds, and never rewrites jobs. One that takes something away sets
 `oldest_code` in sqlq_version to the oldest revision whose code still works (docs/decisions/0006). One that builds an index

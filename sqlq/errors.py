@@ -3,7 +3,8 @@
     SqlqError
     ├── ConfigurationError          the App, its URL or the installation is not usable as given
     │   ├── UnsupportedDatabaseError    a database, or a version of one, that sqlq does not run on
-    │   └── SchemaVersionError          the tables are missing, too old or too new for this version of sqlq
+    │   ├── SchemaVersionError          the tables are missing, too old or too new for this version of sqlq
+    │   └── MissingFileError            there is no file of an SQLite database
     ├── EnqueueError                a job was refused before anything was written
     │   ├── UnknownTaskError            no task of that name is registered
     │   └── ArgumentsError              the arguments do not fit the handler, or are not JSON
@@ -40,6 +41,13 @@ class UnsupportedDatabaseError(ConfigurationError):
 
 class SchemaVersionError(ConfigurationError):
     """The tables of sqlq are missing, older or newer than this version of sqlq can use."""
+
+
+class MissingFileError(ConfigurationError):
+    """The file of an SQLite database is missing. A running worker waits for it."""
+
+    sqlite_errorcode = 14
+    """The error code that SQLite would have raised: SQLITE_CANTOPEN."""
 
 
 class EnqueueError(SqlqError):

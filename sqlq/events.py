@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -160,19 +160,23 @@ class Listener:
                 )
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
                 self._busy = True
-            raised: BaseException | None = None
             try:
                 self._hear(batch)
             except BaseException as error:
-                raised = error
-            with self._changed:
-                self._failed += raised is not None
-                complaint = self._complaint()
-            if complaint:
-                log.error("%s", complaint, exc_info=raised)
+                self._failed += 1  # only this thread counts them
+                self._complain(error)
+            else:
+                self._complain()
+            del batch  # it holds exceptions, while this thread waits
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _complain(self, error: BaseException | None = None) -> None:
+        with self._changed:
+            complaint = self._complaint()
+        if complaint:
+            log.error("%s", complaint, exc_info=error)
 
     def _complaint(self) -> str | None:
         """Return the complaint about this listener, at most once a minute."""
@@ -246,6 +250,11 @@ class Events:
             tell_all()
         else:
             at_the_end_of(conn, committed=tell_all)
+
+    def replayed(self, jobs: Iterable[Any]) -> None:
+        """Publish the events of copies that were enqueued."""
+        for job in jobs:
+            self.tell(enqueued(job, job.max_attempts, 0, job.label))
 
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to their listeners. Return whether all was done within `seconds`."""

@@ -1,5 +1,5 @@
 """Traces: `instrument(app)` joins OpenTelemetry's traces through the queue. Needs opentelemetry-api, which
-comes with `pip install 'sqlq[otel]'`. The application chooses the SDK and exporter.
+comes with `pip install 'sqlq-jobs[otel]'`. The application chooses the SDK and exporter.
 
 Spans follow the semantic conventions for messaging. A span `create mail` is for the enqueue of a job in the
 queue mail, a span `process mail` for each attempt. The context travels in the job's headers: `traceparent`,
@@ -20,7 +20,6 @@ from sqlq.config.constants import VERSION
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import NewJob
 from sqlq.model.retry import Signal
-from sqlq.payload import headers
 
 try:
     from opentelemetry import trace
@@ -28,7 +27,7 @@ try:
     from opentelemetry.propagate import extract, inject
     from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TracerProvider
 except ImportError:
-    raise ConfigurationError("sqlq.otel needs opentelemetry-api: pip install 'sqlq[otel]'") from None
+    raise ConfigurationError("sqlq.otel needs opentelemetry-api: pip install 'sqlq-jobs[otel]'") from None
 
 if TYPE_CHECKING:
     from sqlq.app.app import App
@@ -70,12 +69,6 @@ class _Spans:
         self._lock = Lock()
         self._before: OrderedDict[int, SpanContext] = OrderedDict()
         """Spans of attempts that failed here, by the ids of their jobs."""
-
-    def of_replays(self) -> Mapping[str, str]:
-        """Return the trace context of the caller that replays."""
-        carrier: dict[str, str] = {}
-        inject(carrier)
-        return carrier
 
     def __call__(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
         """Return the headers that carry the context of the span that creates a job."""
@@ -126,20 +119,10 @@ class _Spans:
 
     def _context(self, running: JobContext) -> tuple[Context | None, list[Link]]:
         """Return the context in which an attempt begins, and each `Link` of its span."""
-        from sqlq.worker.attempt.context import attempt_of
-
         texts = _texts(running.headers)
         context = extract(texts) if texts else None
         links = []
         creation = _span(context)
-        replay = headers.replay(attempt_of(running).claimed.headers)
-        if replay is not None:  # guard: a-replay-is-in-a-trace-of-its-own
-            if creation.is_valid:
-                links.append(Link(creation, {"messaging.message.id": str(replay.get("of"))}))
-            # anything else that the propagators carry, as baggage, stays that of the job
-            apart = trace.set_span_in_context(trace.INVALID_SPAN, context)
-            context = extract(_texts(replay), apart)
-            creation = _span(context)
         if creation.is_valid:
             links.append(Link(creation))
         with self._lock:

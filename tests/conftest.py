@@ -29,7 +29,9 @@ from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 
 import sqlq
 from sqlq.database.database import Database
+from sqlq.model import retry
 from sqlq.worker.worker import Worker
+from tests import environment
 from tests.mariadb import MariaDB, OwnMariaDB, own_mariadb
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
@@ -39,10 +41,14 @@ SERVERS = [kind for kind in DATABASES if kind != "sqlite"]
 
 
 def pytest_configure() -> None:
-    """Forget the shell's settings of sqlq, of Ctrl-C, and of files with bytecode.
+    """Refuse an environment that is not meant. Forget the shell's settings of sqlq, Ctrl-C and bytecode.
 
     So no test sees, or touches, the database that they name.
     """
+    if sentences := environment.mistakes():
+        pytest.exit("\n".join(sentences), returncode=pytest.ExitCode.USAGE_ERROR)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        print(environment.described())
     for name in [
         name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")
     ]:
@@ -67,7 +73,7 @@ SAME_ON_BOTH = (
         f"conformance/test_{what}.py"
         for what in (
             *("admin_doctor", "admin_listings", "admin_queues", "enqueue_limits", "enqueue_refused"),
-            *("records", "replay", "rotation", "schedules"),
+            *("records", "replay", "schedules", "wrong_arguments"),
         )
     ),
 )
@@ -134,7 +140,8 @@ def _repeated(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Ite
         left_out.update(item for item in items if item.get_closest_marker("integration") is not None)
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        alike.setdefault(_but_for_what_is_alike(item), []).append(item)
+        if item.get_closest_marker("slow") is None:
+            alike.setdefault(_but_for_what_is_alike(item), []).append(item)
     for name, found in alike.items():
         chosen = sorted(found, key=lambda item: item.nodeid)[zlib.crc32(name.encode()) % len(found)]
         left_out.update(item for item in found if item is not chosen)
@@ -201,6 +208,12 @@ def compiled_once() -> Iterator[None]:
 
 
 _RUNNING: set[Worker] = set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_put_back() -> None:
+    """Let each test read the lines of the log about unknown tasks."""
+    retry._put_back_at.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

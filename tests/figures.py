@@ -1,13 +1,22 @@
-"""Print how large the project is: `python -m tests.figures`, or `poe figures`."""
+"""Print how large the project is: `python -m tests.figures`, or `poe figures`.
+
+The sizes of sqlq/ have ceilings in figures.json. They may only fall, to the bounds of `BOUNDS`.
+
+    python -m tests.figures --check    fails where a size is above its ceiling; a part of `poe check`
+    python -m tests.figures --lower    lowers the ceilings to the sizes of today
+"""
 
 from __future__ import annotations
 
 import ast
 import io
+import json
 import re
+import sys
 import tokenize
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,6 +25,9 @@ import sqlq
 from sqlq.cli import root
 from tests.words import KINDS, ROOT, counts, room_of
 
+BOUNDS = {"lines": 30_000, "statements": 23_000, "tokens": 259_000}
+"""The sizes of sqlq/ to which its ceilings are to fall."""
+CEILINGS = Path(__file__).with_suffix(".json")
 LONGEST_FILE = 600
 MOST_PARAMETERS = 8
 _NOT_CODE = (
@@ -24,20 +36,59 @@ _NOT_CODE = (
 )
 
 
-def code_lines(source: str) -> int:
-    """Count the lines that are not blank, not a comment and not a docstring."""
-    prose: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        for child in body if isinstance(body, list) else ():
-            match child:
-                case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=last):
-                    prose.update(range(first, (last or first) + 1))
-    code: set[int] = set()
+def sizes(source: str) -> Counter[str]:
+    """Count the lines, statements and tokens of a module without blank lines, comments and docstrings."""
+    tree = ast.parse(source)
+    prose = [text for node in ast.walk(tree) for text in docstrings(node)]
+    skipped = {line for text in prose for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
+    kept = [token for token in _tokens(source) if token.start[0] not in skipped]
+    return Counter(
+        lines=len({line for token in kept for line in range(token.start[0], token.end[0] + 1)}),
+        statements=sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - len(prose),
+        tokens=len(kept),
+    )
+
+
+def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    """Yield the tokens that are code. An f-string is one, as before Python 3.12."""
+    depth = 0
+    begin = None
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        name = tokenize.tok_name[token.type]
+        depth += name.endswith("STRING_START") - name.endswith("STRING_END")
+        if name.endswith("STRING_START") and depth == 1:
+            begin = token
+        if depth:
+            continue
+        if begin is not None:
+            token, begin = begin._replace(end=token.end), None
         if token.type not in _NOT_CODE:
-            code.update(range(token.start[0], token.end[0] + 1))
-    return len(code - prose)
+            yield token
+
+
+def docstrings(node: ast.AST) -> list[ast.Expr]:
+    """Return the texts that stand alone in a body."""
+    body = getattr(node, "body", None)
+    return [
+        child
+        for child in (body if isinstance(body, list) else ())
+        if isinstance(child, ast.Expr)
+        and isinstance(child.value, ast.Constant)
+        and isinstance(child.value.value, str)
+    ]
+
+
+def code() -> Counter[str]:
+    """Return the sizes of sqlq/."""
+    return sum((sizes(path.read_text()) for path in (ROOT / "sqlq").rglob("*.py")), Counter())
+
+
+def check(now: Counter[str], ceilings: dict[str, int]) -> int:
+    """Print each size above its ceiling. Return the exit code."""
+    above = [kind for kind in BOUNDS if now[kind] > ceilings[kind]]
+    for kind in above:
+        print(f"sqlq/ has {now[kind]:,} {kind}, the ceiling is {ceilings[kind]:,}")
+    return 1 if above else 0
 
 
 def large_constructors(path: Path) -> list[str]:
@@ -65,11 +116,11 @@ def commands(group: click.Group) -> int:
     return number
 
 
-def main() -> None:
+def report() -> None:
     lines, files, long, large = Counter[str](), Counter[str](), [], []
     for path in sorted((ROOT / "sqlq").rglob("*.py")):
         source, room = path.read_text(), room_of(path)
-        lines[room] += code_lines(source)
+        lines[room] += sizes(source)["lines"]
         files[room] += 1
         if source.count("\n") > LONGEST_FILE:
             long.append(f"{path.relative_to(ROOT)} ({source.count(chr(10))})")
@@ -89,12 +140,26 @@ def main() -> None:
         "exports": len(sqlq.__all__),
         "commands": commands(root.sqlq),
         "test functions": functions,
-        "lines of tests": sum(code_lines(path.read_text()) for path in (ROOT / "tests").rglob("*.py")),
+        "lines of tests": sum(sizes(path.read_text())["lines"] for path in (ROOT / "tests").rglob("*.py")),
         f"files above {LONGEST_FILE} lines": ", ".join(long) or 0,
         f"constructors above {MOST_PARAMETERS} parameters": ", ".join(large) or 0,
     }.items():
         print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+    now = code()
+    for kind, bound in BOUNDS.items():
+        print(f"{kind} of sqlq/: {now[kind]:,}, bound {bound:,}")
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        report()
+        return 0
+    ceilings, now = json.loads(CEILINGS.read_text()), code()
+    if arguments == ["--lower"]:
+        ceilings = {kind: min(now[kind], ceilings[kind]) for kind in BOUNDS}
+        CEILINGS.write_text(json.dumps(ceilings, indent=1) + "\n")
+    return check(now, ceilings)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

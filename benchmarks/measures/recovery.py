@@ -1,4 +1,4 @@
-"""How soon the job of a killed worker process starts again, and what a spare process costs in memory."""
+"""How soon the job of a killed worker process starts again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, Workers
 from benchmarks.environments import variables
-from benchmarks.measures import Figure, Measure, Medians, Target
+from benchmarks.measures import Figure, Measure
 from benchmarks.peers import find
 from benchmarks.work import Calls
 
@@ -25,7 +25,6 @@ def recovery(bench: Bench, database: str, case: str) -> dict[str, float]:
     """Kill the process that runs a job, again and again; each time the next attempt runs in another one."""
     import sqlq
 
-    label, spare = case.removesuffix(", spare"), case.endswith(", spare")
     subject = find("sqlq")
     seconds: list[float] = []
     with (
@@ -33,11 +32,10 @@ def recovery(bench: Bench, database: str, case: str) -> dict[str, float]:
         tempfile.TemporaryDirectory(dir=bench.servers.folder) as folder,
     ):
         workers = Workers(Calls(Path(folder)), Path(folder) / "words", bench.patience)
-        options = ["--spare"] if spare else []
-        command = ["sqlq", "-d", place.url, "-a", "benchmarks.recovering:app", "work", *options]
+        command = ["sqlq", "-d", place.url, "-a", "benchmarks.recovering:app", "work"]
         imported = Path(folder) / "imported"
         told = {
-            "SQLQ_BENCHMARK_IMPORT_SECONDS": str(IMPORTS[label]),
+            "SQLQ_BENCHMARK_IMPORT_SECONDS": str(IMPORTS[case]),
             "SQLQ_BENCHMARK_IMPORTED": str(imported),
         }
         app = sqlq.App(place.url)
@@ -51,8 +49,7 @@ def recovery(bench: Bench, database: str, case: str) -> dict[str, float]:
                 file = Path(folder) / f"starts-{number}"
                 app.enqueue(task.new(str(file)))
                 workers.wait_for(partial(_started, file, 1), "running")
-                standing_by = number + 1 if spare else 0
-                workers.wait_for(partial(_all_there, workers, imported, standing_by), "all there")
+                workers.wait_for(partial(_all_there, workers, imported), "all there")
                 memory = sum(process.memory_full_info().pss for process in workers.family()) / MIB
                 pid = int(file.read_text().split()[0])
                 killed_at = time.time()
@@ -75,48 +72,30 @@ def _started(file: Path, times: int) -> bool:
     return file.exists() and file.read_text().count("\n") >= times
 
 
-def _all_there(workers: Workers, imported: Path, standing_by: int) -> bool:
-    """Return whether every process without children has imported the App, and the spare ones log it. The
-    supervisor and its fork server import none."""
+def _all_there(workers: Workers, imported: Path) -> bool:
+    """Return whether every process without children has imported the App. The supervisor and its fork server
+    import none."""
     there = {int(pid) for pid in imported.read_text().split()}
     serving = {process.pid for process in workers.family() if not process.children()}
-    return workers.words().count("stands by") >= standing_by and serving <= there
+    return serving <= there
 
 
-def _worst(database: str, case: str, medians: Medians) -> float | None:
-    return medians.get("recovery", database, case, "worst")
-
-
-CASES = [f"{label}{spare}" for label in IMPORTS for spare in ("", ", spare")]
 MEASURES = [
     Measure(
         "recovery",
         "After the kill of a worker process",
         "One worker process runs a job and is killed: from the kill to the start of the job's next attempt, "
-        "by "
-        "what the import of the App takes, without and with `--spare`; the worst of the kills, and the "
-        "memory "
-        "of all processes (PSS) before one.",
+        "by what the import of the App takes; the worst of the kills, and the memory of all processes (PSS) "
+        "before one.",
         {
             "p50": Figure("ms", more_is_better=False),
             "worst": Figure("ms", more_is_better=False),
             "memory": Figure("MiB", more_is_better=False),
         },
         recovery,
-        lambda bench, asked: [(database, case) for database in ("postgresql", "sqlite") for case in CASES],
-        [
-            Target(
-                database,
-                f"{label}, spare",
-                f"ms in the worst case, import of {label}",
-                partial(_worst, database, f"{label}, spare"),
-                most=most,
-            )
-            for database in ("postgresql", "sqlite")
-            for label, most in (("1 s", 500.0), ("5 s", 1_000.0))
-        ],
+        lambda bench, asked: [(database, case) for database in ("postgresql", "sqlite") for case in IMPORTS],
         subjects=False,
-        smoke=lambda database, case: case == "bare, spare",
+        smoke=lambda database, case: case == "bare",
         rounds=1,
     )
 ]

@@ -3,7 +3,6 @@ jobs pass."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import quantiles
@@ -31,26 +30,16 @@ def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
         times = max(20, min(500, bench.size.passing // 50))
         claims = [_claims(bench, place, times)]
         with _held(place):
-            begun = time.monotonic()
             with bench.workers(subject, place) as workers:
                 rates = [_pass(bench, place, workers, lot) for _ in range(lots)]
-                more = 0
-                while (
-                    not (said := "old-report" in workers.words())
-                    and place.kind == "postgresql"  # there is nothing to warn of where nothing is vacuumed
-                    and time.monotonic() - begun < bench.size.warning_seconds
-                ):
-                    # a warning comes when the snapshot is old enough, while jobs pass
-                    _pass(bench, place, workers, lot // 10)
-                    more += lot // 10
             claims.append(_claims(bench, place, times))
         with bench.workers(subject, place) as workers:
             recovered = _pass(bench, place, workers, lot)
         claims.append(_claims(bench, place, times))
-        expected = lot * (lots + 1) + more + 3 * times * CLAIM
+        expected = lot * (lots + 1) + 3 * times * CLAIM
         if place.number(subject.settled) != expected:
             raise WrongCountError(f"{place.number(subject.settled)} jobs are settled instead of {expected}")
-    figures = {
+    return {
         "first": rates[0],
         "last": rates[-1],
         "after": recovered,
@@ -58,7 +47,6 @@ def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
         "claim p99 held": claims[1],
         "claim p99 after": claims[2],
     }
-    return figures | ({"warned": float(said)} if place.kind == "postgresql" else {})
 
 
 @contextmanager
@@ -125,9 +113,7 @@ MEASURES = [
         "snapshot",
         "Beside a transaction that keeps dead rows from being vacuumed",
         "{passing} jobs pass in {lots} lots while a REPEATABLE READ snapshot is held: rate of the first and "
-        "of the last lot, and of one "
-        "after the snapshot has ended; p99 of claims of 10; and, where rows are vacuumed, whether the worker "
-        "named the transaction (1 = yes).",
+        "of the last lot, and of one after the snapshot has ended; p99 of claims of 10.",
         {
             "first": _RATE,
             "last": _RATE,
@@ -135,21 +121,10 @@ MEASURES = [
             "claim p99 before": _MS,
             "claim p99 held": _MS,
             "claim p99 after": _MS,
-            "warned": Figure(""),
         },
         snapshot,
         lambda bench, asked: [("postgresql", "sqlq"), ("mariadb", "sqlq")],
-        [
-            *_targets("postgresql"),
-            *_targets("mariadb"),
-            Target(
-                "postgresql",
-                "sqlq",
-                "warned",
-                lambda m: m.get("snapshot", "postgresql", "sqlq", "warned"),
-                least=1.0,
-            ),
-        ],
+        [*_targets("postgresql"), *_targets("mariadb")],
         subjects=False,
         rounds=1,
     )

@@ -60,7 +60,7 @@ OBJECTS: Final = (
 """Classes that have no public name: an App returns their objects."""
 
 MODULES: Final = (
-    *("sqlq.testing", "sqlq.metrics", "sqlq.otel", "sqlq.sentry", "sqlq.alembic", "sqlq.tables"),
+    *("sqlq.testing", "sqlq.metrics", "sqlq.otel", "sqlq.alembic", "sqlq.tables"),
     "sqlq.web",
 )
 """Public modules beside `sqlq` and `sqlq.errors`. `sqlq.django` needs settings, and has a guide."""
@@ -192,10 +192,11 @@ class Setting(NamedTuple):
     reader: str = "each App"
 
 
-COMMANDS, LOOKS, TESTS, WORKERS = (
+COMMANDS, LOOKS, TESTS, WORK, WORKERS = (
     "commands",
     "commands that only look, and the dashboard",
     "tests",
+    "`sqlq work`",
     "workers",
 )
 SETTINGS: Final = (
@@ -206,6 +207,13 @@ SETTINGS: Final = (
     Setting("how long finished jobs are kept", "retention", "SQLQ_RETENTION", "retention", RETENTION),
     Setting("the replica that looks read from", "", "SQLQ_READ_URL", "read-url", "none", LOOKS),
     Setting("where idle workers listen", "listen_url", "SQLQ_LISTEN_URL", "", "the database's URL"),
+    Setting("worker processes", "work --processes", "SQLQ_PROCESSES", "processes", "1", WORK),
+    Setting("jobs at a time", "work --concurrency", "SQLQ_CONCURRENCY", "concurrency", "10", WORKERS),
+    Setting("the lease of a job", "work --lease", "SQLQ_LEASE", "lease", "30 s", WORKERS),
+    Setting("the grace time of a stop", "work --grace", "SQLQ_GRACE", "grace", "25 s", WORKERS),
+    Setting("jobs of a worker process", "work --max-jobs", "SQLQ_MAX_JOBS", "max-jobs", "no limit", WORK),
+    Setting("memory of a worker process", "work --max-rss", "SQLQ_MAX_RSS", "max-rss", "no limit", WORK),
+    Setting("the wait for the database", "work --wait", "SQLQ_WAIT", "wait", "none", WORK),
     Setting(
         "how often an idle worker looks", "work --poll", "SQLQ_POLL", "poll", "1.25 s; SQLite 50 ms", WORKERS
     ),
@@ -214,7 +222,7 @@ SETTINGS: Final = (
     ),
     Setting("how far ahead jobs are held", "work --ahead", "SQLQ_AHEAD", "ahead", "100 ms", WORKERS),
     Setting("the session of jobs that are enqueued without one", "session", default="their own transaction"),
-    Setting("whether jobs run where they are enqueued", "eager", "SQLQ_EAGER", "eager", "no"),
+    Setting("whether jobs run in the process that enqueues them", "eager", "SQLQ_EAGER", "eager", "no"),
     Setting("options of all jobs", "defaults", "", "defaults", "none"),
     Setting("options of the jobs of a queue", "queues", "", "queues", "none"),
     Setting("attempts of a job", 'defaults["max_attempts"]', "SQLQ_MAX_ATTEMPTS", "", str(MAX_ATTEMPTS)),
@@ -264,6 +272,7 @@ WHAT_TO_DO: Final = {
     "SqlqError": "Catch a kind of it. Catch this one where any error of sqlq is handled alike.",
     "ConfigurationError": "Mend the setting that the message names. The transaction is still usable.",
     "UnsupportedDatabaseError": "Take a database, or a version, that [is supported](../guide/databases.md).",
+    "MissingFileError": "Run `sqlq migrate`, which makes the file, or mend the path in the URL.",
     "SchemaVersionError": "Run `sqlq migrate`, or install the version of sqlq that the message names.",
     "EnqueueError": "Mend the call: nothing was written, and the transaction is still usable.",
     "UnknownTaskError": "Import the module that defines the task, or enqueue it by `app.named`.",
@@ -305,13 +314,13 @@ EXIT_CODES: Final = (
     ("enqueue", 3, "nothing was enqueued: a live job holds the unique key"),
     ("cancel", 1, "one of the named jobs was not cancelled"),
     ("reschedule", 1, "one of the named jobs does not wait"),
-    ("retry", 1, "one of the named jobs has not failed"),
-    ("delete", 1, "one of the named jobs has not failed"),
+    ("change", 1, "one of the named jobs was not changed"),
+    ("retry", 1, "one of the ids has not failed, or a live job holds its unique key"),
+    ("replay", 1, "one of the ids has not ended, or is a step of a flow"),
+    ("delete", 1, "one of the named jobs has not ended"),
     ("show", 1, "there is no such job; with `--result`: it has no result"),
     ("why", 1, "there is no such job"),
-    ("keys rotate", 1, "a text did not open, or was left because its row was locked"),
     ("doctor", 1, "there is something to do"),
-    ("status", 1, "of a mapping of Apps: a database did not answer"),
     ("health", 1, "the worker is not alive"),
     ("work", 1, "the App, its lifespan or five worker processes in a row failed at their start"),
     ("work", 128, "plus the number of the signal: it was told to stop at once"),

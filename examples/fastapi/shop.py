@@ -9,6 +9,7 @@ from typing import Annotated
 import httpx
 from fastapi import Depends, FastAPI, HTTPException
 from pydantic import BaseModel
+from sqlalchemy import String
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -27,18 +28,22 @@ class Order(Model):
     __tablename__ = "orders"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    email: Mapped[str]
-    item: Mapped[str]
-    receipt: Mapped[str | None]
+    email: Mapped[str] = mapped_column(String(200))
+    item: Mapped[str] = mapped_column(String(200))
+    receipt: Mapped[str | None] = mapped_column(String(20))
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
+def mail_client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=os.environ.get("MAIL_URL", "http://localhost:8025"))
+
+
 @queue.lifespan
 async def mail_service() -> AsyncIterator[httpx.AsyncClient]:
     """Share one client, and the engine's connections, between all jobs of a worker process."""
-    async with httpx.AsyncClient(base_url=os.environ.get("MAIL_URL", "http://localhost:8025")) as client:
+    async with mail_client() as client:
         yield client
     await engine.dispose()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import builtins
 from functools import partial
 
-from sqlq.admin.facet import Facet, check_most, for_asyncio
+from sqlq.admin.facet import Facet, for_asyncio
 from sqlq.config.durations import Duration, milliseconds
+from sqlq.model.checks import Rows
 from sqlq.store import audit
 from sqlq.store.audit import Action
 
@@ -19,14 +20,13 @@ class Audit(Facet):
     def list(
         self,
         *,
-        limit: int = 100,
+        limit: Rows = 100,
         before: int | None = None,
         actor: str | None = None,
         action: str | None = None,
     ) -> builtins.list[Action]:
         """Return the newest actions, at most `limit`. `before` is the id of the oldest one seen, for the next
         page. `actor` and `action` choose, as in action="queues pause"."""
-        check_most(limit)
         with self._read() as conn:
             return [*audit.listing(conn, limit=limit, before=before, actor=actor, action=action)]
 

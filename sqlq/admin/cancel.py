@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
+from typing import TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
@@ -38,38 +39,44 @@ class Cancellation(StrEnum):
     """Another transaction held its row for long: nothing was changed; try again."""
 
 
+_Work: TypeAlias = Callable[..., cancelling.CancelledBatch]
+
+
 class Canceller:
     """Cancels jobs in one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def cancel(self, selections: Iterable[Selection], *, force: bool) -> dict[int, Cancellation]:
+    def cancel(
+        self, selections: Iterable[Selection], *, force: bool, reason: str | None
+    ) -> dict[int, Cancellation]:
         """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
+        work = partial(cancelling.cancel, force=force, reason=reason)
         deadline = time.monotonic() + PATIENCE_SECONDS
         done: dict[int, Cancellation] = {}
         for chosen in selections:
             for batch in batches(self._database, cancelling.live, chosen):
-                done |= self._cancel(batch, force, deadline)
+                done |= self._cancel(batch, work, deadline)
             if left := [id for id in chosen.ids if id not in done]:
                 done |= self._why_not(left)
         return done
 
-    def _cancel(self, batch: Sequence[int], force: bool, deadline: float) -> dict[int, Cancellation]:
-        done = self._database.run(partial(cancelling.cancel, ids=batch, force=force))
+    def _cancel(self, batch: Sequence[int], work: _Work, deadline: float) -> dict[int, Cancellation]:
+        done = self._database.run(partial(work, ids=batch))
         unblocked_after(self._database, done.gone)
         found = _cancellations(done)
         for id in batch:
             if id not in found:  # locked at that time, or ended meanwhile
-                found |= self._cancel_patiently(id, force, deadline)
+                found |= self._cancel_patiently(id, work, deadline)
         return found
 
-    def _cancel_patiently(self, id: int, force: bool, deadline: float) -> dict[int, Cancellation]:
+    def _cancel_patiently(self, id: int, work: _Work, deadline: float) -> dict[int, Cancellation]:
+        if not self._database.may_wait:
+            return {id: Cancellation.LOCKED}
         wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
         try:
-            done = self._database.run(
-                partial(cancelling.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1
-            )
+            done = self._database.run(partial(work, ids=[id], wait_ms=wait_ms), tries=1)
         except DBAPIError as error:
             if not self._database.dialect.trouble(error).rolled_back:
                 raise
@@ -107,7 +114,8 @@ def batches(database: Database, select: Callable[..., list[int]], chosen: Select
 def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:
     """Unblock what waits for steps that have just ended, or are gone; return all that ended."""
     if ended.steps:
-        unblock.after(database.for_claims, ended.steps)  # guard: operators-unblock
+        # guard: operators-unblock
+        database.after_commit(lambda: unblock.after(database.for_claims, ended.steps))
     return ended.ids
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import shlex
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -18,11 +17,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, SqlqError
-from sqlq.model.checks import checked_name, checked_whole
+from sqlq.model.checks import checked_name, checks_arguments
+from sqlq.payload.signatures import signature_of
 from sqlq.schema import version
 from sqlq.store import audit
-from sqlq.store.jobs import lookup
-from sqlq.store.jobs.lookup import Selection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,15 +28,20 @@ log = logging.getLogger("sqlq")
 
 
 class Facet:
-    """A group of operations in one database."""
+    """A group of operations in one database. Each public method checks its arguments by their types."""
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and name[0] != "_" and not inspect.iscoroutinefunction(method):
+                setattr(cls, name, checks_arguments(method))  # guard: arguments-are-checked
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @contextmanager
-    def _read(self) -> Iterator[Connection]:
+    def _read(self, *, within_ms: int | None = None) -> Iterator[Connection]:
         """Open a connection that reads, once it is known that the tables are there."""
-        with self._database.read() as conn:
+        with self._database.read(within_ms=within_ms) as conn:
             version.require(conn, self._database.schema)
             yield conn
 
@@ -54,9 +57,16 @@ class Facet:
 # -- the record of actions -----------------------------------------------------------------------------------
 
 _actor: ContextVar[str | None] = ContextVar("sqlq_actor", default=None)
-_OPTIONS = {"lasting": "for", "delay": "in", "since": "from", "until": "to", "flow_id": "flow"}
+_OPTIONS = {
+    "lasting": "for",
+    "delay": "in",
+    "available_at": "at",
+    "since": "from",
+    "until": "to",
+    "flow_id": "flow",
+}
 """The options of commands that have another name than the argument."""
-_UNSAID = {"self", "session", "told", "progress", "args", "kwargs", "job"}
+_UNSAID = {"self", "session", "told", "job"}
 _NAMED = 20
 """The most ids that are recorded of one action."""
 
@@ -82,12 +92,12 @@ def audited(command: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     is the command that does the same, as in "queues pause"."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        shape = inspect.signature(method)
+        shape = signature_of(method)
 
         @wraps(method)
         def recorded(*args: P.args, **options: P.kwargs) -> T:
             actor = _actor.get()
-            if actor is None or options.get("dry_run"):
+            if actor is None:
                 return method(*args, **options)
             facet: Any = args[0]
             with acting_as(None):  # guard: an-action-is-one-row
@@ -151,18 +161,13 @@ def _option(name: str, value: object) -> str:
 
 def _number(result: Any) -> int:
     """Return how much an action changed."""
-    if isinstance(result, dict):  # the effects of a cancel
-        return sum(effect in ("cancelled", "requested") for effect in result.values())
-    for name in ("moved", "sealed", "number"):
+    if isinstance(result, dict):  # the effects of a cancel or a change, or the ids of replays
+        done = ("cancelled", "requested", "changed")
+        return sum(isinstance(effect, int) or effect in done for effect in result.values())
+    for name in ("moved", "number"):
         if hasattr(result, name):
             result = getattr(result, name)
-            return (
-                result
-                if isinstance(result, int)
-                else sum(result.values())
-                if name == "sealed"
-                else len(result)
-            )
+            return result if isinstance(result, int) else len(result)
     if isinstance(result, int):
         return int(result)
     if isinstance(result, tuple) and all(isinstance(each, int) for each in result):
@@ -179,30 +184,10 @@ def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     async def twin(self: Any, /, *args: Any, session: Any = None, **options: Any) -> Any:
         work = getattr(self, name)
         if session is None:
-            return await asyncio.to_thread(work, *args, **options)
+            return await self._database.in_thread(work, *args, **options)
         return await asynchronous(session).run_sync(lambda joined: work(*args, session=joined, **options))
 
     twin.__name__ = f"a{name}"
     twin.__qualname__ = method.__qualname__.replace(name, twin.__name__)
     twin.__doc__ = f"`{name}` for asynchronous code."
     return cast("Callable[P, Coroutine[Any, Any, T]]", twin)
-
-
-def portions(
-    ids: Sequence[int], task: str | None, queue: str | None, group: str | None
-) -> Sequence[Selection]:
-    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
-    starts = range(0, max(len(ids), 1), lookup.BATCH)
-    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue, group=group) for i in starts]
-
-
-def check_most(limit: int) -> None:
-    """Raise `ConfigurationError` for a number of rows that no list can have."""
-    checked_whole(limit, "limit", range(1, 100_001), ConfigurationError)
-
-
-def check_names(task: str | None, queue: str | None, group: str | None = None) -> None:
-    """Raise `ConfigurationError` for what cannot be the name of a task, queue or group."""
-    for name, value in (("task", task), ("queue", queue), ("group", group)):
-        if value is not None:
-            checked_name(value, name, ConfigurationError)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from sqlq.config.json_text import AsJson
 from sqlq.model.job import error_line
 from sqlq.model.traceback_lines import users_line
 from sqlq.store.jobs import lookup
@@ -21,7 +22,7 @@ PARTS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class Failures(AsJson):
     """Failed jobs of one task with the same error. `error` is that of the newest, `newest` its id. `place` is
     the last line of the traceback in the user's own code, as in "shop/mail.py in send". `over_time` counts
     the jobs in equal parts of the time from the first to the last of all groups."""

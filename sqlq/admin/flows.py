@@ -5,13 +5,15 @@ from __future__ import annotations
 import builtins
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlq.admin.cancel import Cancellation, Canceller
-from sqlq.admin.facet import Facet, audited, check_most, for_asyncio
-from sqlq.admin.jobs import move_back, no_job
+from sqlq.admin.facet import Facet, audited, for_asyncio
+from sqlq.admin.reschedule import move_back
+from sqlq.admin.selections import no_job
 from sqlq.errors import JobNotFoundError
-from sqlq.model.flow import When
+from sqlq.model.checks import Rows
+from sqlq.model.flow import EnqueuedFlow, When
 from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 from sqlq.model.job import State
 from sqlq.payload.encryption import Encryption
@@ -20,20 +22,20 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.lookup import Selection
 
+FlowOrId: TypeAlias = EnqueuedFlow | FlowStatus | int
 SKIPPED = "it was skipped by an operator"
 
 
 class Flows(Facet):
     """The flows in a database: `app.flows`."""
 
-    def list(self, *, limit: int = 100) -> builtins.list[FlowStatus]:
+    def list(self, *, limit: Rows = 100) -> builtins.list[FlowStatus]:
         """Return the newest flows, and how many steps of each are in which state."""
-        check_most(limit)
         with self._read() as conn:
             rows, counts = flow_rows.newest(conn, limit)
         return [FlowStatus(row.id, row.name, row.created_at, _counted(counts[row.id])) for row in rows]
 
-    def get(self, id: int) -> FlowDetails:
+    def get(self, id: FlowOrId) -> FlowDetails:
         """Return a flow with its progress, the number of its steps in each state, and the steps. Each step
         has the steps that it waits for, and its result.
 
@@ -42,10 +44,11 @@ class Flows(Facet):
         >>> app.flows.get(7).progress  # doctest: +SKIP
         Progress(done=3, of=4, note=None)
         """
+        number = _number(id)
         with self._read() as conn:
-            flow = flow_rows.rows_of(conn, id)
+            flow = flow_rows.rows_of(conn, number)
         if flow is None:
-            raise _no_flow(id)
+            raise _no_flow(number)
         row, rows, edges = flow
         after: dict[int, dict[int, When]] = {}
         for edge in edges:
@@ -58,18 +61,19 @@ class Flows(Facet):
     aget = for_asyncio(get)
 
     @audited("cancel --flow")
-    def cancel(self, id: int, *, force: bool = False) -> dict[int, Cancellation]:
+    def cancel(
+        self, id: FlowOrId, *, force: bool = False, reason: str | None = None
+    ) -> dict[int, Cancellation]:
         """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises
         `JobNotFoundError`."""
-        self._require(id)
-        return Canceller(self._database).cancel([Selection(flow_id=id)], force=force)
+        chosen = Selection(flow_id=self._require(id))
+        return Canceller(self._database).cancel([chosen], force=force, reason=reason)
 
     @audited("retry --flow")
-    def retry(self, id: int) -> builtins.list[int]:
+    def retry(self, id: FlowOrId) -> builtins.list[int]:
         """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
         Raises `JobNotFoundError`."""
-        self._require(id)
-        return move_back(self._database, [Selection(flow_id=id)]).moved
+        return move_back(self._database, [Selection(flow_id=self._require(id))]).moved
 
     @audited("flows skip")
     def skip(self, id: int) -> FlowStatus:
@@ -88,7 +92,7 @@ class Flows(Facet):
             raise JobNotFoundError(
                 f"job {id} is {self._job(id).state}: only a step that waits or has failed can be skipped"
             )
-        unblock.after(self._database.for_claims, [id])
+        self._database.after_commit(lambda: unblock.after(self._database.for_claims, [id]))
         return self.get(job.flow_id)
 
     def _job(self, id: int) -> Any:
@@ -98,10 +102,16 @@ class Flows(Facet):
             raise no_job(id)
         return job
 
-    def _require(self, id: int) -> None:
+    def _require(self, flow: FlowOrId) -> int:
+        id = _number(flow)
         with self._read() as conn:
             if not flow_rows.exists(conn, id):
                 raise _no_flow(id)
+        return id
+
+
+def _number(flow: FlowOrId) -> int:
+    return flow if isinstance(flow, int) else flow.id
 
 
 def _no_flow(id: int) -> JobNotFoundError:

@@ -6,11 +6,11 @@ import builtins
 
 from sqlalchemy import Connection
 
-from sqlq.admin.facet import Facet, audited, check_most
+from sqlq.admin.facet import Facet, audited
 from sqlq.config.command_hint import command
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
-from sqlq.model.checks import checked_name
+from sqlq.model.checks import Rows
 from sqlq.model.limit import DeclaredLimits, Limit, LimitStatus
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
@@ -23,11 +23,11 @@ class Limits(Facet):
         super().__init__(database)
         self._declared = declared
 
-    def list(self, prefix: str = "", *, limit: int = 100) -> builtins.list[LimitStatus]:
-        """Return the keys of limits that begin with `prefix`, in order, with what each allows and holds."""
-        check_most(limit)
+    def list(self, prefix: str | None = None, *, limit: Rows = 100) -> builtins.list[LimitStatus]:
+        """Return the keys of limits, all or those that begin with `prefix`, in order, with what each allows
+        and holds."""
         with self._read() as conn:
-            return admit.listing(conn, prefix, limit)
+            return admit.listing(conn, prefix or "", limit)
 
     def is_known(self, key: str) -> bool:
         """Whether the code of the App declares a limit of this key, or the database has one."""
@@ -41,7 +41,7 @@ class Limits(Facet):
         >>> app.limits.set("stripe", running=2)  # doctest: +SKIP
         """
         self._declared.check_key(key)
-        rule = Limit(checked_name(key, "the key", ConfigurationError), running, rate).rule
+        rule = Limit(key, running, rate).rule
         self._database.require_tables()
 
         def pin(conn: Connection) -> LimitStatus | None:

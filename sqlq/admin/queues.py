@@ -10,27 +10,26 @@ from functools import partial
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.durations import Duration, milliseconds
+from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
-from sqlq.model.checks import checked_name
-from sqlq.schema.tables import tasks
+from sqlq.model.checks import Rows
 from sqlq.store.health import counts as level_counts
 from sqlq.store.health import health
-from sqlq.store.health.counts import Vitals, vitals
+from sqlq.store.health.counts import MOST_QUEUES, Vitals, vitals
 from sqlq.store.jobs import cancel as cancelling
-from sqlq.store.jobs import lookup, paused, prune
+from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Waiting
-from sqlq.store.workers import notify
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.pauses import ALL, Pause, Pauses
 from sqlq.store.workers.workers import ALIVE_MS, WorkerRow
 
-__all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting", "erase"]
+__all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting"]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStatus:
+class QueueStatus(AsJson):
     """The numbers of a queue. `served` is whether an alive worker serves it; `oldest_wait_seconds` is None
     when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
     many."""
@@ -47,6 +46,12 @@ class QueueStatus:
     capped: tuple[str, ...] = ()
 
 
+class QueueStatuses(builtins.list[QueueStatus]):
+    """The status of at most 1,000 queues, by name, and the number of the `others`."""
+
+    others = 0
+
+
 class Queues(Facet):
     """The queues in a database: `app.queues`."""
 
@@ -55,34 +60,37 @@ class Queues(Facet):
         super().__init__(database)
         self._declared = declared
 
-    def status(self, *, exact: bool = False) -> builtins.list[QueueStatus]:
+    def status(self, *, exact: bool = False) -> QueueStatuses:
         """Return what each queue holds and whether a worker serves it; also queues that are empty but served
-        by name.
+        by name. It leaves out queues beyond 1,000, those last that a worker or a pause names.
 
         A count ends at 10,000, or earlier where there are many queues and priorities, and `capped` names it
         then; with `exact` every job is counted.
         """
         with self._read() as conn:
-            held = level_counts.exact(conn) if exact else level_counts.capped(conn)
             alive = worker_rows.alive(conn, within_ms=ALIVE_MS)
             pauses = pause_rows.paused(conn)
+            named = _named(alive)
+            first = named | pauses.named.keys()
+            held, others = (level_counts.exact(conn), 0) if exact else level_counts.capped(conn, first)
         everything = any(worker.queues is None for worker in alive)
-        named = _named(alive)
         found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
-        empty = (named | pauses.keys()) - {s.queue for s in held}
+        empty = first - {s.queue for s in held}
         found += [
             QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in pauses, served=everything or name in named)
             for name in empty
         ]
-        return sorted(found, key=lambda s: s.queue)
+        found.sort(key=lambda s: (s.queue not in first, s.queue))
+        statuses = QueueStatuses(sorted(found[:MOST_QUEUES], key=lambda s: s.queue))
+        statuses.others = others + len(found) - len(statuses)
+        return statuses
 
     def vitals(self) -> Vitals:
         """Return what a scrape of metrics needs beside `status` and `workers`."""
-        with self._read() as conn:
-            self._database.dialect.limit_time(conn, statement_ms=health.STATEMENT_TIMEOUT_MS)
+        with self._read(within_ms=health.STATEMENT_TIMEOUT_MS) as conn:
             return vitals(conn)
 
-    def unknown(self, names: Sequence[str], *, but_for_twins: bool = False) -> builtins.list[str]:
+    def unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
         """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With
         `but_for_twins` a worker that serves just these queues does not count: it may have the same
         mistake."""
@@ -95,12 +103,12 @@ class Queues(Facet):
                 for worker in worker_rows.alive(conn, within_ms=ALIVE_MS)
                 if not but_for_twins or worker.queues is None or set(json.loads(worker.queues)) != set(names)
             ]
-            known = _named(workers) | pause_rows.paused(conn).keys()
+            known = _named(workers) | pause_rows.paused(conn).named.keys()
             return [
                 name for name in undeclared if name not in known and not cancelling.holds_jobs(conn, name)
             ]
 
-    def waiting(self, names: Collection[str] | None, *, limit: int) -> Waiting:
+    def waiting(self, names: Collection[str] | None, *, limit: Rows) -> Waiting:
         """Count the due jobs of these queues, or of all; looks at no more than `limit` jobs."""
         with self._read() as conn:
             return lookup.waiting(conn, names, limit)
@@ -112,14 +120,10 @@ class Queues(Facet):
         self,
         *names: str,
         all: bool = False,
-        task: str | None = None,
         lasting: Duration | None = None,
     ) -> builtins.list[str]:
         """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
         long as `lasting`. Return the queues that were not paused before. The newest end counts.
-
-        With `task` no worker starts a job of this task, in whatever queue, from two seconds later on. Such
-        jobs are blocked as workers meet them, and keep their places; no attempt is counted.
 
         Claimed jobs still run, and enqueueing goes on. A queue may be paused before anything else is known of
         it. A pause of all queues also counts for queues that are made later, and workers see it within 2 s.
@@ -127,36 +131,23 @@ class Queues(Facet):
         >>> app.queues.pause("mail", lasting="10m")  # doctest: +SKIP
         ['mail']
         """
-        return self._switch(names, all, task, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
+        return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
 
     @audited("queues resume")
-    def resume(self, *names: str, all: bool = False, task: str | None = None) -> builtins.list[str]:
+    def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
         """Let workers claim from these queues again, and wake those that are idle; return which were paused.
-        With `all` the pause of all queues ends, and queues that are paused by name stay so. With `task` the
-        jobs of this task run again, those that have waited first."""
-        resumed = self._switch(names, all, task, pause_rows.resume)
-        if task is not None and paused.free(self._database, task):  # also after a resume that was killed
-            notify.notify(self._database)
-        return resumed
+        With `all` the pause of all queues ends, and queues that are paused by name stay so."""
+        return self._switch(names, all, pause_rows.resume)
 
     def pauses(self) -> Pauses:
         """Return what is paused, since when and until when."""
         with self._read() as conn:
             return pause_rows.paused(conn)
 
-    def _switch(
-        self, names: Sequence[str], all: bool, task: str | None, switch: Callable[..., bool]
-    ) -> builtins.list[str]:
-        if [bool(names), all, task is not None].count(True) != 1:
-            raise ConfigurationError("name at least one queue, or say all=True or task=…, and not both")
-        if task is not None:
-            checked_name(task, "task", ConfigurationError)
-            self._database.require_tables()
-            done = self._database.run(lambda conn: switch(conn, task, of=tasks))
-            return [task] if done else []
-        checked = (
-            [ALL] if all else sorted({checked_name(name, "queue", ConfigurationError) for name in names})
-        )
+    def _switch(self, names: Sequence[str], all: bool, switch: Callable[..., bool]) -> builtins.list[str]:
+        if bool(names) == all:
+            raise ConfigurationError("name at least one queue, or say all=True, and not both")
+        checked = [ALL] if all else sorted(set(names))
         self._database.require_tables()
         # in one order everywhere, so that two operators cannot deadlock
         return self._database.run(lambda conn: [name for name in checked if switch(conn, name)])
@@ -174,8 +165,3 @@ def _lasting_ms(lasting: Duration | None) -> int | None:
 def _named(alive: Sequence[WorkerRow]) -> set[str]:
     """Return the queues that workers serve by name."""
     return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
-
-
-def erase(database: Database, queues: Collection[str]) -> None:
-    """Delete all jobs of queues that no other program uses."""
-    database.run(partial(prune.erase, queues=queues))

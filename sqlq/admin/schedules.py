@@ -1,25 +1,25 @@
-"""`app.schedules`: the schedules in the database, to be looked at, added and changed at run time."""
+"""`app.schedules`: the schedules in the database, to be looked at, added, paused and run at run time."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, TypeVar, Unpack
 
 from sqlalchemy import Row
 
 from sqlq.admin.facet import Facet, audited, for_asyncio
-from sqlq.config.durations import aware
+from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError, SqlqError
-from sqlq.model.checks import checked_name
 from sqlq.model.job import Job, NewJob
-from sqlq.model.schedule import INSTANT, Options, Schedule, checked_template, planned, read
+from sqlq.model.schedule import Options, Schedule, checked_template, planned, read
+from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.store import schedules
 from sqlq.store.jobs import lookup
@@ -29,7 +29,6 @@ __all__ = ["LastJob", "ScheduleDetails", "Schedules", "follow", "tick_all"]
 T = TypeVar("T")
 
 UPCOMING = 10
-MOST_BACKFILLED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +43,14 @@ class LastJob:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleDetails:
+class ScheduleDetails(AsJson):
     """A schedule as it is in the database.
 
     `state` is "active", "failing", "paused", "retired" or "ended". A failing schedule could not be ticked:
     `error` has the reason. No code declares a retired one any more. An ended one has no further run.
 
     `ticks` counts the jobs enqueued for runs, `skipped` the runs without a job. Those were missed, or a job
-    of the schedule had not ended at their time. After an outage up to 1,000 are counted. `is_pinned` is
-    whether an operator's plan holds, whatever code declares.
+    of the schedule had not ended at their time. After an outage up to 1,000 are counted.
     """
 
     name: str
@@ -66,7 +64,6 @@ class ScheduleDetails:
     service: str | None
     is_declared: bool
     """Whether code declares it; else it was added at run time."""
-    is_pinned: bool
     ticks: int
     skipped: int
     last_at: datetime
@@ -81,12 +78,16 @@ class ScheduleDetails:
     retired_at: datetime | None
     created_at: datetime
 
+    def as_json(self) -> dict[str, Any]:
+        plan = None if self.plan is None else str(self.plan)
+        return {**asdict(self), "plan": plan, "payload": decoded(self.payload)}
+
 
 class Schedules(Facet):
     """The schedules of a database: `app.schedules`.
 
     Each call writes at once, in a transaction of its own, or with `session` in the caller's. `session` is of
-    any kind that `enqueue` takes. `aadd`, `achange` and so on are the same for asynchronous code, with a
+    any kind that `enqueue` takes. `aadd`, `apause` and so on are the same for asynchronous code, with a
     session that `App.aenqueue` takes, or in a thread. Workers see a change within two seconds.
     Raises `ConfigurationError`, before anything is written, for a schedule that is not there and for what
     cannot be.
@@ -118,32 +119,11 @@ class Schedules(Facet):
 
         >>> app.schedules.add("report 7", report.new(7), cron="0 3 * * *")  # doctest: +SKIP
         """
-        name = checked_name(name, "the schedule's name", ConfigurationError)
         plan = planned(when, **options)
         template = self._prepare(checked_template(job, name))
         if (seal := self._database.seal) is not None:
             template = template.sealed_by(seal)  # guard: schedules-are-sealed
         self._do(session, lambda conn: schedules.add(conn, name, plan, template))
-
-    @audited("schedules change")
-    def change(
-        self,
-        name: str,
-        when: Schedule | str | None = None,
-        /,
-        *,
-        session: Any = None,
-        **options: Unpack[Options],
-    ) -> None:
-        """Replace the whole plan of a schedule, from its next run on. If code declares the schedule, the new
-        plan overrides that one: it holds across deploys until `reset`."""
-        plan = planned(when, **options)
-        self._do(session, lambda conn: schedules.change(conn, name, plan))
-
-    @audited("schedules change --reset")
-    def reset(self, name: str, *, session: Any = None) -> bool:
-        """Give a schedule back the plan that code declares; return whether it had another."""
-        return self._do(session, lambda conn: schedules.reset(conn, name))
 
     @audited("schedules pause")
     def pause(self, name: str, *, session: Any = None) -> bool:
@@ -166,25 +146,6 @@ class Schedules(Facet):
     def run(self, name: str, *, session: Any = None) -> Job[Any]:
         """Enqueue a job of a schedule now, beside its planned runs; also while it is paused or retired."""
         return self._do(session, lambda conn: schedules.run(conn, name))
-
-    @audited("schedules run")
-    def backfill(
-        self, name: str, since: datetime, until: datetime, *, session: Any = None
-    ) -> builtins.list[Job[Any]]:
-        """Enqueue a job for each run of a schedule from `since` on and before `until`. Runs that had a job
-        get another. All are enqueued or none, at most 10,000. Each job has the time of its run as
-        `scheduled_for`.
-
-        >>> app.schedules.backfill("nightly", datetime(2026, 3, 1, tzinfo=UTC), now)  # doctest: +SKIP
-        """
-        since, until = aware(since, "since"), aware(until, "until")
-        if until <= since:
-            raise ConfigurationError(f"until is {until}, which is not after since ({since})")
-
-        def choose(plan: Schedule) -> Sequence[datetime]:
-            return between(plan, since, until, f"the schedule {name!r}")
-
-        return self._do(session, lambda conn: schedules.backfill(conn, name, choose))
 
     def _do(self, session: Any, work: Callable[[Any], T]) -> T:
         if session is not None:
@@ -212,26 +173,12 @@ class Schedules(Facet):
     # -- the same for asynchronous code ----------------------------------------------------------------------
 
     aadd = for_asyncio(add)
-    achange = for_asyncio(change)
-    areset = for_asyncio(reset)
     apause = for_asyncio(pause)
     aresume = for_asyncio(resume)
     aremove = for_asyncio(remove)
     arun = for_asyncio(run)
-    abackfill = for_asyncio(backfill)
     aget = for_asyncio(get)
     alist = for_asyncio(list)
-
-
-def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequence[datetime]:
-    """Return the times of the runs from `since` on and before `until`. Raises `ConfigurationError` for too
-    many."""
-    found = [*islice(takewhile(lambda at: at < until, plan.moments(since - INSTANT)), MOST_BACKFILLED + 1)]
-    if len(found) > MOST_BACKFILLED:
-        raise ConfigurationError(
-            f"{what} has more than {MOST_BACKFILLED:,} moments from {since} to {until}: backfill it in parts"
-        )
-    return found
 
 
 def _details(
@@ -254,7 +201,6 @@ def _details(
         payload=payload.why if isinstance(payload, Unopened) else payload,
         service=row.service,
         is_declared=row.declared_at is not None,
-        is_pinned=row.pinned_at is not None,
         ticks=row.ticks,
         skipped=row.skipped,
         last_at=row.last_at,

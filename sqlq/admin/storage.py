@@ -15,7 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, in_units
-from sqlq.config.durations import counted, readable, span, written
+from sqlq.config.durations import span
+from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.database.mariadb import health as mariadb
 from sqlq.database.postgresql import health as postgresql
@@ -39,7 +40,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(AsJson):
     """The readings of one database, and its tables, the largest first. SQLite does not count its rows, and so
     names no tables."""
 
@@ -54,7 +55,7 @@ def storage(database: Database) -> Storage:
         number = ".".join(map(str, conn.dialect.server_version_info or ()))
     doctor, readings, tables = Doctor(database), [], ()
     for name, (query, put, *checks) in LOOKS[database.dialect.name].items():
-        findings = tuple(doctor.of_place(checks))
+        findings = tuple(doctor.troubles(checks))
         try:
             with reading(database) as conn:
                 found = query(conn)
@@ -86,20 +87,6 @@ def _oldest(found: Sequence[Any]) -> str:
     return f"open for {span(seconds)}: {number} ({who or 'no name'}, {state})"
 
 
-def _timings(found: Mapping[str, postgresql.Timing] | str) -> str:
-    if isinstance(found, str):
-        return f"not known: {found}"
-    said = (
-        f"{name} {readable(each.mean_ms)} on average, {counted(each.calls, 'call')}"
-        for name, each in sorted(found.items())
-    )
-    return "; ".join(said) or "none has run since the statistics began"
-
-
-def _wal(found: postgresql.Wal) -> str:
-    return f"{in_units(found.bytes)} since {written(found.since)}"
-
-
 def _slots(found: Sequence[postgresql.Slot]) -> str:
     said = (
         f"{each.name} is {'in use' if each.active else 'idle'}"
@@ -125,8 +112,6 @@ MEANINGS = {
     "tables": "sqlq's own tables. Workers prune finished jobs; you delete failed ones.",
     "connections": "Connections in use, of the most that the server takes. A worker that gets none waits.",
     "oldest transaction": "The longest open one of all. No row that died since it began can be removed.",
-    "statements": "The server's own time for a claim and a settle. Slower claims read over dead rows.",
-    "WAL": "The log that the whole server has written. Backups and standbys have to take it.",
     "replication slots": "An idle slot keeps the log until the disk is full.",
     "standbys": "Servers that follow this one. A failover loses what an asynchronous one has not received.",
     "history list": "Transactions whose old rows are not purged yet. Claims read over them.",
@@ -142,18 +127,16 @@ LOOKS: Mapping[
 ] = {
     "postgresql": {
         "size": (postgresql.size, in_units),
-        "tables": (postgresql.tables, _tables, "dead_rows", "autovacuum"),
-        "connections": (postgresql.connections, _of_limit, "connections"),
-        "oldest transaction": (postgresql.old_transactions, _oldest, "transactions", "prepared"),
-        "statements": (postgresql.timings, _timings),
-        "WAL": (postgresql.wal, _wal),
-        "replication slots": (postgresql.slots, _slots, "slots"),
+        "tables": (postgresql.tables, _tables, "dead rows"),
+        "connections": (postgresql.connections, _of_limit),
+        "oldest transaction": (postgresql.old_transactions, _oldest, "transactions"),
+        "replication slots": (postgresql.slots, _slots),
         "standbys": (postgresql.standbys, _standbys, "primary", "standbys"),
     },
     "mariadb": {
         "size": (mariadb.size, in_units),
         "tables": (mariadb.tables, _tables, "tables"),
-        "connections": (mariadb.connections, _of_limit, "connections"),
+        "connections": (mariadb.connections, _of_limit),
         "oldest transaction": (mariadb.old_transactions, _oldest, "transactions"),
         "history list": (mariadb.unpurged_transactions, "{:,} transactions".format, "purge"),
         "replicas": (mariadb.replicas, "{:,}".format, "primary", "binlog"),

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sqlq.admin.flows import Flows
 from sqlq.admin.limits import Limits
 from sqlq.admin.queues import Queues
-from sqlq.admin.workers import Workers
+from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.command_hint import word
 from sqlq.config.durations import span, written
 from sqlq.database.database import Database
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import JobDetails, State
 from sqlq.model.limit import DeclaredLimits
-
-if TYPE_CHECKING:
-    from sqlq.admin.doctor.finding import Finding
+from sqlq.store.jobs import lookup, unique
+from sqlq.store.limits import admit
 
 AHEAD_COUNTED = 1_000
 
@@ -33,9 +32,6 @@ class Reason(NamedTuple):
 
 def why(database: Database, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
-    waits = job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE)
-    if waits:
-        yield from _paused(database, job)
     if job.state is State.RUNNING:
         yield from _running(database, job)
     elif job.state is State.BLOCKED:
@@ -50,34 +46,24 @@ def why(database: Database, job: JobDetails) -> Iterator[Reason]:
     elif job.state is State.AVAILABLE:
         yield from _queue(database, job)
     elif job.state is State.FAILED:
-        yield Reason("it has failed for good; a retry gives it all its attempts again", f"retry {job.id}")
+        yield _retry(database, job)
         yield Reason("or it is deleted", f"delete {job.id}")
+    elif job.flow_id is not None:
+        yield Reason("it has ended and runs no more, as a step of a flow", f"flows show {job.flow_id}")
     else:
         yield Reason("it has ended and runs no more; a replay is a new job", f"replay {job.id}")
-    if waits:
+    if job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE):
         yield Reason("a cancel ends it without running it", f"cancel {job.id}")
 
 
-def findings(database: Database, job: JobDetails) -> list[Finding]:
-    """Return what the doctor finds that keeps a job from running, or from ending."""
-    from sqlq.admin.doctor.doctor import Doctor
-
-    concerns = {
-        "tasks": f"the task {job.task}:",
-        "limits": f"{job.limit_key!r}",
-        "flows": f"flow {job.flow_id} ",
-    }
-    found = Doctor(database).of_queue(_CHECKS.get(job.state, ()))
-    return [each for each in found if concerns.get(each.check, "") in each.said]
-
-
-_CHECKS = {
-    State.BLOCKED: ("workers", "limits", "flows"),
-    State.SCHEDULED: ("workers", "tasks"),
-    State.AVAILABLE: ("workers", "stuck", "starts", "tasks"),
-    State.RUNNING: ("workers", "stuck", "starts", "leases"),
-}
-"""The checks of the doctor that concern a job in a state."""
+def _retry(database: Database, job: JobDetails) -> Reason:
+    """Return that a retry runs a failed job again, or the live job that keeps a retry from it."""
+    with database.read() as conn:
+        holder = None if job.unique_key is None else unique.holder(conn, job.queue, job.unique_key)
+    if holder in (None, job.id):
+        return Reason("it has failed for good; a retry gives it all its attempts again", f"retry {job.id}")
+    said = f"it has failed for good, and job {holder} has its unique key: a retry is refused until that ends"
+    return Reason(said, f"show {holder}")
 
 
 def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
@@ -91,20 +77,9 @@ def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
             f"its worker, on {worker.host}, has been silent for {span(worker.silent_seconds)}: "
             "another one takes it over when its lease has run out"
         )
-    elif job.started is False:
-        yield Reason(f"its worker, on {worker.host}, holds it and has not started it yet")
     else:
         words = None if job.cancel_requested_at else f"cancel {job.id}"
         yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
-
-
-def _paused(database: Database, job: JobDetails) -> Iterator[Reason]:
-    pause, words = Queues(database).pauses().tasks.get(job.task), f"queues resume --task {word(job.task)}"
-    if pause is not None:
-        said = "" if pause.until is None else f" until {written(pause.until)}"
-        yield Reason(f"its task is paused{said}", words)
-    elif job.blocked_by == "pause":
-        yield Reason("the pause of its task is over: a worker frees it within some ten seconds", words)
 
 
 def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
@@ -120,9 +95,18 @@ def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
                 words = f"flows skip {step.id}" if step.state is State.FAILED else None
                 yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
     elif job.blocked_by == "limit" and job.limit_key is not None:
+        put_back = list(_put_back(job))
+        yield from put_back
+        yield from _unserved(database, job, _serving(database, job.queue))
         limits = Limits(database, DeclaredLimits()).list(job.limit_key, limit=1)
-        for status in (each for each in limits if each.key == job.limit_key):
+        for status in (each for each in limits if each.key == job.limit_key and not put_back):
+            if status.in_order and (leader := _leader(database, job)) is not None:
+                yield leader
+                continue
             wait = status.next_start_seconds
+            if not wait and status.running + status.waiting <= (status.max_running or 1):
+                yield Reason(f"its limit {job.limit_key} has room: a worker admits it at its next look")
+                continue
             soon = f"; the next one may start in {span(wait)}" if wait else ""
             yield Reason(
                 f"it waits for its turn under the limit {job.limit_key} ({status.says}): "
@@ -144,24 +128,46 @@ _PUT_BACK = {
 """Why no worker could start a job, and the mend, by the reason in its history."""
 
 
-def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
+def _put_back(job: JobDetails) -> Iterator[Reason]:
     if put_back := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
         said, mend = put_back
         yield Reason(f"{said}, and it was put back: {mend}; it fails when that has lasted for a day")
-    pauses = Queues(database).pauses()
+
+
+def _leader(database: Database, job: JobDetails) -> Reason | None:
+    """Return the job for which a job waits in a line in order, and why that one does not run."""
+    with database.read() as conn:
+        id = admit.leads(conn, job.limit_key or "")
+        leader = None if id in (None, job.id) else lookup.details(conn, id)
+    if leader is None:
+        return None
+    why = "".join(f": {each.said}" for each in _put_back(leader))
+    where = f"is {leader.state}, and before it in the line of {job.limit_key}"
+    return Reason(f"it waits for job {leader.id}, {leader.task}, which {where}{why}", f"why {leader.id}")
+
+
+def _unserved(database: Database, job: JobDetails, serving: Sequence[WorkerStatus]) -> Iterator[Reason]:
+    pauses, queue = Queues(database).pauses(), word(job.queue)
     if pauses.all is not None:
         yield Reason("all queues are paused", "queues resume --all")
-        return
-    if job.queue in pauses.named:
+    elif job.queue in pauses.named:
         until = pauses.named[job.queue].until
         said = "" if until is None else f" until {written(until)}"
-        yield Reason(f"its queue is paused{said}", f"queues resume {word(job.queue)}")
-        return
-    serving = [each for each in Workers(database).list() if each.queues is None or job.queue in each.queues]
-    if not serving:
-        yield Reason("no worker serves its queue", f"work -q {word(job.queue)}", needs_app=True)
-        return
-    if job.state is State.SCHEDULED:
+        yield Reason(f"its queue is paused{said}", f"queues resume {queue}")
+    elif not serving:
+        yield Reason("no worker serves its queue", f"work -q {queue}", needs_app=True)
+
+
+def _serving(database: Database, queue: str) -> list[WorkerStatus]:
+    return [each for each in Workers(database).list() if each.queues is None or queue in each.queues]
+
+
+def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
+    yield from _put_back(job)
+    serving = _serving(database, job.queue)
+    unserved = [*_unserved(database, job, serving)]
+    yield from unserved
+    if unserved or job.state is State.SCHEDULED:
         return
     taking = [each for each in serving if each.state in ("idle", "busy")]
     if not taking:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import span, written
+from sqlq.config.json_text import AsJson
 from sqlq.errors import ConfigurationError
-from sqlq.model.checks import checked_name
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.pauses import Pauses
@@ -24,12 +24,11 @@ from sqlq.store.workers.workers import ALIVE_MS, PAUSED, WORKING, ReservedJob, W
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(AsJson):
     """A worker and its jobs; `queues` None means that it serves all. It counts as `alive` up to 90 s after
-    its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` is the number
-    of jobs that it claimed and could not start. `state` is "starting", "idle", "busy", "paused" or
-    "stopping", or "stuck" where its supervisor has noted that it gives no sign of life. `state_at` is the
-    time of that state, where it is known."""
+    its last heartbeat, which came `silent_seconds` ago by the database's clock. `state` is "starting",
+    "idle", "busy", "paused" or "stopping", or "stuck" where its supervisor has noted that it gives no sign of
+    life. `state_at` is the time of that state, where it is known."""
 
     id: str
     host: str
@@ -42,10 +41,14 @@ class WorkerStatus:
     silent_seconds: float
     alive: bool
     jobs: builtins.list[ReservedJob]
-    unstarted: int = 0
     name: str | None = None
     state: str = "idle"
     state_at: datetime | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("id", "task", "queue", "reserved_at")
+        jobs = [(job.id, job.task, job.queue, job.since) for job in self.jobs]
+        return {**asdict(self), "jobs": [dict(zip(names, job, strict=True)) for job in jobs]}
 
 
 class Asked(NamedTuple):
@@ -82,9 +85,9 @@ class Workers(Facet):
                 queues = None if row.queues is None else tuple(json.loads(row.queues))
                 process = (row.id, row.host, row.pid, row.version, queues, row.concurrency)
                 seen = (row.started_at, row.seen_at, silence, alive)
-                jobs = _held_by(row, held)
+                jobs = [job for job in held if job.owner == row.id]
                 state = row.state if row.state != WORKING else "busy" if jobs else "idle"
-                said = (row.unstarted, row.name, state, row.state_at)
+                said = (row.name, state, row.state_at)
                 found.append(WorkerStatus(*process, *seen, jobs, *said))
         return found
 
@@ -114,8 +117,6 @@ class Workers(Facet):
         return self._ask("restart", names, all)
 
     def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
-        for name in names:
-            checked_name(name, "the worker's name", ConfigurationError)
         if bool(names) == all:
             raise ConfigurationError(f"say which workers to {word}: by name, or all of them, and not both")
         self._database.require_tables()
@@ -143,11 +144,6 @@ class Workers(Facet):
         return [row for row in alive if row in chosen or (row.host, row.supervisor_pid) in groups]
 
 
-def _held_by(worker: WorkerRow, reserved: Iterable[ReservedJob]) -> builtins.list[ReservedJob]:
-    waiting = set(worker_rows.held_in(worker.held_jobs))
-    return [job._replace(started=job.id not in waiting) for job in reserved if job.owner == worker.id]
-
-
 def _is_called(row: WorkerRow, name: str) -> bool:
     return name in (row.name, row.host, row.id, f"{row.host}:{row.pid}", f"{row.host}:{row.supervisor_pid}")
 
@@ -156,11 +152,7 @@ def forgotten_pauses(
     pauses: Pauses, workers: Sequence[WorkerStatus], longer_than_s: float
 ) -> Iterator[tuple[str, str]]:
     """Yield pauses that may have been forgotten, each with the command that ends it. These are a pause of all
-    queues, or of a task, without an end, and workers that were paused long ago."""
-    for task, pause in pauses.tasks.items():
-        if pause.until is None:
-            said = f"the task {task} is paused, without an end, since {written(pause.since)}"
-            yield said, f"queues resume --task {word(task)}"
+    queues without an end, and workers that were paused long ago."""
     if pauses.all is not None and pauses.all.until is None:
         yield (
             f"all queues are paused, without an end, since {written(pauses.all.since)}",

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -17,9 +18,8 @@ from sqlq.app.connected import Connected, address_of
 from sqlq.app.declare import Code, Declares
 from sqlq.app.options import seal_of
 from sqlq.app.parts import Parts
-from sqlq.config.constants import CONCURRENCY
 from sqlq.config.durations import Duration
-from sqlq.config.urls import DirectCalls, Eager, checked_eager, database_url, schema_name, shown
+from sqlq.config.urls import DirectCalls, checked_eager, database_url, schema_name, shown
 from sqlq.config.urls import eager as is_eager
 from sqlq.database.caller.session import (
     AnySession,
@@ -34,15 +34,16 @@ from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.model.flow import FLOWS, Flow
-from sqlq.model.foreign_names import NameOfAnotherQueue
+from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
 from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
 from sqlq.payload.encryption import How, Unsealed
-from sqlq.results.results import AnyResult, AsCompleted, R, Waited
+from sqlq.results.results import AnyJobs, AnyResult, AsCompleted, R, Waited
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from sqlq.worker.ipc.parent import NoParent
+    from sqlq.worker.options import WorkerOptions
     from sqlq.worker.run.isolated import IsolatedProcesses
     from sqlq.worker.worker import Worker
 
@@ -57,19 +58,20 @@ class App(Parts, Declares):
     [tool.sqlq], then sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for a missing
     variable. With `engine` (an Engine or AsyncEngine) sqlq connects the way that engine does, with a pool of
     its own. `schema` (else SQLQ_SCHEMA) names the schema of the tables. `retention` (else
-    SQLQ_RETENTION, else `retention` in pyproject.toml) is how long finished jobs are kept: "0s" for not at
-    all, None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not
-    carry LISTEN.
+    SQLQ_RETENTION, else `retention` in pyproject.toml) is how long finished jobs are kept: "0s" for
+    less than a minute, None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler
+    that does not carry LISTEN.
 
     `session` is for jobs that are enqueued without one. It is a scoped_session, or a function that returns
     the current session or connection, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml)
-    nothing is written: jobs run where they are enqueued, or with "commit" after the commit. See `enqueue`.
+    nothing is written: jobs run in this process, after the commit. See `enqueue`.
 
     `defaults` are options for jobs whose task does not set them: queue, priority, max_attempts, timeout,
     backoff, retention, expires, headers. `queues` maps names of queues to options for the jobs in them; these
     win over `defaults`. With `"order": "lifo"` workers take the newest job of a priority first. `carry` lists
     context variables whose values travel with a job to its handler. `service` names the application among
-    several on one database, so that it owns the schedules that its code declares; see `schedule`.
+    several on one database. It is then the default queue, and workers without other queues serve those that
+    this App names. The service owns the schedules that its code declares; see `schedule`.
 
     `keys` (else SQLQ_KEYS) sign payloads and results; `sqlq keys new` makes one. With `seal="encrypt"` (else
     SQLQ_SEAL) they encrypt them. The first key writes, and all of them read. A row with a wrong signature
@@ -96,7 +98,7 @@ class App(Parts, Declares):
         retention: Duration | Kept | None = KEPT,
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
-        eager: Eager | None = None,
+        eager: bool | None = None,
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         carry: Sequence[ContextVar[Any]] = (),
@@ -231,7 +233,8 @@ class App(Parts, Declares):
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J:
+    @refuse_what_is_a_jobs
+    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J:
         """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
         worker before.
 
@@ -241,12 +244,12 @@ class App(Parts, Declares):
         Raises `EnqueueError` or `ConfigurationError` before anything is written; errors of the database pass
         through.
 
-        With `eager="commit"` (else the App's `eager`) nothing is written to the queue. The handler runs when
+        With `eager=True` (else the App's `eager`) nothing is written to the queue. The handler runs when
         the session's transaction has committed, and not at all after a rollback. Without a session it runs
         before this returns. It gets its arguments by way of JSON, inside its middleware, and its attempts
         follow at once. The exception of the last attempt is logged, since the commit has succeeded; without a
-        session this call raises it. With `eager=True` the handler runs before this returns, inside the
-        caller's transaction. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
+        session this call raises it. Delays, priorities, timeouts, `isolate` and the App's lifespan do not
+        count.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
@@ -261,13 +264,14 @@ class App(Parts, Declares):
         )
         return _answered(job, done)
 
+    @refuse_what_is_a_jobs
     def enqueue_many(
         self,
         jobs: Iterable[NewJob[R]],
         session: AnySession = None,
         *,
         spread: Duration | None = None,
-        eager: Eager | None = None,
+        eager: bool | None = None,
     ) -> list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`.
@@ -280,11 +284,12 @@ class App(Parts, Declares):
         enqueuer, joined = self._way(session, eager)
         return enqueuer.enqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
 
+    @refuse_what_is_a_jobs
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> J:
-        """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
-        aiosqlite or psycopg. Without one it works in a thread; the job is committed there even when this
+        """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg
+        or psycopg. Without one it works in a thread; the job is committed there even when this
         call is cancelled. With `eager` an `async def` handler is awaited, and a `def` one runs in a
         thread."""
         enqueuer, joined = self._way(session, eager)
@@ -296,13 +301,14 @@ class App(Parts, Declares):
         )
         return _answered(job, done)
 
+    @refuse_what_is_a_jobs
     async def aenqueue_many(
         self,
         jobs: Iterable[NewJob[R]],
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
-        eager: Eager | None = None,
+        eager: bool | None = None,
     ) -> list[Job[R]]:
         """`enqueue_many` with the sessions of `aenqueue`. Without one it works in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
@@ -323,22 +329,14 @@ class App(Parts, Declares):
         """
         return self._connected.enqueuer.statement(self._code.additions.to([job])[0], paramstyle)
 
-    def _runs_eagerly(self, eager: Eager | None) -> Eager:
-        """Return whether a call with this `eager` runs its jobs at once, or when their transaction commits.
-        On a test's database the App's own default does not count: jobs are there to be looked at."""
-        default = False if self._test_addresses else self._eager
-        runs = default if eager is None else checked_eager(eager)
-        return self._stand_in is None and runs
-
-    def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
+    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
-        its own."""
-        says = self._runs_eagerly(eager)
-        if says is True:
-            return self._eagerly, None  # which writes nothing
+        its own. On a test's database the App's own `eager` does not count: jobs are there to be looked at."""
+        default = self._eager and not self._test_addresses
+        runs = default if eager is None else checked_eager(eager)
         if session is None:
             session = session_of_now(self._session)
-        enqueuer = self._eagerly if says else self._stand_in or self._connected.enqueuer
+        enqueuer = self._stand_in or (self._eagerly if runs else self._connected.enqueuer)
         return enqueuer, None if session is own else session
 
     @property
@@ -413,15 +411,12 @@ class App(Parts, Declares):
         """
         return await self._connected.results.aresult(job, timeout, raw=raw)
 
-    def wait(
-        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
-    ) -> Waited[R]:
+    def wait(self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True) -> Waited[R]:
         """Wait until all of these jobs have ended in any way, or with `all=False` until one has. `timeout`
         limits the wait. Return the jobs that have ended and those that have not; the end of the time is no
         error.
 
-        Raises `JobNotFoundError` for one that is not there from the start. One whose row is gone when it has
-        ended, since it is kept no more, counts as finished.
+        Raises `JobNotFoundError` for one that is not there, or kept no more.
 
         >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
         >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
@@ -429,7 +424,7 @@ class App(Parts, Declares):
         return self._connected.results.wait(jobs, timeout, all=all)
 
     async def await_(
-        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
+        self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True
     ) -> Waited[R]:
         """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
 
@@ -437,7 +432,7 @@ class App(Parts, Declares):
         """
         return await self._connected.results.await_(jobs, timeout, all=all)
 
-    def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None) -> AsCompleted[R]:
+    def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None = None) -> AsCompleted[R]:
         """Return these jobs as they end in any way, for `for` or `async for`: each once, in its final state.
 
         Raises `WaitTimeoutError` where not all have ended when the time is over, which begins with the first
@@ -448,21 +443,19 @@ class App(Parts, Declares):
         """
         return self._connected.results.as_completed(jobs, timeout)
 
-    def migrate(self, *, partition_finished: str | None = None) -> str | None:
+    def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
-        were none). On PostgreSQL `partition_finished` puts finished jobs into partitions: "daily", "weekly",
-        "monthly", or "off" to make no more.
+        were none).
 
         Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Several processes
         may call it at once, while jobs are enqueued and worked on. Raises `SchemaVersionError` for a database
         too new for this version, and `UnsupportedDatabaseError` for one too old to run it. Raises
-        `ConfigurationError` where tables of another program stand in the way, and for partitions that this
-        database cannot have."""
+        `ConfigurationError` where tables of another program stand in the way."""
         from sqlq.database import migrate as migrating
 
         with self._connected.address.open(create=True) as database:
             database.require_version()
-            return migrating.upgrade(database.engine, self.schema, partition_finished)
+            return migrating.upgrade(database.engine, self.schema)
 
     # -- work ------------------------------------------------------------------------------------------------
 
@@ -470,65 +463,74 @@ class App(Parts, Declares):
         self,
         queues: Sequence[str] | Mapping[str, int] | None = None,
         *,
-        concurrency: int = CONCURRENCY,
-        lease: Duration = "30s",
-        grace: Duration = "25s",
+        concurrency: int | None = None,
+        lease: Duration | None = None,
+        grace: Duration | None = None,
         drain: bool = False,
         max_jobs: int | None = None,
-        max_lifetime: Duration | None = None,
         name: str | None = None,
         max_rss: str | int | None = None,
         max_idle: Duration | None = None,
         poll: Duration | None = None,
         claim_batch: int | None = None,
         ahead: Duration | None = None,
-        isolate: bool = False,
-        supervision: NoParent | None = None,
-        isolates: IsolatedProcesses | None = None,
     ) -> Worker:
         """Return a worker in this process. `.run()` blocks until it is stopped; `with app.worker():` runs it
         in a thread while the block runs. `sqlq work` is the usual way, and promises more. Here no
         supervisor watches the process: after its death its jobs wait for their leases to run out. A `def`
         handler past its timeout keeps its slot, and `isolate=True` has no effect.
 
-        `queues` are served in the order given; a mapping to weights, as in {"high": 3, "low": 1}, has them
-        take turns. Without it the worker serves all queues in rotation. `concurrency` jobs run at a time. A
-        `lease` is renewed three times in its length. When stopped, running jobs have `grace` to finish; then
-        the worker releases them.
+        `queues` are served in the order given; a mapping to weights, as in {"high": 3, "low": 1}, draws the
+        order of each claim. Without it the worker serves all queues in rotation; that of a `service` serves
+        those that its App names. `concurrency` jobs (10) run at a time. A `lease` (30 s) is renewed three
+        times in its length. When stopped, running jobs have `grace` (25 s) to finish; then the worker
+        releases them.
 
         With `drain` the worker stops when nothing is available. It stops after `max_jobs` jobs, after
-        `max_lifetime`, after `max_idle` without a job, and when the process uses more memory than `max_rss`
-        ("400MB"). Operators call it by its `name`.
+        `max_idle` without a job, and when the process uses more memory than `max_rss` ("400MB"). Operators
+        call it by its `name`.
 
         An idle host looks for jobs each `poll`, by default 1.25 s, and a SQLite file each 50 ms, beside
         notifications. A claim brings at most `claim_batch` jobs, by default 1,000. Beside those in its slots
         the worker holds jobs that start `ahead` of now, by default within 100 ms at its pace; "0s" holds
-        none. SQLQ_POLL, SQLQ_CLAIM_BATCH and SQLQ_AHEAD, then `pyproject.toml`, set what is not given.
-        (`isolate`, `supervision` and `isolates` are for `sqlq work`.)
+        none. SQLQ_CONCURRENCY, SQLQ_LEASE, SQLQ_GRACE, SQLQ_POLL, SQLQ_CLAIM_BATCH and SQLQ_AHEAD, then
+        `pyproject.toml`, set what is not given.
 
         >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
         ...     serve_web()
         """
-        from sqlq.worker.options import AppParts, WorkerOptions
+        from sqlq.worker.options import WorkerOptions
+
+        return self._worker(
+            WorkerOptions.of(
+                queues=queues,
+                concurrency=concurrency,
+                lease=lease,
+                grace=grace,
+                drain=drain,
+                max_jobs=max_jobs,
+                name=name,
+                max_rss=max_rss,
+                max_idle=max_idle,
+                poll=poll,
+                claim_batch=claim_batch,
+                ahead=ahead,
+            )
+        )
+
+    def _worker(
+        self,
+        options: WorkerOptions,
+        supervision: NoParent | None = None,
+        isolates: IsolatedProcesses | None = None,
+    ) -> Worker:
+        from sqlq.worker.options import AppParts
         from sqlq.worker.worker import Worker
 
-        options = WorkerOptions.of(
-            queues=queues,
-            concurrency=concurrency,
-            lease=lease,
-            grace=grace,
-            drain=drain,
-            max_jobs=max_jobs,
-            max_lifetime=max_lifetime,
-            name=name,
-            max_rss=max_rss,
-            max_idle=max_idle,
-            isolate=isolate,
-            poll=poll,
-            claim_batch=claim_batch,
-            ahead=ahead,
-            retention_ms=self._code.retention_ms,
-        )
+        options = replace(options, retention_ms=self._code.retention_ms)
+        if options.queues is None and self._code.schedules.service:
+            queues = sorted(self._code.queue_names())
+            options = replace(options, queues=tuple(queues), weights=dict.fromkeys(queues, 1))  # in turns
         parts = AppParts(
             self.database,
             self.tasks,
@@ -573,6 +575,9 @@ NameOfAnotherQueue.answer(
         **dict.fromkeys(("enqueue_at", "enqueue_in"), 'app.enqueue(task.new(…).set(delay="1m"))'),
         "actor": "@app.task",
         "AsyncResult": "app.jobs.get(id), or app.result(id)",
+        "cancel": "app.jobs.cancel([job])",
+        "retry": "app.jobs.retry([job]) for one that has failed",
+        "work": "app.worker().run(), or on the command line sqlq work",
         **dict.fromkeys(("add_periodic_task", "periodic_task"), '@app.task(schedule="0 3 * * *")'),
         "autodiscover_tasks": "imports of the modules that define tasks, in the one that --app names",
     },

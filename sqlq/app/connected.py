@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, Engine
 
 from sqlq.app.declare import Code
-from sqlq.config.urls import database_url, schema_name, supported
+from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import ANY, LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
@@ -53,10 +54,15 @@ class Connected:
         """Results and states of jobs."""
         return Results(lambda: self.database, self._code.tasks, self._here, self.address.seal)
 
+    @cached_property
+    def database_of_parts(self) -> Any:
+        """The database as the parts for operators use it."""
+        return self.database
+
     def part(self, kind: Callable[..., F], *more: Any) -> F:
         """Return one of the parts for operators, of the database and `more`."""
         if kind not in self._parts:
-            self._parts[kind] = kind(self.database, *more)
+            self._parts[kind] = kind(self.database_of_parts, *more)
         part: F = self._parts[kind]
         return part
 
@@ -113,7 +119,7 @@ def address_of(
     if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
         listen_url = None  # guard: where-to-listen-goes-with-the-database
     return Address(
-        where if engine is None else None,
+        below(Path.cwd(), where),  # a handler may change the directory; guard: files-keep-their-directory
         engine,
         schema_name(schema, on=where),
         url_to_listen_at(listen_url),

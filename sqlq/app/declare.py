@@ -14,9 +14,9 @@ from sqlq.config.urls import DirectCalls
 from sqlq.enqueue.prepare import Additions, Stamp, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
-from sqlq.model.checks import checked_name, checked_word
+from sqlq.model.checks import checked_name, checked_queue, checked_word
 from sqlq.model.foreign_names import hints
-from sqlq.model.job import Kept, NewJob
+from sqlq.model.job import JobOptions, Kept, NewJob
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.model.middleware import Scope, around_scope, lifespan_scope
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
@@ -59,25 +59,25 @@ class Code:
         service: str | None,
         direct_calls: DirectCalls,
     ) -> None:
+        if service is not None:
+            service = checked_queue(service, ConfigurationError, "service")
         self.retention_ms = retention_ms(retention)
-        self.defaults = Defaults(defaults, queues)
+        self.defaults = Defaults(defaults, queues, service=service)
         self.direct_calls = checked_word(direct_calls, "direct_calls", DirectCalls, ConfigurationError)
         self.stamps = Stamps(carry)
         self.tasks = Registry(app, always=[scope] if (scope := self.stamps.scope()) else ())
         self.limits = DeclaredLimits()
         self.fair: Limit | None = None
         """The limit of tasks that have none of their own."""
-        self.additions = Additions(self.tasks, self.limits, self.stamps)
-        self.schedules = Declarations(
-            None if service is None else checked_name(service, "service", ConfigurationError)
-        )
+        self.additions = Additions(self.tasks, self.limits, self.stamps, self.defaults.over)
+        self.schedules = Declarations(service)
         self.lifespan: Scope | None = None
         """The middleware of each process that runs handlers."""
         self.events = Events()
 
     def queue_names(self) -> frozenset[str]:
-        """Return the queues that its tasks and its options name."""
-        return self.defaults.queues | {task.queue for task in self.tasks.values()}
+        """Return the queues that its tasks and its options name, and its default one."""
+        return self.defaults.queues | {self.defaults.queue, *(task.queue for task in self.tasks.values())}
 
 
 class Declares:
@@ -115,11 +115,11 @@ class Declares:
         `retry_on` lists the only exceptions after which another attempt follows. After those in `fail_on`
         none follows, nor after a timeout where `JobTimeoutError` is among them.
 
-        `on_success` and `on_failure` are tasks. A job of the fitting one follows the end of each job, in the
-        same transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are kept after
-        their end, None for ever. `expires` is how long after their due time they may start. `headers` are
-        defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of one that
-        `limit` has declared.
+        `on_success`, `on_failure` and `on_cancel` are tasks. A job of the fitting one follows the end of each
+        job, in the same transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are
+        kept after their end, None for ever. `expires` is how long after their due time they may start.
+        `headers` are defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of
+        one that `limit` has declared.
 
         `around` lists middleware of this task, inside that of `App.around`; None leaves all middleware out.
         `schedule` is a cron expression in UTC or a `sqlq.Schedule`: it enqueues a job without arguments at
@@ -135,8 +135,10 @@ class Declares:
         """
         known = AppTaskOptions.__annotations__
         if unknown := sorted(options.keys() - known):
+            single = [name for name in unknown if name in JobOptions.__annotations__]
+            where = f"a single job has {single[0]}, as in task.new(…).set({single[0]}=…); " if single else ""
             raise ConfigurationError(
-                f"@app.task has no option {', '.join(unknown)}; {hints(unknown, known)}it has "
+                f"@app.task has no option {', '.join(unknown)}; {hints(unknown, known)}{where}it has "
                 f"{', '.join(known)}"
             )
         when = options.pop("schedule", None)
@@ -220,12 +222,13 @@ class Declares:
 
         `.new(…)` takes any arguments: JSON, or values with a form in JSON, such as a UUID, a datetime or a
         dataclass. The worker checks whether they fit. The worker's task also sets attempts, backoff and
-        timeout. Queue and priority of that task are not known here: use `.set(…)`. A task that is registered
-        here makes its jobs as ever. Raises `EnqueueError` for a name that cannot be one.
+        timeout. Its queue, priority, retention, expires and headers are not known here: this App's `queues`
+        and `defaults` count, and `.set(…)`. A task that is registered here makes its jobs as ever. Raises
+        `EnqueueError` for a name that cannot be one.
 
         >>> job = sqlq.App().named("shop.send_receipt").new(7).set(queue="mail")
         """
-        return NamedTask(name, self.tasks.get(name))
+        return NamedTask(name, self.tasks.get(name), self._code.defaults.over({}))
 
     def schedule(
         self,
@@ -240,10 +243,9 @@ class Declares:
 
         Nothing is written here. A worker that starts writes the schedules of its code, and retires those that
         the code declares no more. With a `service` it retires those of that service, else those of its own
-        tasks. A worker of an earlier deploy changes nothing back. Pauses and changes by operators stay, and
-        so do schedules that `app.schedules` has added. Names are unique in a database. Raises
-        `ConfigurationError` for another schedule of the same name, and for a job or plan that cannot make
-        one.
+        tasks. A worker of an earlier deploy changes nothing back. Pauses by operators stay, and so do
+        schedules that `app.schedules` has added. Names are unique in a database. Raises `ConfigurationError`
+        for another schedule of the same name, and for a job or plan that cannot make one.
 
         >>> app.schedule("nightly", report.new(), cron="0 3 * * *")  # doctest: +SKIP
         """
@@ -263,11 +265,11 @@ class Declares:
 
         It runs where the handler runs: in a worker's thread, event loop or subprocess, and in
         `sqlq.testing.inline`. The handler sees what it sets up, contextvars included. The first registered is
-        the outermost. A `def` one counts for all handlers, an `async def` one for `async def` handlers only.
+        the outermost. A `def` one runs around all handlers, an `async def` one around `async def` handlers.
         It sees the handler's exception, and may raise another one, such as `sqlq.Retry`. An exception of its
         own is the attempt's outcome, also before or after the handler. An attempt whose exception it swallows
         has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for an object
-        that cannot be middleware.
+        that cannot be middleware, and for an asynchronous one with a `def` handler, whichever comes first.
 
         >>> @app.around  # doctest: +SKIP
         ... def in_web_context(running):

@@ -36,7 +36,7 @@ from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import UniqueUntil
 from sqlq.model.flow import EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, Job, NewJob, State
-from sqlq.model.outcome import Completed, Failed, Retried
+from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry, Task
 from sqlq.store.flows.flows import Before, with_results
@@ -368,10 +368,11 @@ class Here:
     def _follower(self, job: InlineJob, task: Task[..., Any]) -> InlineJob | None:
         """Return the job that follows one that has ended; None without one."""
         job.ended_at = datetime.now(UTC)
-        if job.state is State.FAILED and job.error is not None:
-            new = follow_up(claimed_here(job, task), Failed("error", describe(job.error)))
-        else:
-            new = follow_up(claimed_here(job, task), Completed()) if job.state is State.FINISHED else None
+        outcomes: dict[State, Outcome] = {State.FINISHED: Completed(), State.CANCELLED: Cancelled()}
+        if job.error is not None:
+            outcomes[State.FAILED] = Failed("error", describe(job.error))
+        outcome = outcomes.get(job.state)
+        new = None if outcome is None else follow_up(claimed_here(job, task), outcome)
         return None if new is None else self._next(new)
 
     def _attempt(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
@@ -424,10 +425,13 @@ def is_on_a_loop() -> bool:
 
 
 def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on an event loop of its own. If the caller is on a loop, it runs in a thread, and that
-    loop stands still meanwhile, as in any call."""
+    """Run a coroutine on an event loop of its own, but below `run_sync` on the caller's. If the caller is
+    otherwise on a loop, it runs in a thread, and that loop stands still meanwhile, as in any call."""
     if not is_on_a_loop():
         return asyncio.run(work)
+    if _in_greenlet():  # below `run_sync`, whose caller's loop can run it
+        task = asyncio.get_running_loop().create_task(work, context=contextvars.copy_context())
+        return await_only(task)
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:
         return thread.submit(contextvars.copy_context().run, asyncio.run, work).result()
 
@@ -436,7 +440,7 @@ class EagerEnqueuer(Here):
     """Runs the jobs of an App, or of a call, that is eager. A job is run until it has finished, or has failed
     for good. A job that is enqueued with a session waits for its commit."""
 
-    otherwise = "enqueue with eager=True"
+    otherwise = "enqueue after the commit, without a session"
 
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
         super().__init__(tasks, at_commit=True, run=run)

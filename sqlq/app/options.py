@@ -20,7 +20,7 @@ from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word, job_fiel
 from sqlq.model.foreign_names import hints
 from sqlq.model.job import Kept
 from sqlq.payload import headers
-from sqlq.payload.encryption import MOST_KEYS, Encryption, How, Key, Unsealed
+from sqlq.payload.encryption import Encryption, How, Unsealed
 
 Check = Callable[[Any], object]
 
@@ -71,11 +71,12 @@ class Defaults:
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         called: str = "{}",
+        service: str | None = None,
     ) -> None:
-        """Raises `ConfigurationError` for an unknown option, or a value out of range. It names `defaults` and
-        `queues` as they are `called`."""
+        """A `service` is the default queue where no layer sets one. Raises `ConfigurationError` for an
+        unknown option, or a value out of range. It names `defaults` and `queues` as they are `called`."""
         said = pyproject.find()
-        self._app: dict[str, Any] = {}
+        self._app: dict[str, Any] = {} if service is None else {"queue": service}
         if said is not None:
             self._app |= _checked(said.defaults, f"{said.file}: {pyproject.DEFAULTS}")
         for option, read in VARIABLES.items():
@@ -103,6 +104,11 @@ class Defaults:
         known |= found
 
     @property
+    def queue(self) -> str:
+        """The queue of jobs that name none."""
+        return str(self._app.get("queue", DEFAULT_QUEUE))
+
+    @property
     def queues(self) -> frozenset[str]:
         """The queues with options."""
         return frozenset(self._queues)
@@ -115,7 +121,7 @@ class Defaults:
     def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
         """Return the options of a task, over those of its queue and of the App. With `queue` that takes the
         place of its queue."""
-        home = queue or said.get("queue") or self._app.get("queue") or DEFAULT_QUEUE
+        home = queue or said.get("queue") or self.queue
         layers = (self._app, self._queues.get(home, {}), said)
         found: dict[str, Any] = {}
         for layer in layers:
@@ -163,9 +169,9 @@ def seal_of(
     """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
     without keys. `called` is how messages name an argument, by its name in the braces. Raises
     `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
-    what = names = argument = called.format("keys")
+    what = argument = called.format("keys")
     if keys is None and (text := os.environ.get("SQLQ_KEYS")):
-        keys, what, names = text.replace(",", " ").split(), "SQLQ_KEYS", "SQLQ_KEYS"
+        keys, what = text.replace(",", " ").split(), "SQLQ_KEYS"
     place = "App(keys=[…])" if called == "{}" else argument
     said_how = pyproject.setting(how, called.format("seal"), "SQLQ_SEAL")
     said_unsealed = pyproject.setting(unsealed, called.format("unsealed"), "SQLQ_UNSEALED")
@@ -181,23 +187,14 @@ def seal_of(
                     "`sqlq keys new` prints"
                 )
         return None
-    if len(keys) > MOST_KEYS:
-        raise ConfigurationError(f"{names} has {len(keys)} keys: at most {MOST_KEYS} are possible")
-    found: dict[str, Key] = {}
-    for i, text in enumerate(keys):
-        key = Key(text, f"{what}[{i}]")
-        if key.id in found:
-            raise ConfigurationError(f"{names} has the key {key.id} twice: leave one of the two out")
-        found[key.id] = key
-    option, given = said_how
-    how = "sign" if given is None else checked_word(given, option, How, ConfigurationError)
+    how = "sign" if said_how[1] is None else checked_word(said_how[1], said_how[0], How, ConfigurationError)
     taken = _checked_unsealed(*said_unsealed)
     if how == "read" and said_unsealed[1] not in (None, "take"):
         raise ConfigurationError(
             f'{said_unsealed[0]} is {said_unsealed[1]!r}, but with seal="read" this App itself writes plain '
             "rows: leave it out"
         )
-    return Encryption(list(found.values()), how, "take" if how == "read" else taken)
+    return Encryption(keys, how, "take" if how == "read" else taken, what)
 
 
 def _checked_unsealed(name: str, value: Any) -> Unsealed:

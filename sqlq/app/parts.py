@@ -30,7 +30,7 @@ class Parts:
         from sqlq.admin.jobs import Jobs
 
         code, connected = self._code, self._connected
-        return connected.part(Jobs, code.tasks, code.events, code.stamps, connected.results)
+        return connected.part(Jobs, code.tasks, code.events, connected.results)
 
     @property
     def queues(self) -> Queues:
@@ -62,8 +62,7 @@ class Parts:
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules in the database: to list, add, change, pause, resume, run, remove and backfill them,
-        at run time."""
+        """The schedules in the database: to list, add, pause, resume, run and remove them, at run time."""
         from sqlq.admin.schedules import Schedules
 
         connected = self._connected

@@ -1,4 +1,4 @@
-"""The command line, `sqlq`: a thin face of App and Admin.
+"""The command line, `sqlq`: a thin face of `sqlq.App`.
 
 Commands import what they need when they run, so that `sqlq --help` answers at once.
 """

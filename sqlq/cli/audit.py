@@ -25,18 +25,18 @@ def audit(
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
     rows = context.looking().audit.list(limit=limit, before=before, actor=actor, action=action)
-    columns = [Column("id", right=True), Column("when"), Column("who"), Column("number", right=True)]
+    columns = [Column("id", right=True), Column("when"), Column("who"), Column("database user")]
     show_list(
-        [*columns, Column("command", wide=True)],
+        [*columns, Column("number", right=True), Column("command", wide=True)],
         rows,
         lambda row: [
             str(row.id),
             ago(row.at),
             plain(row.actor),
+            plain(row.database_user or "-"),
             "?" if row.number is None else f"{row.number:,}",
             plain(row.target),
         ],
         nothing="no actions recorded",
-        as_object=lambda row: row._asdict(),
         as_json=as_json,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,15 +17,13 @@ from sqlq.cli.options import (
     yes_option,
 )
 from sqlq.cli.output import answer, listed, naming_options, of, plain
+from sqlq.config.command_hint import OWNER
 from sqlq.config.durations import counted
-from sqlq.errors import JobNotFoundError
 
 if TYPE_CHECKING:
-    from sqlq.admin.cancel import Cancellation
+    from sqlq.model.job import JobDetails
 
 LIVE = ("blocked", "scheduled", "available", "running")
-EXPLAINED = 20
-"""The number of jobs that are explained one by one."""
 
 
 @click.command()
@@ -36,11 +33,19 @@ EXPLAINED = 20
 @click.option(
     "--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers."
 )
+@click.option("--reason", help='Why, as its result says; in place of "cancelled on request".')
 @yes_option
 @ids_argument
 @takes_json
 def cancel(
-    context: Context, /, ids: tuple[int, ...], flow: int | None, force: bool, as_json: bool, **chosen: Any
+    context: Context,
+    /,
+    ids: tuple[int, ...],
+    flow: int | None,
+    force: bool,
+    reason: str | None,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Cancel jobs: by id, --task, --queue, --group, --flow or --all.
 
@@ -57,11 +62,11 @@ def cancel(
         live = context.app().jobs.ids(states=LIVE, limit=MOST_COUNTED)
         ask("cancel", len(live), "job", yes=yes)
     if flow is None:
-        done = context.app().jobs.cancel(ids, **chosen, force=force)
+        done = context.app().jobs.cancel(ids, **chosen, force=force, reason=reason)
     elif ids or any(chosen.values()):
         raise click.UsageError("--flow is for all steps of a flow: leave out the rest")
     else:
-        done = context.app().flows.cancel(flow, force=force)
+        done = context.app().flows.cancel(flow, force=force, reason=reason)
     by_word = {word: sorted(id for id, each in done.items() if each is word) for word in Cancellation}
     cancelled, requested = by_word.pop(Cancellation.CANCELLED), by_word.pop(Cancellation.REQUESTED)
     which, lines = of(chosen, flow), []
@@ -76,46 +81,18 @@ def cancel(
         *(lines or [f"no jobs{which} cancelled"]),
         as_json=as_json,
     )
-    failed = {id: done[id] for ids in by_word.values() for id in ids}
+    failed = sorted(id for ids in by_word.values() for id in ids)
     if flow is not None:  # a step that has ended meanwhile is no failure
-        failed = {id: word for id, word in failed.items() if word is Cancellation.LOCKED}
-    _explain(context, failed)
+        failed = by_word[Cancellation.LOCKED]
 
+    def why_not(job: JobDetails) -> str:
+        if done[job.id] is Cancellation.LOCKED:
+            return "another transaction has locked its row: try again"
+        if done[job.id] is Cancellation.PASSED_OVER:
+            return f"it is of task {plain(job.task)} in queue {plain(job.queue)}, not of those named"
+        return f"it is {job.state} already"
 
-def _explain(context: Context, failed: dict[int, Cancellation]) -> None:
-    """Explain why jobs were not cancelled, and exit with 1 if there are any."""
-    for id in sorted(failed)[:EXPLAINED]:
-        click.echo(f"sqlq: job {id}: {_why_not(context, id, failed[id])}", err=True)
-    others = Counter(failed[id].value for id in sorted(failed)[EXPLAINED:])
-    for reason, (one, many) in _COUNTED.items():
-        if number := others[reason]:
-            click.echo(f"sqlq: {counted(number, 'more job')} {one if number == 1 else many}", err=True)
-    if failed:
-        raise SystemExit(1)
-
-
-_COUNTED = {
-    "ended": ("has ended already", "have ended already"),
-    "unknown": ("does not exist", "do not exist"),
-    "passed over": ("is not of those named", "are not of those named"),
-    "locked": ("is locked by another transaction: try again", "are locked by other transactions: try again"),
-}
-
-
-def _why_not(context: Context, id: int, word: Cancellation) -> str:
-    from sqlq.admin.cancel import Cancellation
-
-    if word is Cancellation.UNKNOWN:
-        return "there is no such job"
-    if word is Cancellation.LOCKED:
-        return "another transaction has locked its row: try again"
-    try:
-        job = context.app().jobs.get(id)
-    except JobNotFoundError:
-        return "it has ended, and is gone by now"
-    if word is Cancellation.PASSED_OVER:
-        return f"it is of task {plain(job.task)} in queue {plain(job.queue)}, not of those named"
-    return f"it is {job.state} already"
+    context.refuse(failed, why_not)
 
 
 @click.command()
@@ -135,6 +112,7 @@ def prune(
     retention of their own are left alone: workers delete them, failed ones too, when it is over.
     """
     if audit is not None and finished is None and failed is None:
+        context.kind = OWNER
         with naming_options(older_than="audit"):
             actions = context.app().audit.prune(audit)
         answer({"audit": actions}, f"pruned {counted(actions, 'recorded action')}", as_json=as_json)

@@ -12,7 +12,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from traceback import extract_tb
@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sqlq.cli.title import conceal
 from sqlq.config.command_hint import OWNER
-from sqlq.errors import ConfigurationError, JobNotFoundError, SqlqError
+from sqlq.config.durations import counted
+from sqlq.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from sqlq.app.app import App
     from sqlq.config.pyproject import Project
     from sqlq.model.job import JobDetails
+
+EXPLAINED = 20
+"""The number of jobs that are explained one by one."""
 
 
 @dataclass
@@ -50,8 +55,6 @@ class Context:
     is_a_command: bool = False
     """Whether `run` runs it, so that its actions are recorded."""
     _app: App | None = field(default=None, repr=False)
-    _apps: Mapping[str, App] | None = field(default=None, repr=False)
-    """The Apps of a mapping that --app names."""
     _replica: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
@@ -59,6 +62,8 @@ class Context:
     def choose(self, name: str, value: str) -> None:
         """Take an option that may stand before the command and after it."""
         option = {"database_url": "--database-url", "app_option": "--app"}[name]
+        if name == "database_url" and ("@" in value or "?" in value):  # where a password stands
+            conceal(value)  # guard: no-process-shows-its-url
         if getattr(self, name) not in (None, value):
             raise click.UsageError(
                 f"{option} before the command says another thing than {option} after it: give one of them"
@@ -93,8 +98,8 @@ class Context:
         return None if self._app is None else self._app.database.engine.url
 
     def options(self, *, needs_app: bool) -> list[str]:
-        # the next command reads pyproject.toml, too; a variable may be set for this one alone
-        app = self.app_option or os.environ.get("SQLQ_APP")
+        # the next command reads the same environment and pyproject.toml
+        app = self.app_option
         if app is None and needs_app and self.app_path is None:
             app = "module:attribute"
         database = self._database_option()
@@ -107,24 +112,15 @@ class Context:
         from sqlalchemy import make_url
         from sqlalchemy.exc import ArgumentError
 
-        from sqlq.config.urls import database_url, has_secret, masked
+        from sqlq.config.urls import has_secret, masked
 
-        if self.database_url is not None:
-            try:
-                url = make_url(self.database_url)
-            except (ArgumentError, ValueError):
-                return None
-            return shlex.quote(masked(url) if has_secret(url) else self.database_url)
-        variable = os.environ.get("SQLQ_DATABASE_URL")
-        if not variable:
+        if self.database_url is None:
             return None
         try:
-            url = database_url(variable)
-        except SqlqError:
+            url = make_url(self.database_url)
+        except (ArgumentError, ValueError):
             return None
-        if self.url() not in (None, url):  # the App names a database of its own
-            return None
-        return '"$SQLQ_DATABASE_URL"' if has_secret(url) else shlex.quote(variable)
+        return shlex.quote(masked(url) if has_secret(url) else self.database_url)
 
     # -- the App ---------------------------------------------------------------------------------------------
 
@@ -133,41 +129,15 @@ class Context:
         given. With -d and without -a the App's module is imported only for a command that `needs_code`: its
         tasks, keys or hooks.
 
-        Raises `ConfigurationError` for an App that cannot be imported, for a mapping of several, and for a
-        URL that cannot be used.
+        Raises `ConfigurationError` for an App that cannot be imported, and for a URL that cannot be used.
         """
-        if self._app is None and (apps := self.apps(needs_code=needs_code)) is not None:
-            raise ConfigurationError(
-                f"--app {self.app_path} is a mapping of {len(apps)} Apps: name one, as in "
-                f"--app {self.app_path}.{next(iter(apps))}; they are {', '.join(apps)}"
-            )
-        assert self._app is not None
-        return self._app
-
-    def apps(self, *, needs_code: bool = False) -> Mapping[str, App] | None:
-        """Return the Apps of the mapping that is named; None where a single App is. Raises what `app`
-        raises."""
-        if self._app is None and self._apps is None:
+        if self._app is None:
             # guard: a-database-needs-no-code
             path = self.app_path if needs_code or self.database_url is None else self.app_option
-            found = self._find(path)
-            if isinstance(found, Mapping):
-                self._apps = found
-            else:
-                self._app = found
+            self._app = self._find(path)
             if self.is_a_command:
                 _record_as_this_user()
-        return self._apps
-
-    def members(self) -> dict[str, Context]:
-        """Return a context for each App of the mapping that is named, else this one without a name."""
-        apps = self.apps()
-        if apps is None:
-            return {"": self}
-        return {
-            name: replace(self, app_option=f"{self.app_path}.{name}", _app=app, _apps=None)
-            for name, app in apps.items()
-        }
+        return self._app
 
     def looking(self) -> App:
         """Return the App for a command that only looks: at the replica of SQLQ_READ_URL, where one is
@@ -175,6 +145,7 @@ class Context:
         from sqlq.config.urls import read_url
         from sqlq.database.database import ANY
 
+        self.kind = "reader"
         app = self.app()
         if (url := read_url(of=app.url)) is None:
             return app
@@ -203,23 +174,24 @@ class Context:
             )
 
     def refuse(self, ids: Sequence[int], why: Callable[[JobDetails], str]) -> None:
-        """Explain for each job why it was not changed, and exit with 1 if there are any."""
-        for id in ids:
+        """Explain why jobs were not changed, of many the first, and exit with 1 if there are any."""
+        for id in ids[:EXPLAINED]:
             try:
                 reason = why(self.app().jobs.get(id))
             except JobNotFoundError:
                 reason = "there is no such job"
             click.echo(f"sqlq: job {id}: {reason}", err=True)
+        if (more := len(ids) - EXPLAINED) > 0:
+            click.echo(f"sqlq: {counted(more, 'more job')} not changed", err=True)
         if ids:
             raise SystemExit(1)
 
     def close(self) -> None:
         """Close the connections of the App. The end of the process does not: `main` leaves what was made."""
-        for app in [self._app, *(self._apps or {}).values()]:
-            if app is not None:
-                app.close()
+        if self._app is not None:
+            self._app.close()
 
-    def _find(self, path: str | None) -> App | Mapping[str, App]:
+    def _find(self, path: str | None) -> App:
         from sqlq.app.app import App
         from sqlq.config.urls import database_url, is_same_place
         from sqlq.database.dialects import dialect_at
@@ -232,11 +204,6 @@ class Context:
         # an App that names no database itself takes this one, and so does whatever else reads the variable
         os.environ["SQLQ_DATABASE_URL"] = self.database_url
         app = load_app(path, self._directories())
-        if isinstance(app, Mapping):
-            raise ConfigurationError(
-                f"--app {path} is a mapping of {len(app)} Apps, and -d names one database: leave out -d, or "
-                f"name one App, as in --app {path}.{next(iter(app))}"
-            )
         named, place = app._connected.address, app._connected.address.place
         if place != url:
             # what goes with another database does not go with this one
@@ -267,8 +234,7 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
             context.choose(option.name, value)
         words = ctx.command_path.removeprefix(ctx.find_root().command_path).split()
         if context is not None and words:
-            looks = words[-1] in _LOOK
-            context.kind = _KINDS.get(words[0], "reader" if looks else "operator")
+            context.kind = _KINDS.get(words[0], "operator")
 
     for names, metavar, words in (
         (["-d", "--database-url", "database_url"], "URL", _DATABASE),
@@ -286,12 +252,7 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
             takes_context(each, explain=False)
 
 
-_KINDS = {"enqueue": "producer", "work": "worker", "keys": "keys", "migrate": OWNER, "grants": OWNER}
-_LOOK = (
-    *("status", "jobs", "show", "why", "failed", "doctor", "metrics"),
-    *("queues", "workers", "flows", "limits", "schedules"),
-)
-"""The commands that only look, by their last words."""
+_KINDS = {"enqueue": "producer", "work": "worker", "migrate": OWNER, "grants": OWNER}
 
 _DATABASE = (
     "The database: postgresql://user:password@host/name or sqlite:///file.db. Without it the App's own "
@@ -300,25 +261,20 @@ _DATABASE = (
 )
 _APP = (
     "Your App with its tasks, as in shop.tasks:app; a module with one App, as in shop.tasks; or a function "
-    "to call for it, as in shop:create_app(). work, migrate, status and metrics take a mapping of Apps, too, "
-    "of which shop:apps.name is one. Found in the current directory, too. Without it SQLQ_APP "
-    "counts, and then app in pyproject.toml under [tool.sqlq]; with -d, only for commands "
-    "that need its code."
+    "to call for it, as in shop:create_app(). shop:apps.name is one of the dict shop.apps. Found in the "
+    "current directory, too. Without it SQLQ_APP counts, and then app in pyproject.toml under [tool.sqlq]; "
+    "with -d, only for commands that need its code."
 )
 
 
-_PATH = re.compile(
-    r"(?P<module>[^\s:()]+)(?::(?P<attribute>[^\s:()]+)(?P<call>\(\s*\)(?:\.(?P<made>[^\s:()]+))?)?)?"
-)
-_MEMBER = re.compile(r"[^\s:()\x00-\x1f]+")
+_PATH = re.compile(r"(?P<module>[^\s:()]+)(?::(?P<attribute>[^\s:()]+)(?P<call>\(\s*\))?)?")
 
 
-def load_app(path: str, directories: Sequence[Path] = ()) -> App | Mapping[str, App]:
+def load_app(path: str, directories: Sequence[Path] = ()) -> App:
     """Import the App that `module:attribute` names, or call `module:function()` for it.
 
-    A module alone stands for the one App in it. It may be in one of these directories. The name of a mapping
-    stands for all Apps in it, and with a further `.name` for one of them. Raises `ConfigurationError` with
-    the reason why it cannot.
+    A module alone stands for the one App in it. It may be in one of these directories. An attribute may be a
+    mapping, with the name of an App behind it. Raises `ConfigurationError` with the reason why it cannot.
     """
     from sqlq.app.app import App
 
@@ -351,14 +307,10 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App | Mapping[str, 
             return next(iter(alone.values()))
         raise ConfigurationError(f"--app {path} names a module with {len(alone)} Apps, not one: {hint}")
     found: Any = module
-    names, member = attribute.split("."), named["made"]
-    for position, name in enumerate(names):
-        if isinstance(found, Mapping):
-            member = ".".join(names[position:])
-            break
+    for name in attribute.split("."):
         try:
-            found = getattr(found, name)
-        except AttributeError:
+            found = found[name] if isinstance(found, Mapping) else getattr(found, name)
+        except (AttributeError, KeyError):
             raise ConfigurationError(
                 f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
             ) from None
@@ -370,38 +322,12 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App | Mapping[str, 
         found = _made_by(found, path)
     elif inspect.isroutine(found):
         raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
-    if isinstance(found, Mapping):
-        apps = _members_of(found, path.removesuffix(f".{member}"))
-        if member is None:
-            return apps
-        if member not in apps:
-            raise ConfigurationError(f"--app {path}: there is no App {member!r}; there are {', '.join(apps)}")
-        return apps[member]
     if not isinstance(found, App):
         verb = "that returned" if named["call"] else "that is of type"
         raise ConfigurationError(
             f"--app {path}: {verb} {type(found).__name__}, not a sqlq.App"
             + ("; name a function that returns the App" if named["call"] else f"; {hint}")
         )
-    return found
-
-
-def _members_of(found: Mapping[Any, Any], path: str) -> Mapping[str, App]:
-    """Return the mapping as it was. Raises `ConfigurationError` where `sqlq work` could not serve it."""
-    from sqlq.app.app import App
-
-    if not found:
-        raise ConfigurationError(f"--app {path} is a mapping without an App")
-    named: dict[int, str] = {}
-    for name, app in found.items():
-        if not isinstance(name, str) or not _MEMBER.fullmatch(name):
-            raise ConfigurationError(
-                f"--app {path}: an App is named {name!r}; a name is text without spaces, colons and brackets"
-            )
-        if not isinstance(app, App):
-            raise ConfigurationError(f"--app {path}: {name!r} is of type {type(app).__name__}, no sqlq.App")
-        if (other := named.setdefault(id(app), name)) != name:
-            raise ConfigurationError(f"--app {path} has the same App as {other!r} and as {name!r}")
     return found
 
 
@@ -476,7 +402,10 @@ def _record_as_this_user() -> None:
         from sqlq.admin.facet import act_as
 
         try:
-            user = getpass.getuser()
-        except (KeyError, OSError):  # a container's user has no name
-            user = str(os.getuid())
+            import pwd
+
+            # getpass would believe LOGNAME; guard: actors-are-those-of-the-system
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except (ImportError, KeyError):  # Windows; or a container's user, who has no name
+            user = str(getattr(os, "getuid", getpass.getuser)())
         act_as(f"{user}@{socket.gethostname()}")

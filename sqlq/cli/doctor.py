@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.looks import show_rows
 from sqlq.cli.options import takes_json
-from sqlq.cli.output import Cell, Column, ago, plain, show_json, show_table
+from sqlq.cli.output import Cell, Column, ago, plain, show_json
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
@@ -34,16 +34,17 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     """
     from sqlq.admin.doctor.finding import Verdict
 
+    context.kind = "reader"
     if sizes:
         _show_sizes(context, as_json)
         return
     found = _examine(context, deep)
     worst = [finding for finding in found if finding.verdict is Verdict.TO_DO]
     if as_json:
-        show_json({"well": not worst, "findings": [asdict(finding) for finding in found]})
+        show_json({"well": not worst, "findings": [finding.as_json() for finding in found]})
     else:
         columns = [Column(""), Column("about"), Column("found")]
-        show_table(columns, [_row(finding) for finding in found])
+        show_rows(columns, [_row(finding) for finding in found])
         checks = sum(finding.verdict is Verdict.CHECK for finding in found)
         click.echo(f"\n{counted(len(worst), 'thing')} to do, {checks:,} to check")
     if worst:
@@ -56,11 +57,11 @@ def _show_sizes(context: Context, as_json: bool) -> None:
 
     found = storage(context.app().database)
     if as_json:
-        show_json(asdict(found))
+        show_json(found.as_json())
         return
     click.echo(found.database)
-    show_table(
-        [Column("reading"), Column("value"), Column("meaning", wide=True)],
+    show_rows(
+        [Column("reading"), Column("value"), Column("meaning")],
         [[each.name, plain(each.value), _meaning(each)] for each in found.readings],
     )
     if found.tables:
@@ -69,7 +70,7 @@ def _show_sizes(context: Context, as_json: bool) -> None:
             *(Column(name, right=True) for name in ("rows", "dead", "size", "indexes")),
         ]
         click.echo()
-        show_table(
+        show_rows(
             [*columns, Column("vacuumed"), Column("largest indexes", wide=True)],
             [
                 [

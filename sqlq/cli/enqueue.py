@@ -24,6 +24,8 @@ from sqlq.cli.options import (
 )
 from sqlq.cli.output import answer, naming_options
 from sqlq.errors import ArgumentsError
+from sqlq.payload.annotations import hints_of
+from sqlq.payload.signatures import signature_of
 
 HELD = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
@@ -120,7 +122,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
 
 def _refuse_assignments(args: Sequence[str], values: Sequence[Any], handler: Callable[..., Any]) -> None:
     """Refuse `order_id=3`, which would be the text "order_id=3"."""
-    names = inspect.signature(handler).parameters
+    names = signature_of(handler).parameters
     for arg, value in zip(args, values, strict=True):
         name, equals, given = arg.partition("=")
         if equals and name in names and value == arg:
@@ -139,11 +141,8 @@ def _check_plain_types(
 ) -> None:
     """Refuse values that are not of the plain types in the handler's annotations; programs have type checkers
     for that."""
-    signature = inspect.signature(handler)
-    try:
-        hints = typing.get_type_hints(getattr(handler, "stands_for", handler))
-    except Exception:  # an annotation that cannot be evaluated is no reason to refuse a job
-        return
+    signature = signature_of(handler)
+    hints = hints_of(getattr(handler, "stands_for", handler), include_extras=False)
     for name, value in signature.bind(*positional, **named).arguments.items():
         hint = hints.get(name)
         is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,7 +39,7 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
     sqlq jobs --state failed lists them, and sqlq show has all about one.
     """
     errors, is_complete = context.looking().jobs.failures(**chosen, exact=exact)
-    shown = [asdict(each) for each in errors[:limit]]
+    shown = [each.as_json() for each in errors[:limit]]
     if as_json:
         answer({"errors": shown, "capped": not is_complete}, as_json=True)
         return
@@ -86,7 +85,8 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
     """Run failed jobs again.
 
     Choose them by id, --task, --queue, --group, --error, --flow, or --all. They keep their ids and get all
-    their attempts anew. A job whose unique key a live job holds stays failed.
+    their attempts anew. A job whose unique key a live job holds stays failed. Exits with 1 if one of the ids
+    was not moved back.
     """
     error = chosen.pop("error")
     require_named(
@@ -99,16 +99,22 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
         moved, held = context.app().flows.retry(flow), list[int]()
     else:
         moved, held = context.app().jobs.move_back(**chosen)
-    missing = _missing(chosen["ids"], [*moved, *held])
-    which = of(chosen, flow)
+    missing, which = _missing(chosen["ids"], moved), of(chosen, flow)
     lines = [f"no failed jobs{which} moved back"]
     if moved:
         lines = [f"moved back {counted(len(moved), 'job')}{which} to run again: {listed(moved)}"]
     if held:
         stay = counted(len(held), "job stays", "jobs stay")
         lines += [f"{stay} failed, since live jobs hold the same unique keys: {listed(held)}"]
-    answer({"retried": moved, "held_back": held, "not_failed": missing}, *lines, as_json=as_json)
-    context.refuse(missing, _why_not)
+    others = _missing(tuple(missing), held)
+    answer({"retried": moved, "held_back": held, "not_failed": others}, *lines, as_json=as_json)
+
+    def why_not(job: JobDetails) -> str:
+        if job.id in held:
+            return context.app().jobs.why(job.id)[0]
+        return _why_not(job) if job.state == "failed" else f"it is {job.state}: only failed jobs are retried"
+
+    context.refuse(missing, why_not)
 
 
 @click.command()
@@ -116,10 +122,10 @@ def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -
 @yes_option
 @takes_json
 def delete(context: Context, /, yes: bool, as_json: bool, **chosen: Any) -> None:
-    """Delete failed jobs for good.
+    """Delete failed jobs for good, and ended ones by id.
 
-    Choose them by id, --task, --queue, --group, --error, or --all. Unless they are named by their ids, it
-    counts them, and wants a yes.
+    Choose failed jobs by id, --task, --queue, --group, --error, or --all. Unless they are named by their ids,
+    it counts them, and wants a yes. An id may also be that of a finished or cancelled job.
     """
     error = chosen.pop("error")
     require_named("failed jobs", "--task, --queue, --group, --error or --all", error, *chosen.values())
@@ -135,8 +141,11 @@ def delete(context: Context, /, yes: bool, as_json: bool, **chosen: Any) -> None
     line = f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"
     if not deleted:
         line = f"no failed jobs{which} to delete"
-    answer({"deleted": deleted, "not_failed": missing}, line, as_json=as_json)
-    context.refuse(missing, _why_not)
+    answer({"deleted": deleted, "not_deleted": missing}, line, as_json=as_json)
+    context.refuse(missing, lambda job: _NEEDED if job.state == "finished" else _why_not(job))
+
+
+_NEEDED = "another step of its flow may still take its result"
 
 
 def _missing(ids: tuple[int, ...], known: list[int]) -> list[int]:

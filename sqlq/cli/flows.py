@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -32,13 +31,12 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
 
     sqlq retry --flow ID runs failed steps again, sqlq cancel --flow ID ends a flow.
     """
-    columns = [Column("id", right=True), Column("name", wide=True), Column("state"), Column("steps")]
+    columns = [Column("id", right=True), Column("name"), Column("state"), Column("steps")]
     show_list(
         [*columns, Column("enqueued")],
         context.looking().flows.list(limit=limit),
         _row,
         nothing=f"no flows in {context.shown_url()}",
-        as_object=_object,
         as_json=as_json,
     )
 
@@ -50,7 +48,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
     """Show a flow: its steps, what each waits for, and what to do next."""
     found = context.looking().flows.get(id)
     if as_json:
-        show_json({**_object(found), "steps": [asdict(step) for step in found.steps]})
+        show_json(found.as_json())
         return
     show_field("flow", str(found.id))
     if found.name is not None:
@@ -79,19 +77,7 @@ def skip(context: Context, step: int, as_json: bool) -> None:
     """
     found = context.app().flows.skip(step)
     line = f"skipped step {step}; flow {found.id} is {found.state}, {_counts(found)}"
-    answer(_object(found), line, as_json=as_json)
-
-
-def _object(found: FlowStatus) -> dict[str, Any]:
-    return {
-        "id": found.id,
-        "name": found.name,
-        "state": found.state,
-        "created_at": found.created_at,
-        "counts": {str(state): number for state, number in found.counts.items()},
-        "done": found.progress.done,
-        "of": found.progress.of,
-    }
+    answer(found.as_json(), line, as_json=as_json)
 
 
 def _row(found: FlowStatus) -> list[Cell]:

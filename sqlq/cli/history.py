@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from sqlq.model.history import AttemptRecord
     from sqlq.model.job import JobDetails
 
-WORDS = {"put_back": "put back by an operator", "claimed": "claimed, and not started yet"}
+WORDS = {
+    "put_back": "put back by an operator",
+    "cancel_requested": "asked to stop",
+}
 """Outcomes that are printed in other words."""
-UNFINISHED = ("running", "claimed")
 
 
 def show_history(context: Context, job: JobDetails) -> None:
@@ -28,9 +30,9 @@ def show_history(context: Context, job: JobDetails) -> None:
     show_heading("history")
     hosts = _hosts(context, job)
     for line in job.history:
-        unnumbered = "–" if line.outcome in ("put_back", "cancelled") else "?"
+        unnumbered = "–" if line.outcome in ("put_back", "cancel_requested", "cancelled") else "?"
         attempt = unnumbered if line.attempt is None else str(line.attempt)
-        moment = line.claimed_at if line.outcome in UNFINISHED else line.ended_at
+        moment = line.claimed_at if line.outcome == "running" else line.ended_at
         at = "?" if moment is None else written(moment)
         show_wrapped(f"{attempt:>3}  {at}  ", _said(line), before="  ")
         if course := ", ".join(_course(line, hosts)):
@@ -43,8 +45,6 @@ def show_history(context: Context, job: JobDetails) -> None:
 
 def _is_worth_showing(job: JobDetails) -> bool:
     lines = len(job.history)
-    if job.history and job.history[-1].outcome == "claimed":
-        return True
     return lines > 1 or (lines == 1 and job.state in ("blocked", "scheduled", "available"))
 
 
@@ -63,7 +63,7 @@ def _said(line: AttemptRecord) -> str:
 
 def _course(line: AttemptRecord, hosts: dict[str, str]) -> list[str]:
     said = []
-    if line.claimed_at is not None and line.outcome not in UNFINISHED:
+    if line.claimed_at is not None and line.outcome != "running":
         said.append(f"claimed {written(line.claimed_at)}")
     if line.started_at is not None:
         if line.claimed_at is not None:

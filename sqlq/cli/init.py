@@ -8,66 +8,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from string import Template
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import click
 
 from sqlq.cli.options import confirm, yes_option
 from sqlq.errors import ConfigurationError
 
-TASKS: Final = """$head
+TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
-@$app.task(max_attempts=5, timeout="1m")
-${prefix}def greet(name: str) -> str:
-    return f"Hello, {name}!"
-"""
-TEST: Final = """import sqlq.testing
+class Kind(NamedTuple):
+    """A kind of project: the name of its App, the lines above its first task, and the folder of its
+    templates."""
 
-from $module import greet
-
-
-def test_greet_says_hello(sqlq_app):
-    job = sqlq_app.enqueue(greet.new("Ada"))
-    assert sqlq.testing.drain(sqlq_app).completed == 1
-    assert sqlq_app.result(job) == "Hello, Ada!"
-"""
-DJANGO_TEST: Final = """from django.test import TestCase
-from sqlq.django import app
-from sqlq.testing import inline
-
-from $module import greet
+    app: str
+    head: str
+    prefix: str = ""
+    templates: str = "plain"
 
 
-class GreetTest(TestCase):
-    def test_greet_says_hello(self):
-        with inline(app):  # jobs run where they are enqueued
-            self.assertEqual(app.result(app.enqueue(greet.new("Ada"))), "Hello, Ada!")
-"""
-TABLE: Final = """[tool.sqlq]
-app = "$module:$app"
-database-url = "sqlite:///dev.db"  # to develop on; SQLQ_DATABASE_URL counts before it
-"""
-DJANGO_TABLE: Final = '[tool.sqlq]\napp = "sqlq.django:app"\n'
-STEPS: Final = """now run: sqlq migrate
-         sqlq enqueue $module.greet Ada
-         sqlq work --drain
-         python -m pytest $file"""
-DJANGO_STEPS: Final = """now add "sqlq.django" to INSTALLED_APPS, and run: python manage.py migrate
-         python manage.py sqlq enqueue $module.greet Ada
-         python manage.py sqlq work --drain
-         python manage.py test $package"""
-PLAIN: Final = {"app": "app", "prefix": "", "test": TEST, "table": TABLE, "steps": STEPS}
-PLAIN["head"] = "import sqlq\n\napp = sqlq.App()"
-DJANGO: Final = PLAIN | {"test": DJANGO_TEST, "table": DJANGO_TABLE, "steps": DJANGO_STEPS}
-DJANGO["head"] = "from sqlq.django import app"
-QUEUE: Final = PLAIN | {"app": "queue", "head": "import sqlq\n\nqueue = sqlq.App()"}
-FLASK: Final = QUEUE | {"head": f"{QUEUE['head']}  # and in create_app: queue.use(engine=db.engine)"}
 KINDS: Final = {
-    "Django": DJANGO,
-    "Flask": FLASK,
-    "FastAPI": QUEUE | {"prefix": "async "},
-    "plain Python": PLAIN,
+    "Django": Kind("app", "from sqlq.django import app", templates="django"),
+    "Flask": Kind(
+        "queue", "import sqlq\n\nqueue = sqlq.App()  # and in create_app: queue.use(engine=db.engine)"
+    ),
+    "FastAPI": Kind("queue", "import sqlq\n\nqueue = sqlq.App()", "async "),
+    "plain Python": Kind("app", "import sqlq\n\napp = sqlq.App()"),
 }
 
 
@@ -93,7 +60,7 @@ def init(yes: bool) -> None:
         click.echo(f"{where}:\n{lines}\n")
     confirm("write this", yes=yes)
     _write(files)
-    click.echo(steps)
+    click.echo(steps, nl=False)
 
 
 def _refuse(why: str) -> NoReturn:
@@ -110,11 +77,12 @@ def _refuse_unfit(folder: Path) -> None:
     is_empty = all(each.name.startswith(".") for each in folder.iterdir())
     if not is_empty and next(_sources(folder), None) is None:
         _refuse(f"{folder} holds no Python project: run init where pyproject.toml or manage.py lies")
-    for file in _files(folder, "*.py", "[!.]*/*.py"):
+    for file in _files(folder, "*.py", "[!.]*/*.py", "src/*/*.py"):
         text = file.read_text(errors="replace")
         found = re.search(r"^(\w+) = (?:sqlq\.)?App\(", text, re.MULTILINE)
         if found and re.search(r"^(?:from|import) sqlq\b", text, re.MULTILINE):  # other libraries have an App
-            module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+            module = ".".join(file.relative_to(folder).with_suffix("").parts)
+            module = module.removeprefix("src.").removesuffix(".__init__")
             line = f'app = "{module}:{found[1]}"'
             _refuse(f"there is an App already: write {line} under [tool.sqlq] in pyproject.toml")
     if (file := folder / "pyproject.toml").exists():
@@ -129,7 +97,7 @@ def _refuse_unfit(folder: Path) -> None:
 
 def _sources(folder: Path) -> Iterator[Path]:
     yield from _files(folder, "manage.py", "pyproject.toml", "requirements*.txt", "*.py")
-    yield from _files(folder, "*/__init__.py", "*/app.py")
+    yield from _files(folder, "*/__init__.py", "*/app.py", "src/*/__init__.py", "src/*/app.py")
 
 
 def _files(folder: Path, *patterns: str) -> Iterator[Path]:
@@ -144,8 +112,9 @@ def _recognised(folder: Path) -> str:
     for file in _sources(folder):
         before = "^(?:from|import) " if file.suffix == ".py" else "(?:^|[\"'])"
         text = file.read_text(errors="replace")
-        if found := re.search(rf"{before}(flask|fastapi)\b", text, re.MULTILINE | re.IGNORECASE):
-            return {"flask": "Flask", "fastapi": "FastAPI"}[found[1].lower()]
+        for kind in ("Flask", "FastAPI"):
+            if re.search(rf"{before}{kind}\b", text, re.MULTILINE | re.IGNORECASE):
+                return kind
     return "plain Python"
 
 
@@ -153,7 +122,7 @@ def _plan(folder: Path, kind: str) -> tuple[dict[Path, str], str]:
     """Return the text for each file, pyproject.toml last, and what a person does next."""
     is_django = kind == "Django"
     marks = ("apps.py", "models.py") if is_django else ("__init__.py",)
-    found = {file.parent for mark in marks for file in folder.glob(f"*/{mark}")}
+    found = {file.parent for mark in marks for file in _files(folder, f"*/{mark}", f"src/*/{mark}")}
     packages = sorted(each for each in found if each.name not in ("tests", "test"))
     if is_django and not packages:
         _refuse("this Django project has no app yet; make one with python manage.py startapp NAME")
@@ -161,16 +130,18 @@ def _plan(folder: Path, kind: str) -> tuple[dict[Path, str], str]:
     module = "tasks" if place == folder else f"{place.name}.tasks"
     # in a package of tests, and beside the module, pytest finds the module by itself
     tests = place if is_django else folder / "tests" if (folder / "tests/__init__.py").exists() else folder
-    names = {**KINDS[kind], "module": module, "package": place.name}
+    names = KINDS[kind]._asdict() | {"module": module, "package": place.name}
     names["file"] = str((tests / "test_tasks.py").relative_to(folder))
-    task, test, table, steps = (
-        Template(text).substitute(names) for text in (TASKS, names["test"], names["table"], names["steps"])
-    )
-    files = {place / "tasks.py": task, tests / "test_tasks.py": test}
+
+    def filled(name: str) -> str:
+        template = TEMPLATES / KINDS[kind].templates / f"{name}.txt"
+        return Template(template.read_text(encoding="utf-8")).substitute(names)
+
+    files = {parent / name: filled(name) for parent, name in ((place, "tasks.py"), (tests, "test_tasks.py"))}
     for file in files:
         if file.exists():
             _refuse(f"{file.relative_to(folder)} is there already, and init overwrites nothing")
-    return {**files, folder / "pyproject.toml": table}, steps
+    return {**files, folder / "pyproject.toml": filled("pyproject.toml")}, filled("steps")
 
 
 def _write(files: Mapping[Path, str]) -> None:

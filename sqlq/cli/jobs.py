@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,12 @@ def jobs(
     Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = context.looking().jobs.listing(state=state, limit=limit + 1, **chosen, **how)
+    found, complete = context.looking().jobs.listing(
+        state=state, limit=limit + 1, whole=False, **chosen, **how
+    )
     more, found = len(found) > limit, found[:limit]
     if as_json:
-        show_json([as_object(job) for job in found])
+        show_json([job.as_json(whole=False) for job in found])
     elif found:
         columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
         columns += [Column("attempts", right=True), Column("time")]
@@ -95,20 +97,12 @@ def attempts(job: JobDetails, separator: str) -> str:
 def _time(job: JobDetails) -> str:
     """Return since when a job is in its state, or when it is due."""
     if job.state == "blocked":
-        by = "its task's pause" if job.blocked_by == "pause" else f"its {job.blocked_by}"
-        return f"by {by}, since {ago(job.created_at)}"
+        return f"by its {job.blocked_by}, since {ago(job.created_at)}"
     if job.state == "scheduled" and job.available_at is not None:
         return f"due in {span((job.available_at - datetime.now(UTC)).total_seconds())}"
     if job.state == "available" and job.available_at is not None:
         return f"due {ago(job.available_at)}"
-    if job.started is False:
-        return f"not started, claimed {ago(job.reserved_at)}"
     return str(ago(job.reserved_at if job.state == "running" else job.ended_at))
-
-
-def as_object(job: JobDetails) -> dict[str, Any]:
-    """Return a job as a JSON object."""
-    return {**asdict(job), "error": job.error}
 
 
 @click.command()
@@ -130,6 +124,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     time.
     """
     if only_result:
+        context.kind = "reader"
         with naming_options(timeout="wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
         return
@@ -142,7 +137,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         app = context.app()
         job = app.jobs.get(id)
     if as_json:
-        show_json(as_object(job))
+        show_json(job.as_json())
         return
     show_heading(f"job {job.id}: {job.state}")
     for name, value in _fields(job):
@@ -168,14 +163,15 @@ def why(context: Context, id: int, as_json: bool) -> None:
     For a running job it names the worker, for an ended one the outcome. Beside each reason stands the command
     that changes it. The findings of sqlq doctor about those who should run it come last.
     """
-    from sqlq.admin.why import findings
+    from sqlq.admin.doctor.doctor import findings
 
+    context.kind = "reader"
     job = context.app().jobs.get(id)
     reasons, found = _reasons(context.app(), job), findings(context.app().database, job)
     if as_json:
         said = {
             "reasons": [{"said": words, "command": line} for line, words in reasons],
-            "findings": [asdict(each) for each in found],
+            "findings": [each.as_json() for each in found],
         }
         show_json({"id": job.id, "state": job.state, "queue": job.queue, "task": job.task, **said})
         return
@@ -239,7 +235,9 @@ def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.unique_key is not None:
         until = {"start": "it starts", "pruned": "it is pruned"}.get(job.unique_until, "it has ended")
         yield "unique key", f"{plain(job.unique_key)} (until {until})"
-    for then, follower in (("on success", job.on_success), ("on failure", job.on_failure)):
+    cancel = job.on_failure.get("on_cancel") if isinstance(job.on_failure, dict) else None
+    followers = {"on success": job.on_success, "on failure": job.on_failure, "on cancel": cancel}
+    for then, follower in followers.items():
         if follower is not None:
             yield then, _follower(follower)
     if job.schedule is not None and job.scheduled_for is not None:
@@ -247,8 +245,6 @@ def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
     yield "created", _moment(job.created_at)
     if job.replay_of is not None:
         yield "replay of", f"job {job.replay_of}"
-    if job.replayed_as is not None:
-        yield "replayed as", f"job {job.replayed_as}"
     if job.flow_id is not None:
         yield "flow", str(job.flow_id)
     if job.limit_key is not None:
@@ -257,13 +253,11 @@ def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
     if due is not None and job.state == "scheduled":
         yield "due", f"{_moment(due, said=False)} ({_time(job).removeprefix('due ')})"
     elif due is not None:
-        yield "due", _moment(due)
+        yield "due", _moment(due, said=job.ended_at is None)
     if job.start_by is not None:
         yield "start by", _moment(job.start_by)
-    if job.started is False and job.reserved_at is not None:
-        yield "claimed", f"{_moment(job.reserved_at)}, and not started yet"
-    elif job.reserved_at is not None:
-        yield "last started", _moment(job.reserved_at)
+    if job.reserved_at is not None:
+        yield "last claimed", _moment(job.reserved_at)
     if job.cancel_requested_at is not None:
         yield "to cancel", f"asked to stop {_moment(job.cancel_requested_at)}"
     if job.ended_at is not None:

@@ -14,6 +14,8 @@ log = logging.getLogger("sqlq.worker")
 FLUSH_SECONDS = 1.0
 THREADS_SECONDS = 5.0
 """How long a worker process waits at its end for threads that handlers have started."""
+EXIT_SECONDS = 5.0
+"""The same for functions that are called at its exit."""
 
 
 def leave(code: int) -> NoReturn:
@@ -42,11 +44,14 @@ def leave_in_time(code: int) -> None:
             atexit._run_exitfuncs()  # noqa: SLF001 - tracers and the like send then what they have gathered
             leave(code)
 
+    last = threading.Timer(THREADS_SECONDS + EXIT_SECONDS, leave, (code,))  # guard: exits-have-an-end
+    last.daemon = True
     with suppress(RuntimeError):  # where there is no thread to be had
+        last.start()
         threading.Thread(target=run, name="sqlq-leave", daemon=True).start()
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with suppress(Exception):  # a handler may have closed or replaced it
             stream.flush()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,12 +24,12 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
 
     Running are the jobs that hold a slot: they run, or are claimed next. Waiting are those without a slot.
     """
-    columns = [Column("key", wide=True), Column("limit"), Column("running", right=True)]
+    columns = [Column("key"), Column("limit"), Column("running", right=True)]
     columns += [Column("waiting", right=True), Column("oldest due"), Column("next start"), Column("set")]
     of = f" with the prefix {plain(prefix)!r}" if prefix else ""
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
-    rows = context.looking().limits.list(prefix, limit=limit)
-    show_list(columns, rows, _row, nothing=nothing, as_object=_object, as_json=as_json)
+    rows = context.looking().limits.list(prefix or None, limit=limit)
+    show_list(columns, rows, _row, nothing=nothing, as_json=as_json)
 
 
 @limits.command("set")
@@ -51,7 +50,7 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
         found = app.limits.set(key, running=running, rate=rate)
     unknown = "" if known else "; nothing else is known of this key: no job and no limit of the App has it"
     line = f"{plain(key)}: {found.says}, until it is cleared{unknown}"
-    answer(_object(found), line, as_json=as_json)
+    answer(found.as_json(), line, as_json=as_json)
 
 
 @limits.command()
@@ -64,11 +63,7 @@ def clear(context: Context, key: str, as_json: bool) -> None:
     """
     found = context.app(needs_code=True).limits.clear(key)
     line = f"{plain(key)}: {found.says}, until a job is enqueued that says something else"
-    answer(_object(found), line, as_json=as_json)
-
-
-def _object(found: LimitStatus) -> dict[str, Any]:
-    return {**asdict(found), "says": found.says}
+    answer(found.as_json(), line, as_json=as_json)
 
 
 def _row(found: LimitStatus) -> list[Cell]:

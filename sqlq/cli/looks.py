@@ -1,26 +1,25 @@
-"""Names and counts as text, and rows that stay legible on a narrow terminal."""
+"""Names and counts as text, and tables of rows and fields."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from sqlq.cli.output import Cell, Column, console, plain, show_json, show_table
+from sqlq.cli.output import UNLIMITED, Cell, Column, console, plain, show_json
 from sqlq.config.command_hint import escaped
+from sqlq.config.json_text import AsJson
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
     from sqlq.admin.queues import QueueStatus
     from sqlq.admin.workers import Asked, WorkerStatus
 
-T = TypeVar("T")
-NARROW = 60
-"""On fewer columns a row is a block of `name: value` lines."""
-LABEL = 13
+T = TypeVar("T", bound=AsJson)
+LABEL, LEAST, LEAST_WIDE = 13, 20, 16
 INDENT = "  "
 
 
@@ -39,23 +38,42 @@ def number(queue: QueueStatus, name: str) -> str:
     return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
 
 
-def is_narrow() -> bool:
-    """Whether lines are to be short."""
-    return console().width < NARROW
-
-
 def show_rows(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None:
-    """Print a table of rows, or where the terminal is too narrow for one a block for each row."""
-    if not is_narrow():
-        show_table(columns, rows)
-        return
-    for place, row in enumerate(rows):
-        if place:
-            click.echo()
-        for column, cell in zip(columns, row, strict=True):
-            text = cell[0] if isinstance(cell, tuple) else cell
-            if text is not None and text != "":
-                show_wrapped(f"{column.name}: ", f"{text:,}" if isinstance(text, int) else plain(text))
+    """Print a table of rows."""
+    from rich import box
+    from rich.table import Table
+
+    out = console()
+    lined, fits = out.is_terminal, out.width < UNLIMITED
+    table = Table(
+        box=box.SIMPLE_HEAD if lined else None,  # which puts a space between columns by itself
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2 - lined, 0, 0),
+        header_style="bold",
+        expand=fits and any(column.wide for column in columns),
+    )
+    texts = [list(map(_text, row)) for row in rows]
+    widths = [max([len(c.name), *(row[i].cell_len for row in texts)]) for i, c in enumerate(columns)]
+    narrow = sum(width + 2 for width, column in zip(widths, columns, strict=True) if not column.wide)
+    for width, column in zip(widths, columns, strict=True):
+        if column.wide and fits:
+            # the others fold only where this one would get very short
+            least = min(width, out.width // 3, max(out.width - narrow, LEAST_WIDE))
+            table.add_column(column.name, no_wrap=True, overflow="ellipsis", ratio=1, width=least)
+        else:
+            table.add_column(column.name, justify="right" if column.right else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*row)
+    _print(table)
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    if isinstance(cell, tuple):
+        return Text(plain(cell[0]), style=cell[1])
+    return Text("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else plain(cell))
 
 
 def show_list(
@@ -64,12 +82,11 @@ def show_list(
     row: Callable[[T], Sequence[Cell]],
     *,
     nothing: str,
-    as_object: Callable[[T], object] = asdict,  # type: ignore[assignment]  # for dataclasses alone
     as_json: bool = False,
 ) -> None:
     """Print a list of things: as JSON, as a table, or the sentence that there is `nothing`."""
     if as_json:
-        show_json([as_object(each) for each in things])
+        show_json([each.as_json() for each in things])
     elif things:
         show_rows(columns, [row(each) for each in things])
     else:
@@ -83,9 +100,7 @@ def show_field(name: str, value: str) -> None:
 
 def show_heading(text: str) -> None:
     """Print a line that stands over others, bold on a terminal."""
-    from rich.text import Text
-
-    _print(Text(plain(text), style="bold"))
+    show_wrapped(plain(text), "")
 
 
 def show_block(lines: str) -> None:
@@ -97,25 +112,21 @@ def show_block(lines: str) -> None:
 
 def show_wrapped(label: str, text: str, *, before: str = "") -> None:
     """Print text after a label that is bold on a terminal. Further lines begin below the first character of
-    the text, or with a small indent where the terminal is narrow."""
+    the text. A label that leaves no room is not cut: it may be a command to copy."""
     from rich.text import Text
 
     label, text = escaped(label), escaped(text)  # guard: looks-steer-no-terminal
     out = console()
-    hanging = len(before) + len(label)
-    if out.width - hanging < NARROW // 3:
-        hanging = len(before) + 2
-    wrapped = Text(text).wrap(out, max(out.width - hanging, 10))
-    lines = [line.plain.rstrip() for line in wrapped] or [""]
-    first = Text(before) + Text(label, style="bold")
-    if hanging < len(before) + len(label) and first.cell_len + Text(lines[0]).cell_len > out.width:
-        _print(first)
-    else:
-        _print(first + Text(lines.pop(0)))
-    for line in lines:
-        _print(Text(" " * hanging + line))
+    start = Text(before) + Text(label, style="bold")
+    for line in Text(text).wrap(out, max(out.width - start.cell_len, LEAST)) or [Text()]:
+        _print(start + line, soft_wrap=True)
+        start = Text(" " * start.cell_len)
 
 
-def _print(text: Text) -> None:
-    text.rstrip()
-    console().print(text, soft_wrap=True)
+def _print(renderable: Table | Text, *, soft_wrap: bool = False) -> None:
+    """Print without the spaces at the ends of lines."""
+    out = console()
+    with out.capture() as captured:
+        out.print(renderable, soft_wrap=soft_wrap)
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    click.echo("\n".join(lines), color=out.is_terminal)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq.worker.report.meter import Totals
-    from sqlq.worker.supervise.fleet import Fleet
+    from sqlq.worker.supervise.supervisor import Supervisor
 
 F = TypeVar("F", bound="Callable[..., Any]")
 log = logging.getLogger("sqlq.worker")
 
 HOST = "127.0.0.1"
-_NEEDS = "needs prometheus_client: pip install 'sqlq[metrics]'"
 
 
 def work_options(command: F) -> F:
@@ -42,32 +40,34 @@ def work_options(command: F) -> F:
 
 
 def require_client(option: str) -> None:
-    """Raise `ConfigurationError` where prometheus_client is not there."""
+    """Raise `ConfigurationError` where a package is not there."""
     try:
-        import prometheus_client  # noqa: F401 - asked whether it is there
+        import_module("prometheus_client")
+        import_module("waitress")
     except ImportError:
-        raise ConfigurationError(f"{option} {_NEEDS}") from None
+        raise ConfigurationError(
+            f"{option} needs prometheus_client and waitress: pip install 'sqlq-jobs[metrics]'"
+        ) from None
 
 
-def totals_for(port: int | None) -> Callable[..., Totals | None]:
-    """Return a function that returns the sums of the worker processes of an App, the same ones each time. It
-    returns None without a port."""
+def totals_for(port: int | None) -> Totals | None:
+    """Return the sums of the worker processes; None without a port."""
     if port is None:
-        return lambda app=None: None
+        return None
     require_client("--metrics-port")
     from sqlq.worker.report.meter import Totals
 
-    return cache(lambda app=None: Totals())
+    return Totals()
 
 
-def show(fleet: Fleet, port: int | None, host: str) -> None:
+def show(supervisor: Supervisor, port: int | None, host: str) -> None:
     """Serve the sums where a port is given. Raises `ConfigurationError` for a port that cannot be had."""
     if port is None:
         return
     from sqlq.metrics.serve import serve
     from sqlq.metrics.work import WorkCollector
 
-    url = serve(WorkCollector(fleet), port, host, "--metrics-port")
+    url = serve(WorkCollector(supervisor), port, host)
     log.info("metrics at %s", url)
 
 
@@ -85,19 +85,17 @@ def metrics(context: Context, port: int | None, host: str) -> None:
     what the workers count they show themselves, see sqlq work --metrics-port.
     """
     require_client("sqlq metrics")
-    from sqlq.metrics.database import AppsCollector, DatabaseCollector
+    from sqlq.metrics.database import DatabaseCollector
     from sqlq.metrics.serve import serve, text
 
-    members = {name: DatabaseCollector(each.looking()) for name, each in context.members().items()}
-    collector: Any = members[""] if "" in members else AppsCollector(members)
-    if "" in members:
-        members[""].look()
+    collector = DatabaseCollector(context.looking())
+    collector.look()
     if port is None:
         click.echo(text(collector), nl=False)
         return
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: over.set())
-    shown = context.shown_url() if "" in members else counted(len(members), "App")
-    click.echo(f"metrics of {shown} at {serve(collector, port, host, '--port')}; Ctrl-C stops")
+    url = serve(collector, port, host)
+    click.echo(f"metrics of {context.shown_url()} at {url}; Ctrl-C stops")
     over.wait()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.members import for_each_app
 from sqlq.cli.options import wait_option
-from sqlq.config.durations import milliseconds, readable
+from sqlq.cli.output import naming_options
+from sqlq.config.durations import readable
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
@@ -38,12 +37,6 @@ EVERY_SECONDS = 0.5
     help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
 @click.option("--force", is_flag=True, help="With --down: even if jobs are lost.")
-@click.option(
-    "--partition-finished",
-    "rhythm",
-    type=click.Choice(["daily", "weekly", "monthly", "off"]),
-    help="Have finished jobs in partitions, dropped as a whole when they are old (PostgreSQL). off: no more.",
-)
 @wait_option
 @click.pass_obj
 def migrate(
@@ -52,56 +45,36 @@ def migrate(
     check: bool,
     down: str | None,
     force: bool,
-    rhythm: str | None,
-    wait: str,
+    wait: str | None,
 ) -> None:
     """Create the tables, or bring them up to this version.
 
     Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The
-    schema on PostgreSQL is the connection's default one, or SQLQ_SCHEMA. It migrates each App
-    of a mapping.
+    schema on PostgreSQL is the connection's default one, or SQLQ_SCHEMA.
     """
     if sum((as_sql, check, down is not None)) > 1:
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
     if force and down is None:
         raise click.UsageError("--force is of use with --down only")
-    if rhythm and (check or down is not None):
-        raise click.UsageError("--partition-finished goes up: leave out --check and --down")
-    wait_ms = milliseconds(wait, "--wait")
-    run = partial(
-        _migrate, as_sql=as_sql, check=check, down=down, force=force, rhythm=rhythm, wait_ms=wait_ms
-    )
-    if context.apps() is not None:
-        for_each_app(context, run)
-    if not run(context):
-        raise SystemExit(1)
-
-
-def _migrate(
-    context: Context,
-    *,
-    as_sql: bool,
-    check: bool,
-    down: str | None,
-    force: bool,
-    rhythm: str | None,
-    wait_ms: int,
-) -> bool:
-    """Do as the options want, and return whether the tables are as this sqlq needs them."""
     from sqlq.database import migrate as migrating
     from sqlq.schema import version
+    from sqlq.worker.options import setting
 
+    with naming_options("wait"):
+        wait_ms = setting("wait", wait, 0)
     app = context.app()
     engine, schema = app.database.engine, app.database.requested_schema
     if as_sql:
-        click.echo(migrating.render_sql(engine.dialect.name, schema, rhythm), nl=False)
-        return True
+        click.echo(migrating.render_sql(engine.dialect.name, schema), nl=False)
+        return
     if wait_ms:
         _wait(app.database, wait_ms)
     if check:
         found = migrating.check(engine, schema)
         click.echo(found.message)
-        return found.standing in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD)
+        if found.standing not in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD):
+            raise SystemExit(1)
+        return
     where = context.shown_url()
     if down is not None:
         before, after = migrating.downgrade(engine, schema, down, force=force)
@@ -111,10 +84,10 @@ def _migrate(
             click.echo(f"sqlq's tables in {where} are at revision {after} already")
         else:
             click.echo(f"took sqlq's tables in {where} back from revision {before} to {after}")
-        return True
+        return
     if context.names_nothing():
         click.echo(f"no App and no database were named: using {where}", err=True)
-    before = app.migrate(partition_finished=rhythm)
+    before = app.migrate()
     if before is None:
         click.echo(f"created sqlq's tables at revision {version.HEAD} in {where}")
     elif before == version.HEAD:
@@ -126,9 +99,6 @@ def _migrate(
         )
     else:
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")
-    if rhythm:
-        click.echo(f"partitions of finished jobs in {where} are {rhythm}")
-    return True
 
 
 def _wait(database: Database, longest_ms: int) -> None:

@@ -104,20 +104,20 @@ def time_option(words: str, *names: str, or_age: bool = False) -> Callable[[F], 
     return click.option(*names, type=moment_or_age if or_age else moment, metavar="TIME", help=words)
 
 
-def json_option(words: str, name: str, example: dict[str, Any] | list[Any]) -> Callable[[F], F]:
-    """Return an option whose value is a JSON object or array, as its example is."""
-    kind, shown = "object" if isinstance(example, dict) else "array", json.dumps(example)
+def json_option(words: str, name: str, example: dict[str, Any]) -> Callable[[F], F]:
+    """Return an option whose value is a JSON object."""
+    shown = json.dumps(example)
 
     def read(text: str) -> Any:
         try:
             value = read_json(text)
         except (ValueError, RecursionError) as error:
             raise click.BadParameter(f"not JSON: {error}") from None
-        if not isinstance(value, type(example)):
-            raise click.BadParameter(f"not a JSON {kind}, as in '{shown}'")
+        if not isinstance(value, dict):
+            raise click.BadParameter(f"not a JSON object, as in '{shown}'")
         return value
 
-    return click.option(name, type=read, metavar="JSON", help=f"{words}, as a JSON {kind}: '{shown}'.")
+    return click.option(name, type=read, metavar="JSON", help=f"{words}, as a JSON object: '{shown}'.")
 
 
 kwargs_option = json_option("Arguments by name", "--kwargs", {"copy": True})
@@ -139,18 +139,17 @@ def limit_option(default: int, words: str) -> Callable[[F], F]:
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
-def require_names(what: str, names: tuple[str, ...], everything: bool, task: str | None = None) -> None:
-    """Raise `UsageError` unless either names or --all, or a task in their place, were given."""
-    if [bool(names), everything, task is not None].count(True) != 1:
-        both = ", and not both" if names or task is not None else ""
+def require_names(what: str, names: tuple[str, ...], everything: bool) -> None:
+    """Raise `UsageError` unless either names or --all were given."""
+    if bool(names) == everything:
+        both = ", and not both" if names else ""
         raise click.UsageError(f"name the {what}, or give --all{both}")
 
 
 wait_option = click.option(
     "--wait",
-    default="0s",
     metavar="DURATION",
-    help="When the database is not up yet, try again for so long, as in 60s.",
+    help="Time to wait for a database that is not ready yet, as in 60s (default 0s).",
 )
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 

@@ -44,7 +44,7 @@ _MENDS = (
     (r'database "(?P<name>[^"]*)" does not exist', "create it first, as with createdb {name}"),
     (r"Unknown database '(?P<name>[^']*)'", "create it first, as with CREATE DATABASE {name}"),
     (
-        r"Access denied for user .* to database",
+        r"Access denied for user '[^']*'@'[^']*' to database",
         "create it, and GRANT ALL on it, or check its name in the URL",
     ),
     (r'role "(?P<name>[^"]*)" does not exist', "create it, as with createuser, or check the user in the URL"),
@@ -66,7 +66,7 @@ _MENDS = (
     (r"read-only (transaction|option)|READ ONLY transaction", "use the primary server"),
     (r"readonly database", "make the file, and its directory, ones that you may write to"),
     (
-        r"disk is full|[Dd]isk full|The table .* is full|No space left on device",
+        r"disk is full|[Dd]isk full|The table '[^']*' is full|No space left on device",
         "make room on the database's disk",
     ),
     (r"file is not a database|file is encrypted", "name another file"),
@@ -94,7 +94,7 @@ def _of_database(error: DBAPIError, context: Context) -> str:
     return f"{context.shown_url()}: {reason}"
 
 
-_OF_A_HOST = re.compile(r"^- host: '(.*?)', port: '(.*?)',.* failed: (?:FATAL:\s+)?(.+)$", re.MULTILINE)
+_OF_A_HOST = re.compile(r"^- host: '([^']*)', port: '([^']*)',.* failed: (?:FATAL:\s+)?(.+)$", re.MULTILINE)
 
 
 def _reason(said: str) -> str:

@@ -20,7 +20,7 @@ from sqlq.errors import SqlqError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq.worker.supervise.fleet import Fleet
+    from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
 
@@ -37,10 +37,10 @@ FIRST = ("completed", "retried", "failed")
 
 
 class Progress:
-    """Watches the supervisors from a thread of its own, and counts the waiting jobs now and then."""
+    """Watches the supervisor from a thread of its own, and counts the waiting jobs now and then."""
 
-    def __init__(self, fleet: Fleet, queues: Sequence[str] | None, *, drawn: bool) -> None:
-        self._fleet = fleet
+    def __init__(self, supervisor: Supervisor, queues: Sequence[str] | None, *, drawn: bool) -> None:
+        self._supervisor = supervisor
         self._queues = queues
         self._drawn = drawn
         self._over = threading.Event()
@@ -73,7 +73,7 @@ class Progress:
                 log.info("%s", said, extra={"event": "progress"})
 
     def _count(self) -> None:
-        place, began = self._fleet.place, time.monotonic()
+        place, began = self._supervisor.place, time.monotonic()
         if place is None or began < self._count_at:
             return
         try:
@@ -86,21 +86,21 @@ class Progress:
         self._count_at = began + max(COUNT_SECONDS, took / SHARE)
 
     def _line(self) -> str:
-        moment, tally = time.monotonic(), self._fleet.tally
+        moment, tally = time.monotonic(), self._supervisor.tally
         done = tally["completed"]
         self._seen.append((moment, done))
         while len(self._seen) > 2 and self._seen[1][0] < moment - WINDOW_SECONDS:
             self._seen.popleft()
         since, before = self._seen[0]
         if not self._drawn or moment == since:
-            since, before = self._fleet.ready_since or moment, 0
+            since, before = self._supervisor.ready_since or moment, 0
         rate = (done - before) / (moment - since) if moment > since else 0.0
-        parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._fleet.running:,} running"]
+        parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
         if self._waiting is not None:
             parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
         parts += [f"{tally[name]:,} {name}" for name in ("retried", "failed") if tally[name]]
         if self._waiting is not None and self._waiting.exact and rate > 0:
-            left = (self._waiting.number + self._fleet.running) / rate
+            left = (self._waiting.number + self._supervisor.running) / rate
             parts.append(f"about {spent(left)} left")
         return ", ".join(parts)
 

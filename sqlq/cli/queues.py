@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import click
 
@@ -24,7 +23,7 @@ def queues(context: Context, exact: bool, as_json: bool) -> None:
     app = context.looking()
     rows = app.queues.status(exact=exact)
     if as_json:
-        show_json([asdict(row) for row in rows])
+        show_json([row.as_json() for row in rows])
     else:
         show_queues(context, rows, app.queues.pauses())
 
@@ -32,38 +31,31 @@ def queues(context: Context, exact: bool, as_json: bool) -> None:
 @queues.command()
 @click.argument("names", metavar="[QUEUE...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All queues, those made later included.")
-@click.option("--task", metavar="NAME", help="In place of queues one task, in whatever queue its jobs are.")
 @click.option("--for", "lasting", metavar="DURATION", help="Resume by itself after so long, as in 10m.")
 @takes_json
 def pause(
     context: Context,
     names: tuple[str, ...],
     everything: bool,
-    task: str | None,
     lasting: str | None,
     as_json: bool,
 ) -> None:
-    """Let no worker claim from queues, or start a task, until they are resumed.
+    """Let no worker claim from queues until they are resumed.
 
     Running jobs and enqueueing go on. Workers that serve a paused queue by name wait as if it were empty. A
-    pause of a queue counts from the next claim on, that of all queues, or of a task, within 2 seconds. To
-    pause workers, and not queues: sqlq workers pause.
+    pause of a queue counts from the next claim on, that of all queues within 2 seconds. To pause workers, and
+    not queues: sqlq workers pause.
     """
-    require_names("queues", names, everything, task)
+    require_names("queues", names, everything)
     ending = "" if lasting is None else f" for {lasting.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
     queues = context.app().queues
     unknown = queues.unknown(names)
     with naming_options(lasting="for"):
-        changed = queues.pause(*names, all=everything, task=task, lasting=lasting)
+        changed = queues.pause(*names, all=everything, lasting=lasting)
     if everything:
         line = f"paused all queues{ending}" if changed else f"all queues are {already}"
         answer({"all": True, "paused": bool(changed)}, line, as_json=as_json)
-    elif task is not None:
-        known = context.app().tasks
-        undeclared = "" if not known or task in known else "; the code here has no task of that name"
-        line = f"paused {plain(task)}{ending}{undeclared}" if changed else f"{plain(task)} is {already}"
-        answer({"task": task, "paused": bool(changed)}, line, as_json=as_json)
     else:
         nothing = (
             "; nothing else is known of a queue of that name: no job is in it, and no worker or task names it"
@@ -80,25 +72,19 @@ def pause(
 @queues.command()
 @click.argument("names", metavar="[QUEUE...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="End a pause of all queues.")
-@click.option("--task", metavar="NAME", help="End the pause of a task.")
 @takes_json
-def resume(
-    context: Context, names: tuple[str, ...], everything: bool, task: str | None, as_json: bool
-) -> None:
-    """Let workers claim from these queues, or start a task, again.
+def resume(context: Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Let workers claim from these queues again.
 
     With --all the pause of all queues ends; those that were paused by name stay so.
     """
-    require_names("queues", names, everything, task)
+    require_names("queues", names, everything)
     queues = context.app().queues
     unknown = queues.unknown(names) if as_json else []
-    changed = queues.resume(*names, all=everything, task=task)
+    changed = queues.resume(*names, all=everything)
     if everything:
         line = "resumed all queues that are not paused by name" if changed else "all queues are not paused"
         answer({"all": True, "resumed": bool(changed)}, line, as_json=as_json)
-    elif task is not None:
-        line = f"resumed {plain(task)}" if changed else f"{plain(task)} is not paused"
-        answer({"task": task, "resumed": bool(changed)}, line, as_json=as_json)
     else:
         lines = [
             f"resumed {plain(name)}" if name in changed else f"{plain(name)} is not paused"

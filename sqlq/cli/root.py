@@ -36,17 +36,18 @@ _COMMANDS: Final = {
     "retry": "Run failed jobs again.",
     "cancel": "Cancel jobs: by id, --task, --queue, --group, --flow or --all.",
     "reschedule": "Move waiting jobs to another time.",
-    "delete": "Delete failed jobs for good.",
-    "replay": "Enqueue ended jobs once more, as new jobs.",
+    "change": "Change the queue, priority or time of waiting jobs.",
+    "delete": "Delete failed jobs for good, and ended ones by id.",
+    "replay": "Enqueue copies of ended jobs, as new jobs.",
     "prune": "Delete ended jobs, or the audit, by age.",
     "queues": "Show what each queue holds; pause and resume queues.",
     "workers": "Show workers and what they run; pause, stop or restart them.",
     "flows": "List flows, the newest first; show one, or skip a step.",
     "limits": "List the keys of limits; set a limit, and clear it.",
-    "schedules": "List schedules; add, change, pause and run them.",
+    "schedules": "List schedules; add, pause and run them.",
     "web": "Look and act in a browser: the dashboard.",
     "audit": "Show what operators did, the newest first.",
-    "keys": "Count the rows of each key; make keys, and seal rows anew.",
+    "keys": "Make keys that sign or encrypt arguments and results.",
     "grants": "Print the GRANTs that ROLE needs, or run them.",
     "doctor": "Examine the database and the queue in it.",
     "health": "Exit with 0 if a worker with this health file is alive.",
@@ -55,7 +56,14 @@ _COMMANDS: Final = {
 }
 """The commands with the first sentence of each, in the order in which people meet them. So `sqlq --help`
 imports none of them."""
-_MODULES: Final = {"delete": "failed", "prune": "cancel", "retry": "failed", "show": "jobs", "why": "jobs"}
+_MODULES: Final = {
+    "change": "reschedule",
+    "delete": "failed",
+    "prune": "cancel",
+    "retry": "failed",
+    "show": "jobs",
+    "why": "jobs",
+}
 """Commands that stand in the module of another one."""
 
 
@@ -94,8 +102,9 @@ class InOrder(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if advice := _COMMANDS_ELSEWHERE.get(args[0]):
-            raise click.UsageError(f"no such command {args[0]!r}: {advice}", ctx)
+        for words in (args[0], " ".join(args[:2])):
+            if advice := _COMMANDS_ELSEWHERE.get(words):
+                raise click.UsageError(f"no such command {words!r}: {advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -112,6 +121,8 @@ class InOrder(click.Group):
 
 
 _COMMANDS_ELSEWHERE = {
+    "flows cancel": "write sqlq cancel --flow ID",
+    "flows retry": "write sqlq retry --flow ID",
     "beat": "sqlq work enqueues what is scheduled, too; see sqlq schedules",
     "empty": "sqlq cancel --queue QUEUE ends what waits in a queue",
     "inspect": "see sqlq workers, sqlq jobs and sqlq doctor",
@@ -127,8 +138,25 @@ _OPTIONS_ELSEWHERE = {
 }
 
 
+def _show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from sqlq.config.distribution import REMEDY, intruder
+
+        click.echo(f"sqlq, version {__version__}")
+        if (said := intruder()) is not None:
+            click.echo(f"{said}: {REMEDY}", err=True)
+        context.exit()
+
+
 @click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="sqlq")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def sqlq() -> None:
     """A job queue inside the SQL database you already have.
 

@@ -1,10 +1,8 @@
-"""`sqlq schedules`: look at schedules, add and change them, and enqueue jobs of past times."""
+"""`sqlq schedules`: look at schedules, add, pause and run them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,14 +14,13 @@ from sqlq.cli.looks import queue_name, show_field, show_heading, show_list, show
 from sqlq.cli.options import (
     kwargs_option,
     listing,
-    options,
     priority_option,
     queue_option,
     takes_json,
     time_option,
 )
-from sqlq.cli.output import Cell, Column, ago, answer, listed, naming_options, plain, show_json
-from sqlq.config.durations import counted, milliseconds, readable, written
+from sqlq.cli.output import Cell, Column, ago, answer, naming_options, plain, show_json
+from sqlq.config.durations import milliseconds, readable, written
 
 if TYPE_CHECKING:
     from sqlq.admin.schedules import LastJob, ScheduleDetails
@@ -34,48 +31,14 @@ STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended":
 @listing
 @takes_json
 def schedules(context: Context, as_json: bool) -> None:
-    """List schedules; add, change, pause and run them.
+    """List schedules; add, pause and run them.
 
     The list has when each is due, and the state of its last job.
     """
     columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
     columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
     found = context.looking().schedules.list()
-    show_list(columns, found, _row, as_object=as_object, nothing="no schedules", as_json=as_json)
-
-
-plan_options = options(
-    click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".'),
-    click.option("--every", metavar="DURATION", help='As in "90s", "1h"; at least 1s.'),
-    time_option('Once: "2030-01-31T08:00:00+01:00".', "--at"),
-    click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.'),
-    click.option("--repeats", type=int, metavar="N", help="No more jobs than so many."),
-    time_option("No moment before this one.", "--starts"),
-    time_option("No moment from this one on.", "--ends"),
-    click.option("--jitter", metavar="DURATION", help="Jobs are available up to so long after."),
-    click.option(
-        "--catch-up",
-        type=click.Choice(["latest", "all", "skip"]),
-        help="What follows an outage: one job, one for each moment missed (up to 1,000), or none.",
-    ),
-    click.option(
-        "--overlap",
-        type=click.Choice(["allow", "skip", "queue"]),
-        help="While the last job has not ended: enqueue another, skip the moment, or have it wait.",
-    ),
-)
-"""The options of a plan."""
-
-
-def _plan(options: dict[str, Any]) -> Any:
-    """Return the plan of the options."""
-    from sqlq.model.schedule import Schedule
-
-    said = {name: value for name, value in options.items() if value is not None}
-    if not said.keys() & {"cron", "every", "at"}:
-        raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
-    with naming_options(*options):
-        return Schedule(**said)
+    show_list(columns, found, _row, nothing="no schedules", as_json=as_json)
 
 
 # -- look ----------------------------------------------------------------------------------------------------
@@ -88,20 +51,12 @@ def _row(each: ScheduleDetails) -> list[Cell]:
     last = _outcome(each.jobs[0]) if each.jobs else None
     if each.error is not None:
         last = f"error: {each.error}"
-    by_hand = " (by an operator)" if each.is_pinned else ""
-    return [each.name, state, f"{when}{by_hand}", each.task, due, each.ticks, each.skipped, last]
+    return [each.name, state, when, each.task, due, each.ticks, each.skipped, last]
 
 
 def _outcome(job: LastJob) -> str:
     error = f": {plain(job.error)}" if job.error else ""
     return f"{job.id} {job.state}{error}"
-
-
-def as_object(each: ScheduleDetails) -> dict[str, Any]:
-    """Return a schedule as a JSON object."""
-    found = asdict(each)
-    found["plan"] = None if each.plan is None else str(each.plan)
-    return found
 
 
 @schedules.command()
@@ -111,7 +66,7 @@ def show(context: Context, name: str, as_json: bool) -> None:
     """Show a schedule: its next ten runs, and its last ten jobs."""
     found = context.looking().schedules.get(name)
     if as_json:
-        show_json(as_object(found))
+        show_json(found.as_json())
         return
     show_heading(f"schedule {found.name}: {found.state}")
     for name, value in _fields(found):
@@ -140,7 +95,7 @@ def show(context: Context, name: str, as_json: bool) -> None:
 def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
     plan = found.plan
     if plan is not None:
-        yield "when", f"{plan}{', set by an operator' if found.is_pinned else ''}"
+        yield "when", str(plan)
         for name in ("starts", "ends"):
             if (moment := getattr(plan, name)) is not None:
                 yield name, written(moment)
@@ -156,12 +111,11 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
     yield "queue", queue_name(found.queue)
     yield "arguments", found.payload
     service = "" if found.service is None else f" of service {found.service}"
-    yield "declared", f"by code{service}" if found.is_declared else "no, added at run time"
+    yield "declared", f"by code{service}" if found.is_declared else "at run time"
     for name in ("paused_at", "retired_at"):
         if (moment := getattr(found, name)) is not None:
             yield name.removesuffix("_at"), f"{written(moment)} ({ago(moment)})"
-    yield "decided to", written(found.last_at)
-    yield "ticks", f"{found.ticks:,}, {found.skipped:,} skipped"
+    yield "ticks", f"{found.ticks:,}, {found.skipped:,} skipped, up to {written(found.last_at)}"
 
 
 # -- write ---------------------------------------------------------------------------------------------------
@@ -174,7 +128,24 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 @kwargs_option
 @queue_option
 @priority_option
-@plan_options
+@click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".')
+@click.option("--every", metavar="DURATION", help='As in "90s", "1h"; at least 1s.')
+@time_option('Once: "2030-01-31T08:00:00+01:00".', "--at")
+@click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.')
+@click.option("--repeats", type=int, metavar="N", help="No more jobs than so many.")
+@time_option("No moment before this one.", "--starts")
+@time_option("No moment from this one on.", "--ends")
+@click.option("--jitter", metavar="DURATION", help="Jobs are available up to so long after.")
+@click.option(
+    "--catch-up",
+    type=click.Choice(["latest", "all", "skip"]),
+    help="What follows an outage: one job, one for each moment missed (up to 1,000), or none.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice(["allow", "skip", "queue"]),
+    help="While the last job has not ended: enqueue another, skip the moment, or have it wait.",
+)
 @takes_json
 def add(
     context: Context, /, name: str, task: str, args: tuple[str, ...], as_json: bool, **options: Any
@@ -186,44 +157,22 @@ def add(
     \b
     sqlq schedules add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
     """
+    from sqlq.model.schedule import Schedule
+
     kwargs, queue, priority = (options.pop(option) for option in ("kwargs", "queue", "priority"))
-    plan = _plan(options)
+    said = {name: value for name, value in options.items() if value is not None}
+    if not said.keys() & {"cron", "every", "at"}:
+        raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
+    with naming_options(*options):
+        plan = Schedule(**said)
     app = context.app_with_tasks("schedules add checks the job against its task")
-    found = app.tasks.find(task)
-    job = found.new_from_json([argument(arg) for arg in args], kwargs or {})
+    job = app.tasks.find(task).new_from_json([argument(arg) for arg in args], kwargs or {})
     with naming_options("queue", "priority"):
         job = job.set(queue=queue, priority=priority)
     app.schedules.add(name, job, plan)
-    _planned(context, name, "added", as_json)
-
-
-@schedules.command()
-@click.argument("name")
-@click.option("--reset", is_flag=True, help="The plan that code declares, in place of options.")
-@plan_options
-@takes_json
-def change(context: Context, /, name: str, reset: bool, as_json: bool, **options: Any) -> None:
-    """Give a schedule another plan.
-
-    The options are the whole new plan. It overrides the plan that code declares, across deploys, until
-    --reset.
-    """
-    schedules = context.app().schedules
-    if not reset:
-        schedules.change(name, _plan(options))
-        _planned(context, name, "changed", as_json)
-        return
-    if given := next((option for option, value in options.items() if value is not None), None):
-        raise click.UsageError(f"--reset takes the plan that code declares: leave out --{given}")
-    changed = schedules.reset(name)
-    line = f"reset {plain(name)}" if changed else f"{plain(name)} is as code declares it"
-    answer({"schedule": name, "reset": changed}, line, as_json=as_json)
-
-
-def _planned(context: Context, name: str, verb: str, as_json: bool) -> None:
-    found = context.app().schedules.get(name)
+    found = app.schedules.get(name)
     due = f"next {written(found.upcoming[0])}" if found.upcoming else found.state
-    answer(as_object(found), f"{verb} {plain(name)}: {found.plan}, {due}", as_json=as_json)
+    answer(found.as_json(), f"added {plain(name)}: {found.plan}, {due}", as_json=as_json)
 
 
 @schedules.command()
@@ -267,37 +216,12 @@ def remove(context: Context, name: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("name")
-@time_option("The runs from this time on, in place of one now.", "--from", "since")
-@time_option("The runs before this time.", "--to", "until")
 @takes_json
-def run(context: Context, name: str, since: datetime | None, until: datetime | None, as_json: bool) -> None:
-    """Enqueue a job of a schedule now, beside its plan.
-
-    With --from and --to, enqueue a job for each run in that time, past or to come: all of them or none, at
-    most 10,000. Runs that had a job get another.
-    """
-    if since is not None or until is not None:
-        _backfill(context, name, since, until, as_json=as_json)
-        return
+def run(context: Context, name: str, as_json: bool) -> None:
+    """Enqueue a job of a schedule now, beside its plan."""
     job = context.app(needs_code=True).schedules.run(name)
     line = f"enqueued job {job.id}: {plain(job.task)} in queue {queue_name(job.queue)}"
     if not job.created:
         line = f"nothing enqueued: job {job.id} holds its unique key"
     value = {"id": job.id, "queue": job.queue, "task": job.task, "created": job.created}
     answer(value, line, as_json=as_json)
-
-
-def _backfill(
-    context: Context, name: str, since: datetime | None, until: datetime | None, *, as_json: bool
-) -> None:
-    if since is None or until is None:
-        raise click.UsageError("--from and --to are given together")
-    begin, end = since.isoformat(), until.isoformat()
-    if until <= since:
-        raise click.UsageError(f"--to {end} is not after --from {begin}: there is no moment between them")
-    jobs = context.app(needs_code=True).schedules.backfill(name, since, until)
-    ids = [job.id for job in jobs if job.created]
-    line = f"{plain(name)} has no moment from {begin} to {end}"
-    if ids:
-        line = f"enqueued {counted(len(ids), 'job')} of {plain(name)}: {listed(ids)}"
-    answer({"schedule": name, "ids": ids}, line, as_json=as_json)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped, who
-from sqlq.cli.members import for_each_app
 from sqlq.cli.options import exact_option, takes_json
 from sqlq.cli.output import Cell, Column, ago, plain, show_json
 from sqlq.config.command_hint import command, word
@@ -18,10 +16,11 @@ from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sqlq.admin.queues import Pause, Pauses, QueueStatus
+    from sqlq.admin.queues import Pause, Pauses, QueueStatus, QueueStatuses
     from sqlq.admin.workers import WorkerStatus
 
 WATCH_SECONDS = 2.0
+MOST_NAMED = 20
 
 
 @click.command()
@@ -33,31 +32,22 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
 
     Jobs are counted by state: available, scheduled, blocked, running and failed; beside them stands how
     long the oldest has waited. A count ends at 10,000, shown as 10,000+; --exact counts on. A queue that no
-    live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat. It
-    shows each App of a mapping, and exits with 1 where a database does not answer.
+    live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
     """
     if watch:
         _watch(context, exact, as_json)
-
-    def show(context: Context) -> dict[str, Any]:
-        found = _look(context, exact)
-        if not as_json:
-            _show(context, found)
-        return _object(found)
-
-    if context.apps() is not None:
-        for_each_app(context, show, as_json=as_json)
-    shown = show(context)
+    found = _look(context, exact)
     if as_json:
-        show_json(shown)
+        show_json(_object(found))
+    else:
+        _show(context, found)
 
 
 def _object(found: _Found) -> dict[str, Any]:
     return {
-        "queues": [asdict(queue) for queue in found.queues],
-        "workers": [{**asdict(worker), "jobs": len(worker.jobs)} for worker in found.workers],
+        "queues": [queue.as_json() for queue in found.queues],
+        "workers": [{**worker.as_json(), "jobs": len(worker.jobs)} for worker in found.workers],
         "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
-        "paused_tasks": {name: pause._asdict() for name, pause in found.pauses.tasks.items()},
         "replica": found.replica and found.replica._asdict(),
     }
 
@@ -70,7 +60,7 @@ class _Replica(NamedTuple):
 
 
 class _Found(NamedTuple):
-    queues: list[QueueStatus]
+    queues: QueueStatuses
     workers: list[WorkerStatus]
     pauses: Pauses
     replica: _Replica | None
@@ -86,7 +76,7 @@ def _look(context: Context, exact: bool) -> _Found:
 
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
-    """Show it again and again. While the database is away, print that, and try again."""
+    """Show it again and again. While the database is away, print that in its place."""
     import sys
 
     from sqlalchemy.exc import SQLAlchemyError
@@ -97,26 +87,28 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
         raise ConfigurationError("--watch is for people and --json for programs: give one of the two")
     if not sys.stdout.isatty():
         raise ConfigurationError("--watch needs a terminal to show it on: leave --watch out, or use --json")
-    found: _Found | None = _look(context, exact)
+    found: _Found | str | None = _look(context, exact)
     while True:
         click.clear()
-        if found is not None:
+        if isinstance(found, _Found):
             _show(context, found)
+        else:
+            click.echo(f"sqlq: {found}", err=True)
         time.sleep(WATCH_SECONDS)
         try:
             found = _look(context, exact)
         except SQLAlchemyError as error:
-            found = None
-            click.echo(f"sqlq: {explain(error, context)}", err=True)
-            time.sleep(WATCH_SECONDS)
+            found = explain(error, context)
 
 
-def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> None:
+def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None:
     """Print what each queue holds, and which are paused."""
     if queues:
         names = ("available", "scheduled", "blocked", "running", "failed", "oldest wait")
         columns = [Column("queue"), *(Column(name, right=True) for name in names), Column("served")]
         show_rows(columns, [_row(queue) for queue in queues])
+        if queues.others:
+            click.echo(f"and {queues.others:,} other queues")
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
     if pauses.all is not None:
@@ -127,10 +119,6 @@ def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> 
         paused = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
         first = word(next(iter(pauses.named)))
         click.echo(f"\npaused: {paused}; go on with {command(f'queues resume {first}')}")
-    if pauses.tasks:
-        paused = ", ".join(f"{plain(name)}{_until(pause)}" for name, pause in pauses.tasks.items())
-        go_on = command(f"queues resume --task {word(next(iter(pauses.tasks)))}")
-        click.echo(f"\npaused tasks: {paused}; go on with {go_on}")
 
 
 def _show(context: Context, found: _Found) -> None:
@@ -144,8 +132,9 @@ def _show(context: Context, found: _Found) -> None:
     elif unserved := [
         queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled
     ]:
+        more = f" and {len(unserved) - MOST_NAMED:,} others" if len(unserved) > MOST_NAMED else ""
         click.echo(
-            f"no worker serves {', '.join(map(queue_name, unserved))}: start one with "
+            f"no worker serves {', '.join(map(queue_name, unserved[:MOST_NAMED]))}{more}: start one with "
             f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
         )
     if replica is not None:

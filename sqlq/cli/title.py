@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from sqlq.config.command_hint import escaped
 
@@ -24,3 +27,16 @@ def entitle(name: str | None) -> Callable[[str], None]:
             setproctitle(escaped(before + said))
 
     return show
+
+
+def conceal(text: str) -> None:
+    """Overwrite a text in the command line of this process, which all users of the machine may read. The
+    processes that it forks have the same command line."""
+    secret = os.fsencode(text)
+    with suppress(OSError):  # another system than Linux, or one that forbids it
+        fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+        begin, place = int(fields[45]), Path("/proc/self/cmdline").read_bytes().find(secret)
+        if place >= 0:
+            with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+                memory.seek(begin + place)
+                memory.write(b"*" * len(secret))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import click
 
 from sqlq.cli.context import Context
-from sqlq.web.access import ROLES
 
 
 @click.command()
@@ -21,7 +19,7 @@ from sqlq.web.access import ROLES
     "--users",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Who may log in, and the tokens of the JSON API; without it a link that works once.",
+    help="Who may log in: a line name:role:hash for each; without it a link that works once.",
 )
 @click.option(
     "--allow-host",
@@ -32,11 +30,6 @@ from sqlq.web.access import ROLES
 )
 @click.option("--read-url", metavar="URL", help="Read from this replica, else SQLQ_READ_URL.")
 @click.option("--hide-from-viewers", is_flag=True, help="Show arguments and results to operators only.")
-@click.option("--new-user", metavar="NAME", help="Ask for a password, print the lines for --users, and exit.")
-@click.option("--new-token", metavar="NAME", help="Make a token of the JSON API likewise.")
-@click.option(
-    "--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="Of a new user or token."
-)
 @click.pass_obj
 def web(context: Context, /, host: str, port: int, users: Path | None, **options: Any) -> None:
     """Look and act in a browser: the dashboard.
@@ -44,22 +37,13 @@ def web(context: Context, /, host: str, port: int, users: Path | None, **options
     On this machine alone it prints a URL that logs in once. A viewer looks; an operator retries, cancels and
     pauses; an admin also deletes, stops workers and changes limits.
     """
-    from sqlq.web.serve import Server, logins_of, new_token, new_user
+    from sqlq.web.serve import Server
 
-    name, token_of, role = (options.pop(each) for each in ("new_user", "new_token", "role"))
-    if name:
-        password = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
-        click.echo(new_user(name, role, password))
-        return
-    if token_of:
-        token = secrets.token_urlsafe(32)
-        click.echo(f"# the token, shown this once: {token}\n{new_token(token_of, role, token)}")
-        return
     server = Server(
         context.app(),
         host=host,
         port=port,
-        logins=logins_of(users),
+        users=users,
         link=lambda url: click.echo(f"log in once with {url}", err=True),
         **options,
     )

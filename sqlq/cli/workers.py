@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped, who
+from sqlq.cli.looks import INDENT, queue_name, show_heading, show_wrapped, who
 from sqlq.cli.options import listing, options, require_names, takes_json
 from sqlq.cli.output import ago, answer, plain, show_json
 from sqlq.config.command_hint import command
@@ -38,7 +37,7 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
     entered = context.looking().workers.list(silent=True)
     found = [worker for worker in entered if worker.alive or silent]
     if as_json:
-        show_json([_object(worker) for worker in found])
+        show_json([worker.as_json() for worker in found])
         return
     for worker in found:
         _show(worker)
@@ -62,34 +61,22 @@ def _show(worker: WorkerStatus) -> None:
     told = worker.state in ("paused", "stopping", "stuck")
     since = f" for {span(since_it_said(worker))}" if told else ""
     said = [
-        ("version", worker.version),
-        ("heartbeat", heartbeat),
-        ("started", str(ago(worker.started_at))),
-        ("queues", queues),
-        ("slots", str(worker.concurrency)),
+        f"version {worker.version}",
+        f"heartbeat {heartbeat}",
+        f"started {ago(worker.started_at)}",
+        f"queues {queues}",
+        f"slots {worker.concurrency}",
     ]
     show_heading(f"{who(worker)}: {worker.state}{since}" if worker.alive else who(worker))
-    if is_narrow():
-        for name, value in said:
-            show_wrapped(f"{name}: ", value, before=INDENT)
-    else:
-        show_wrapped("", ", ".join(f"{name} {value}" for name, value in said), before=INDENT)
+    show_wrapped("", ", ".join(said), before=INDENT)
     shown = worker.jobs[:JOBS_SHOWN]
     ids = max((len(str(job.id)) for job in shown), default=0)
     spans = [str(ago(job.since)).removesuffix(" ago") for job in shown]
     for job, held in zip(shown, spans, strict=True):
-        task = f"{job.task} (queue {queue_name(job.queue)})" + ("" if job.started else ", not started yet")
+        task = f"{job.task} (queue {queue_name(job.queue)})"
         show_wrapped(f"job {job.id:<{ids}}  {held:>{max(map(len, spans))}}  ", task, before=INDENT)
     if len(worker.jobs) > JOBS_SHOWN:
         show_wrapped("", f"… and {counted(len(worker.jobs) - JOBS_SHOWN, 'more', 'more')}", before=INDENT)
-
-
-def _object(worker: WorkerStatus) -> dict[str, object]:
-    jobs = [
-        {"id": job.id, "task": job.task, "queue": job.queue, "reserved_at": job.since, "started": job.started}
-        for job in worker.jobs
-    ]
-    return {**asdict(worker), "jobs": jobs}
 
 
 # -- asking them ---------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from typing import TYPE_CHECKING, Protocol
@@ -32,7 +31,7 @@ class CommandLine(Protocol):
 
 KINDS = (
     *("producer", "untrusted-producer", "replacing-producer"),
-    *("worker", "operator", "reader", "keys"),
+    *("worker", "operator", "reader"),
 )
 """The kinds of roles of PostgreSQL, each by its work; `store.rights` has their rights."""
 OWNER = "owner"
@@ -60,8 +59,8 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     from sqlq.config.urls import has_secret, shown
 
     if current is not None and (url is None or _same(current.url(), url)):
-        schema = os.environ.get("SQLQ_SCHEMA")
-        options, variables = current.options(needs_app=needs_app), {}
+        # the next command reads the same environment
+        options, variables, schema = current.options(needs_app=needs_app), {}, None
         name = current.name
     else:
         name = "sqlq"

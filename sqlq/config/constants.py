@@ -21,6 +21,9 @@ their length."""
 HEARTBEATS_PER_LEASE: Final = 3
 LEASE_MARGIN_MS: Final = 2_000
 """How long before the lease runs out by its own clock a worker stops trusting it."""
+IDLE_TRANSACTION_MS: Final = LEASE_MS - HEARTBEAT_MS
+"""How long a transaction of sqlq's own may be idle. A host that vanishes locks its rows no longer than its
+leases last."""
 RESCUE_MS: Final = 7_000
 POLL_MS: Final = 1_000
 LOOKOUT_MS: Final = 1_250
@@ -55,8 +58,4 @@ CURSOR_BYTES: Final = 64 * 1024
 NOTE_CHARACTERS: Final = 255
 """The longest note beside a job's progress; a longer one is cut."""
 PRIORITIES: Final = range(-100, 101)
-ASK_SECONDS = 5.0
-"""How often workers are notified again of the jobs that somebody waits for: some may have started since."""
-
-
-IDS = range(1, 2**63)
+LAST_ID: Final = 2**63 - 1

@@ -22,7 +22,10 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 LONGEST_MS = 100 * 366 * _UNITS["d"]
 """A century: longer is a mistake, and would leave the range of a database's timestamps."""
-_YEARS = range(1970, 9999)
+FAR = datetime(9998, 1, 1, tzinfo=UTC)
+"""The due time of a blocked job. It lies behind every job that a claim may take, so that a claim neither
+takes nor reads it. (NULL would do so too, but `available_at` is NOT NULL.)"""
+_YEARS = range(1970, FAR.year)
 
 
 def milliseconds(value: Duration, what: str, error: type[Exception] = ConfigurationError) -> int:

@@ -14,6 +14,7 @@ max-attempts = 10
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -37,12 +38,8 @@ class Project:
     file: Path
     app: str | None = None
     database_url: str | None = field(default=None, repr=False)
-    read_url: str | None = field(default=None, repr=False)
-    retention: str | None = None
-    poll: str | None = None
-    claim_batch: Any = None
-    ahead: str | None = None
-    eager: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The values of the other keys, such as `max_jobs`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -82,7 +79,7 @@ def setting(argument: Any, what: str, variable: str, key: str | None = None) -> 
     if text := os.environ.get(variable):
         return variable, text
     if key is not None and (project := find()) is not None:
-        return f"{key} in {project.file}", getattr(project, key)
+        return f"{key} in {project.file}", project.settings.get(key)
     return variable, None
 
 
@@ -117,34 +114,33 @@ def _read(file: Path, written: bytes) -> Project | None:
         raise ConfigurationError(f"{file} cannot be read as TOML: {error}") from None
     if table is None:  # the words stood in a comment
         return None
-    found: dict[str, Any] = {}
-    for key, value in _table(file, TABLE[1:-1], table).items():
+    _require(file, "tool.sqlq", table, {})
+    for key, value in table.items():
         if key not in _KEYS:
-            *others, last = _KEYS
-            raise ConfigurationError(
-                f"{file}: {TABLE} has no key {key!r}; it has {', '.join(others)} and {last}"
-            )
-        if key in ("defaults", "queues"):
-            found[key] = _table(file, f"tool.sqlq.{key}", value)
-        elif (key, type(value)) in (("eager", bool), ("claim-batch", int)):
-            found[key.replace("-", "_")] = value
-        elif not isinstance(value, str) or not value.strip():
-            raise ConfigurationError(
-                f"{file}: {key} in {TABLE} is {value!r}: it must be text, as in {_KEYS[key]}"
-            )
-        else:
-            found[key.replace("-", "_")] = value
-    queues = {
-        name: _options(_table(file, f"{QUEUES}.{name}", options))
-        for name, options in found.get("queues", {}).items()
-    }
-    return Project(file, **{**found, "defaults": _options(found.get("defaults", {})), "queues": queues})
+            raise ConfigurationError(f"{file}: {TABLE} has no key {key!r}; it has {', '.join(_KEYS)}")
+        _require(file, f"tool.sqlq.{key}", value, _KEYS[key])
+    found = _options(table)
+    queues = found.pop("queues", {})
+    for name, options in queues.items():
+        _require(file, f"{QUEUES}.{name}", options, {})
+    return Project(
+        file,
+        found.pop("app", None),
+        found.pop("database_url", None),
+        defaults=_options(found.pop("defaults", {})),
+        queues={name: _options(options) for name, options in queues.items()},
+        settings=found,
+    )
 
 
-def _table(file: Path, name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{file}: {name} is {value!r}: it must be a table, as in [{name}]")
-    return value
+def _require(file: Path, what: str, value: Any, example: Any) -> None:
+    """Raise `ConfigurationError` for a value that is neither of the kind of an example nor, unless that is a
+    table, text."""
+    fits = type(value) is type(example) or (isinstance(value, str) and example != {})
+    if fits and str(value).strip():
+        return
+    must = f"a table, as in [{what}]" if example == {} else f"like {json.dumps(example)}"
+    raise ConfigurationError(f"{file}: {what} is {value!r}: it must be {must}")
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,16 +148,23 @@ def _options(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in table.items()}
 
 
-_KEYS = {
-    "app": 'app = "shop.tasks:app"',
-    "database-url": 'database-url = "sqlite:///dev.db"',
-    "read-url": 'read-url = "postgresql://replica/shop"',
-    "retention": 'retention = "30d"',
-    "eager": 'eager = "commit"',
-    "poll": 'poll = "500ms"',
-    "claim-batch": "claim-batch = 100",
-    "ahead": 'ahead = "50ms"',
-    "defaults": "",
-    "queues": "",
+_KEYS: dict[str, Any] = {
+    "app": "shop.tasks:app",
+    "database-url": "sqlite:///dev.db",
+    "read-url": "postgresql://replica/shop",
+    "retention": "30d",
+    "eager": True,
+    "processes": 2,
+    "concurrency": 20,
+    "lease": "1m",
+    "grace": "1m",
+    "max-jobs": 1000,
+    "max-rss": "400MB",
+    "wait": "60s",
+    "poll": "500ms",
+    "claim-batch": 100,
+    "ahead": "50ms",
+    "defaults": {},
+    "queues": {},
 }
 """The keys that the table may have, each with an example."""

@@ -1,14 +1,11 @@
-"""Defaults, limits, and where the database is found.
-
-A change to a default changes how running installations behave: it is a decision, recorded in docs/decisions.
-"""
+"""Where the database is: URLs, their variables, hosts and drivers, and URLs as they may be shown."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
@@ -66,10 +63,7 @@ def database_url(argument: str | URL | None = None) -> URL:
     found = pyproject.find()
     if found is None or found.database_url is None:
         return supported(make_url(DEFAULT_URL))
-    url = _read(found.database_url, f"database-url in {found.file}")
-    return supported(
-        url.set(database=str(found.file.parent / (url.database or ""))) if _is_file(url) else url
-    )
+    return supported(below(found.file.parent, _read(found.database_url, f"database-url in {found.file}")))
 
 
 def _read(given: str | URL, what: str) -> URL:
@@ -86,6 +80,11 @@ def _read(given: str | URL, what: str) -> URL:
             "mariadb://user:password@host/database or sqlite:///path/to/file.db; several hosts stand behind "
             "it, as in postgresql://user@/database?host=a:5432&host=b:5432&target_session_attrs=read-write"
         ) from None
+
+
+def below(directory: Path, url: URL) -> URL:
+    """Return the URL with the whole path of its SQLite file, if it is one."""
+    return url.set(database=str(directory / (url.database or ""))) if _is_file(url) else url
 
 
 def _is_file(url: URL) -> bool:
@@ -277,39 +276,27 @@ def no_schemas(what: str, name: str, url: URL) -> str:
     return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
 
 
-Eager = bool | Literal["commit"]
-"""Whether jobs run where they are enqueued; with "commit", when the transaction has committed."""
-
-
-def eager(argument: Eager | None = None) -> Eager:
-    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else `eager` in
-    [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
+def eager(argument: bool | None = None) -> bool:
+    """Return whether jobs run in the process that enqueues them: the argument, else SQLQ_EAGER, else `eager`
+    in [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
     what, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
-    if value is None:
-        return False
-    if what != "SQLQ_EAGER":
-        return checked_eager(value, what)
-    said = value.strip().lower()
-    if said not in _SAID:
-        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1, 0 or commit")
-    return _SAID[said]
+    if what == "SQLQ_EAGER" and isinstance(value, str):
+        value = _WORDS.get(value.strip().lower(), value)
+    return value is not None and checked_eager(value, what)
 
 
 DirectCalls = Literal["allow", "warn", "refuse"]
 """How a task takes a call as a function: in silence, with a warning, or not at all."""
 
 
-def checked_eager(value: Any, what: str = "eager") -> Eager:
+def checked_eager(value: Any, what: str = "eager") -> bool:
     """Return a valid value of `eager`. Raises `ConfigurationError` for anything else."""
-    if value is True or value is False or value == "commit":  # guard: eager-is-no-text
-        return cast("Eager", value)
-    raise ConfigurationError(
-        f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'
-    )
+    if isinstance(value, bool):  # guard: eager-is-no-text
+        return value
+    raise ConfigurationError(f"{what} is {value!r}: it is True or False, as a variable 1 or 0")
 
 
-_SAID: dict[str, Eager] = {
+_WORDS = {
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
     **dict.fromkeys(("1", "true", "yes", "on"), True),
-    "commit": "commit",
 }

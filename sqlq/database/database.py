@@ -5,16 +5,16 @@ Callers' connections never come from here. User code never sees a connection fro
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
 import re
-import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ from sqlq.database.raw import Driver, dispose
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.database.values import Ask
-from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.errors import ConfigurationError, MissingFileError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
 from sqlq.schema import version
 from sqlq.schema.qualify import qualified
@@ -97,10 +97,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The place of an App's database: a URL, or a caller's engine beside which to connect. It also has the
-    requested schema, and the URL for LISTEN, if it is another."""
+    """The place of an App's database: a URL, and perhaps a caller's engine beside which to connect. It also
+    has the requested schema, and the URL for LISTEN, if it is another."""
 
-    url: URL | None = field(repr=False)
+    place: URL = field(repr=False)
     engine: Engine | AsyncEngine | None = field(repr=False)
     schema: str | None
     listen_url: URL | None = field(default=None, repr=False)
@@ -110,14 +110,6 @@ class Address:
     seal: Encryption | None = field(default=None, compare=False, repr=False)
     """Encrypts or signs payloads and results there, and opens them."""
 
-    @property
-    def place(self) -> URL:
-        """The URL of the database, the engine's where there is one."""
-        if self.engine is None:
-            assert self.url is not None
-            return self.url
-        return supported(self.engine.url)
-
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
         set for a database of SQLite."""
@@ -125,7 +117,7 @@ class Address:
             # not earlier: an App that names no database yet is no mistake
             raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
         if self.engine is not None:
-            database = Database.beside(self.engine, self.schema, create=create, use=use)
+            database = Database.beside(self.engine, self.schema, self.place, create=create, use=use)
         else:
             database = Database.open(self.place, self.schema, create=create, use=use)
         database.address = self
@@ -133,15 +125,8 @@ class Address:
         return database
 
 
-_PACKAGES = {"pymysql": "'sqlq[mariadb]'", "MySQLdb": "mysqlclient"}
+_PACKAGES = {"pymysql": "'sqlq-jobs[mariadb]'", "MySQLdb": "mysqlclient"}
 """The packages of drivers that have another name."""
-
-
-class MissingFileError(ConfigurationError):
-    """The database file of the URL is missing. A running worker waits for it."""
-
-    sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-    """The error code that SQLite would have raised."""
 
 
 class Asked(threading.local):
@@ -184,8 +169,12 @@ class Database:
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
         self.seal: Encryption | None = None
-        self._schema = schema
+        self.requested_schema = schema
+        """The requested schema; None means the connection's default one."""
         self._create = create
+        self._file_seen: tuple[int, int] | None = None
+        self.on_another_file: Callable[[], None] = lambda: None
+        """Called when the file of the URL is another one than before."""
         _FORKABLE.add(self)
 
     @classmethod
@@ -211,16 +200,23 @@ class Database:
 
     @classmethod
     def beside(
-        cls, engine: Engine | AsyncEngine, schema: str | None = None, *, create: bool = False, use: Use = ANY
+        cls,
+        engine: Engine | AsyncEngine,
+        schema: str | None = None,
+        url: URL | None = None,
+        *,
+        create: bool = False,
+        use: Use = ANY,
     ) -> Database:
-        """Return the database of a caller's engine, with a pool of its own beside the caller's.
+        """Return the database of a caller's engine, with a pool of its own beside the caller's. `url` is that
+        of the engine, with the whole path of a file.
 
         The pool connects as the caller's does, so that certificates, generated passwords and other hooks keep
         working. It cannot use an asynchronous driver's connections, nor the caller's to a read-only file.
         There it opens the URL anew, with psycopg or sqlite3.
         """
         sync = engine if isinstance(engine, Engine) else engine.sync_engine
-        url = supported(sync.url)
+        url = url or supported(sync.url)
         if (
             getattr(sync.dialect, "is_async", False)
             or isinstance(sync.pool, StaticPool)
@@ -229,9 +225,11 @@ class Database:
         ):
             return cls.open(url, schema, create=create, use=use)
         options = {} if DIALECTS[sync.dialect.name].in_a_file else _RESTS
-        return cls._prepared(
-            create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use
-        )
+        pool = sync.pool.recreate()
+        # a caller's hook may leave a transaction open, in which nothing else could be set
+        event.listen(pool, "connect", lambda driver, record: driver.commit())
+        own = create_engine(sync.url.set(database=url.database), pool=pool, **options)
+        return cls._prepared(own, schema, create, use)
 
     @classmethod
     def _prepared(cls, engine: Engine, schema: str | None, create: bool, use: Use) -> Database:
@@ -241,7 +239,7 @@ class Database:
         # guard: claims-are-planned-once
         dialect.prepare(engine, patience, looks_at_idle=use.pre_ping, plans_once=use.plan_once)
         if dialect.in_a_file:
-            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
+            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create) and None)
         database = cls(engine, schema, create=create, patience=patience, read_ms=use.read_ms)
         # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
         weakref.finalize(database, dispose, engine).atexit = False
@@ -263,7 +261,9 @@ class Database:
         """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to
         LISTEN. The caller closes it."""
         url = None if self.address is None else self.address.listen_url
-        database = self._for(LISTENING) if url is None else Database.open(url, self._schema, use=LISTENING)
+        database = (
+            self._for(LISTENING) if url is None else Database.open(url, self.requested_schema, use=LISTENING)
+        )
         database.schema = self.schema  # queried once, on a connection that has other uses
         return database
 
@@ -281,10 +281,16 @@ class Database:
             return self
         return self.address.open(create=self._create, use=use)
 
-    @property
-    def requested_schema(self) -> str | None:
-        """The requested schema; None means the connection's default one."""
-        return self._schema
+    may_wait = True
+    """Whether a write may wait for a lock that another transaction holds."""
+
+    def in_thread(self, work: Callable[..., T], *args: Any, **options: Any) -> Coroutine[Any, Any, T]:
+        """Do synchronous work for asynchronous code."""
+        return asyncio.to_thread(work, *args, **options)
+
+    def after_commit(self, work: Callable[[], object]) -> None:
+        """Do work that needs the commit of what was written before."""
+        work()
 
     def require_tables(self) -> None:
         """Raise `SchemaVersionError` unless the tables are at the revision this sqlq needs."""
@@ -299,7 +305,7 @@ class Database:
     def _turn(self) -> AbstractContextManager[object]:
         """A lock in this process for writers, where the database has one writer. Each of its write
         transactions begins as soon as the one before ends, instead of polling for the file lock."""
-        return _turns(self._file) if self.dialect.one_writer else _NO_TURN
+        return _turns(self._file) if self.dialect.one_writer else nullcontext()
 
     @cached_property
     def _file(self) -> str:
@@ -315,7 +321,7 @@ class Database:
         set."""
         with self.patience, self._open() as conn:
             self.require_version_of(conn)
-            return version.effective_schema(conn, self._schema)
+            return version.effective_schema(conn, self.requested_schema)
 
     def schema_for(self, conn: Connection) -> str | None:
         """Return the schema of the jobs as seen from a caller's connection, without a query.
@@ -328,7 +334,7 @@ class Database:
         known: str | None = self.__dict__.get("schema") or _only_schema(self.engine.url)
         if self.dialect.schemas_are_databases:  # a caller's connection to another one is meant for that
             known = conn.dialect.default_schema_name or known
-        return version.effective_schema(conn, self._schema or known)  # guard: own-schema-first
+        return version.effective_schema(conn, self.requested_schema or known)  # guard: own-schema-first
 
     def require_version(self) -> None:
         """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on, and for one that
@@ -376,7 +382,17 @@ class Database:
             )
         # a pool beside the caller's connects by the caller's engine, without our own events
         if self.dialect.in_a_file:
-            _mind_the_file(self.engine.url, self._create)
+            self.mind_the_file()
+
+    def mind_the_file(self) -> None:
+        """Raise an error where the file is missing. Where another one has taken its place, go over to that.
+        Nobody would read what connections to the old one write."""
+        file = _mind_the_file(self.engine.url, self._create)
+        if file != self._file_seen:
+            if self._file_seen is not None:
+                self.on_another_file()
+                self.close()  # guard: a-file-made-anew-is-opened-anew
+            self._file_seen = file
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -539,16 +555,17 @@ def _raise_what_sqlalchemy_raises(engine: Engine) -> None:
     hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
 
 
-def _mind_the_file(url: URL, create: bool) -> None:
-    """Raise an error with the path of a missing file, instead of making an empty one or "unable to open
-    database file"."""
+def _mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
+    """Return by what the file of a URL differs from others. Raise an error with the path of a missing one,
+    instead of making an empty one or "unable to open database file"."""
     name = url.database or ""
-    if os.path.exists(name):  # noqa: PTH110 - at every enqueue, and a Path costs several times as much
-        return
+    with suppress(OSError):
+        seen = os.stat(name)  # noqa: PTH116 - at every enqueue, and a Path costs several times as much
+        return seen.st_dev, seen.st_ino
     if in_memory(url):  # guard: memory-is-never-opened
         raise ConfigurationError(IN_MEMORY)
     if name.startswith("file:"):
-        return
+        return None
     path = Path(name).absolute()
     if not create:
         raise MissingFileError(f"there is no database file {path}: create it with {command('migrate', url)}")
@@ -556,6 +573,7 @@ def _mind_the_file(url: URL, create: bool) -> None:
         raise ConfigurationError(
             f"there is no directory {path.parent} for the database file: create it first"
         )
+    return None
 
 
 def _only_schema(url: URL) -> str | None:
@@ -564,7 +582,6 @@ def _only_schema(url: URL) -> str | None:
     return found and found[1]
 
 
-_NO_TURN = nullcontext()
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
 
 

@@ -46,9 +46,8 @@ from sqlq.database.values import (
     Verdict,
 )
 from sqlq.payload.encryption import Encryption
-from sqlq.schema import indexes
 from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
+from sqlq.schema.tables import CARRIED, INDEXES, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
 T = TypeVar("T")
@@ -61,12 +60,12 @@ def schema_of(conn: Connection) -> str | None:
 
 
 @contextmanager
-def in_schema(conn: Any, schema: str | None) -> Iterator[None]:
+def in_schema(conn: Any, schema: str | None, seal: Encryption | None = None) -> Iterator[None]:
     """Execute the block's statements on a caller's connection as on sqlq's own: in this schema, by qualified
     names."""
     dialect, options = conn.dialect, conn._execution_options  # noqa: SLF001 - as below
     conn.dialect = qualified(dialect)
-    translated = options.union({"schema_translate_map": {TOKEN_SCHEMA: schema}})
+    translated = options.union({"schema_translate_map": {TOKEN_SCHEMA: schema}, SEAL: seal})
     conn._execution_options = translated  # noqa: SLF001 - the public way calls the caller's hooks
     try:
         yield
@@ -137,10 +136,6 @@ class Dialect:
     schemas_are_databases = False
     has_kinds_of_roles = False
     """Whether `store.rights` has the rights that each kind of role needs."""
-    has_partitions = False
-    """Whether finished jobs may be in partitions by time."""
-    vacuums = False
-    """Whether dead rows stay until a VACUUM, and an old transaction keeps them."""
     own_paramstyle = "pyformat"
     """The style of parameters of most of its drivers."""
     begins = ""
@@ -171,7 +166,7 @@ class Dialect:
     """The packages of drivers whose errors mean nothing to another database, though they look alike."""
     single_changes = True
     """Whether `change` and `move` are one statement each, and so may be transactions by themselves."""
-    own_indexes = indexes.NAMES
+    own_indexes = INDEXES
     """The names of the indexes of our tables."""
     correlates_in_from = True
     """Whether a subquery in FROM may refer to rows outside it."""
@@ -251,6 +246,10 @@ class Dialect:
     """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
     report that."""
 
+    def newest(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of live jobs that hold keys so that it reads what an insert has met."""
+        return query
+
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
@@ -316,9 +315,11 @@ class Dialect:
         """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError
 
-    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        """Return each queue with unreserved jobs, and the milliseconds until its next job is due. It returns
-        the queues named, or all, without paused ones.
+    def due_in(
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
+    ) -> list[Sequence[Any]]:
+        """Return the values of a `QueueDue` for each of these queues that has unreserved jobs. With `after`,
+        also for the next `LARGEST_WINDOW` queues after that one.
 
         The first row of each priority in the claim index is the next due one. So it reads one row for each
         queue and priority.
@@ -326,18 +327,17 @@ class Dialect:
         raise NotImplementedError
 
     def look(
-        self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
-        """Return the rows of `due_in`, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
-        hosts, expired, late, limited, asked, all_paused, pause_ms, tasks)`.
+        """Return the rows of `due_in`, filled up with Nones, and one row more. It is `(None, ms, None,
+        listens, hosts, expired, limited, asked, all_paused, pause_ms)`.
 
         - `ms`: the milliseconds until the next schedule is due, or None.
         - `listens`: whether this connection LISTENs to the channel; None where its server takes no writes.
         - `hosts`: the number of hosts with a heartbeat within this time.
-        - With `maintenance`: whether a lease has expired, a job is late to start, any job is under a limit
-          or blocked by a pause.
+        - With `maintenance`: whether a lease has expired, any job is under a limit.
         - The arguments of `workers.wanted`: the requests to these workers as JSON, and whether all queues are
-          paused. Then the milliseconds until the next pause ends, and the paused tasks as JSON.
+          paused. Then the milliseconds until the next pause ends.
         """
         raise NotImplementedError
 
@@ -465,6 +465,11 @@ class Dialect:
         CREATE INDEX CONCURRENTLY of the lock's holder would wait for that.
         """
         raise NotImplementedError
+
+    def migrator(self, conn: Connection, schema: str | None) -> str | None:
+        """Return who holds the lock of migrations, and how to end that session; None where it is not
+        known."""
+        return None
 
     def unlock_for_migration(self, conn: Connection, schema: str | None) -> None:
         """Let other migrators in, where the lock does not end with the transaction."""

@@ -10,8 +10,8 @@ On MariaDB each statement that changes a table commits. So each statement of a r
 and has ALGORITHM and LOCK: it would rather fail than keep the traffic waiting. The version number is written
 last, and after a kill the next migration repeats the revision.
 
-A revision that changes a view names it in `views = ("queue_stats",)`. It drops no other, since users' views
-may depend on that.
+A revision changes a view by CREATE OR REPLACE VIEW, which keeps its grants. It drops none, since users' views
+may depend on it.
 
 A revision that builds an index declares `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
 and does nothing else. On PostgreSQL it is built beside the traffic, outside transactions; the number moves
@@ -35,12 +35,10 @@ from sqlalchemy import Connection, Dialect, Engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config import urls
-from sqlq.database.dialect import Dialect as OwnDialect
-from sqlq.database.dialects import DIALECTS, dialect_of
-from sqlq.database.postgresql import online, partitioning
-from sqlq.database.postgresql.partitions import find
+from sqlq.database.dialects import dialect_of
+from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
-from sqlq.schema import tables, version, views
+from sqlq.schema import tables, version
 from sqlq.schema.qualify import in_catalog
 
 
@@ -70,7 +68,10 @@ with _quiet():
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-OWN_NAMES = frozenset(table.name for table in tables.metadata.tables.values()) | set(views.NAMES)
+HOLDER_AFTER_S = 5.0
+"""After this time a migration that waits names the holder of the lock."""
+
+OWN_NAMES = frozenset(table.name for table in tables.metadata.tables.values()) | set(tables.VIEWS)
 """The tables and views of sqlq, without the version table: one of them without a version table is not
 sqlq's."""
 
@@ -101,9 +102,9 @@ class Check(NamedTuple):
     message: str
 
 
-def upgrade(engine: Engine, schema: str | None, rhythm: str | None = None) -> str | None:
+def upgrade(engine: Engine, schema: str | None) -> str | None:
     """Bring the tables of a database to the newest revision, and return the one they had before (None: there
-    were none). `rhythm` is that of the partitions of finished jobs, one of `partitioning.UNITS`.
+    were none).
 
     Creates the SQLite file and the schema where they are missing. If several processes call it,
     one migrates; the others wait and find nothing to do. It may run while jobs are enqueued and worked on: it
@@ -112,31 +113,14 @@ def upgrade(engine: Engine, schema: str | None, rhythm: str | None = None) -> st
 
     Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it. Raises
     `ConfigurationError` when a foreign table has one of sqlq's names, another migration does not end, or the
-    tables are never free. Then it does not make that step. Raises it also for an unknown rhythm, and for a
-    database that has no partitions.
+    tables are never free. Then it does not make that step.
     """
-    if rhythm is not None:
-        _require_partitions(dialect_of(engine), rhythm)
     before = found = _patiently(engine, partial(_step_up, engine, schema))
     while found is not None and found < version.HEAD:
         found = _patiently(engine, partial(_step_up, engine, schema))
     with engine.connect() as connection:
         version.require(connection, schema)
-        name = version.effective_schema(connection, schema)
-        goes_on = dialect_of(engine).has_partitions and find(connection, name).needs_care
-    if rhythm is not None or goes_on:
-        with transaction(engine, schema) as connection:
-            _leave_idle(connection)
-            script, patiently = location() / "partition.sql", partial(_patiently, engine)
-            partitioning.Partitioning(engine, name, script, patiently).partition(rhythm)
     return before
-
-
-def _require_partitions(dialect: OwnDialect, rhythm: str) -> None:
-    if rhythm not in partitioning.UNITS:
-        raise ConfigurationError(f"partition_finished is {rhythm!r}: it is {', '.join(partitioning.UNITS)}")
-    if not dialect.has_partitions:
-        raise ConfigurationError(f"{dialect.title} has no partitions of finished jobs: only PostgreSQL does")
 
 
 def _leave_idle(connection: Connection) -> None:
@@ -156,11 +140,7 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
         elif found < version.HEAD:
             following = _following(found)
             if following is None:
-                raise SchemaVersionError(
-                    f"{version.database(connection, schema)} holds sqlq's tables at revision {found!r}, "
-                    f"which no release has: correct the number in {version.TABLE}, or drop the tables, where "
-                    "no job in them is wanted, and migrate anew"
-                )
+                raise SchemaVersionError(version.unknown(version.database(connection, schema), found))
             if hasattr(following.module, "concurrently") and dialect.builds_indexes_apart:
                 _build_index(engine, connection, schema, following)
             else:
@@ -281,9 +261,8 @@ def check(engine: Engine, schema: str | None) -> Check:
         return Check(standing, revision, version.HEAD, version.complaint(connection, schema, revision))
 
 
-def render_sql(dialect_name: str, schema: str | None, rhythm: str | None = None) -> str:
-    """Return the SQL of the whole upgrade of an empty database, as its shell runs it; with `rhythm` it has
-    partitions of finished jobs.
+def render_sql(dialect_name: str, schema: str | None) -> str:
+    """Return the SQL of the whole upgrade of an empty database, as its shell runs it.
 
     Raises `UnsupportedDatabaseError` for anything but "postgresql", "sqlite" and "mariadb".
     """
@@ -297,11 +276,6 @@ def render_sql(dialect_name: str, schema: str | None, rhythm: str | None = None)
     where = None if dialect_name == "sqlite" else schema
     dialect = make_url(f"{dialect_name}://").get_dialect()()
     write(dialect, script, where, "up", None, "head")
-    if rhythm is not None:
-        _require_partitions(DIALECTS[dialect_name], rhythm)
-        place = f"{dialect.identifier_preparer.quote_schema(where)}." if where else ""
-        parts = location() / "partition.sql"
-        script.write(partitioning.offline(parts, f"{place}finished_jobs", rhythm))
     script.write(commit)
     return script.getvalue()
 
@@ -332,7 +306,7 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
     dialect = dialect_of(engine)
     level = {} if dialect.in_a_file else {"isolation_level": "READ COMMITTED"}
     with engine.connect().execution_options(**level) as connection:
-        _wait(partial(_begin_locked, connection, schema), connection)
+        _wait(partial(_begin_locked, connection, schema), connection, schema)
         try:
             with online.looking_nowhere_else(connection):
                 _prepare(connection, schema)
@@ -366,7 +340,7 @@ def prepared(connection: Connection, schema: str | None) -> Iterator[None]:
     not sqlq's.
     """
     dialect = dialect_of(connection)
-    _wait(partial(dialect.lock_for_migration, connection, schema), connection)
+    _wait(partial(dialect.lock_for_migration, connection, schema), connection, schema)
     try:
         _prepare(connection, schema)
         yield
@@ -410,7 +384,6 @@ def run(connection: Connection, schema: str | None, direction: Direction, revisi
         _quiet(),
         _sentences(direction, revision),
         online.looking_nowhere_else(connection),
-        online.keeping_grants(connection, schema, views.NAMES),
     ):
         steps = {"fn": _steps(direction, revision)}
         run_in(
@@ -480,7 +453,8 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
     try:
         yield
     except CommandError as error:
-        raise ConfigurationError(f"{begin}: {error}") from None
+        said = f'{begin}: {error}; revisions go from "base" to {version.HEAD}'
+        raise ConfigurationError(said) from None
     except (AssertionError, ValueError):  # Alembic's, for a value without the form of a revision
         said = f'{begin}: give the number of a revision, or "base"'
         raise ConfigurationError(said) from None  # guard: no-revision-is-a-sentence
@@ -495,20 +469,32 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
 # ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _wait(attempt: Callable[[], bool], connection: Connection) -> None:
-    deadline = time.monotonic() + online.PATIENCE_S
-    waited = False
+def _wait(attempt: Callable[[], bool], connection: Connection, schema: str | None) -> None:
+    begun_at = time.monotonic()
+    waited, holder = False, ""
     while not attempt():
         where = urls.masked(connection.engine.url)
-        if time.monotonic() >= deadline:
+        waited_s = time.monotonic() - begun_at
+        if waited_s >= online.PATIENCE_S:
             raise ConfigurationError(
-                f"{where} has been locked for {online.PATIENCE_S:.0f} s, perhaps by another migration: try "
-                "again when that has ended"
+                f"{where} has been locked for {online.PATIENCE_S:.0f} s, perhaps by another "
+                f"migration{holder}: try again when that has ended"
             )
+        if waited_s >= HOLDER_AFTER_S and not holder:
+            holder = f" (it is held by {_holder(connection, schema)})"  # any role may hold it
+            log.warning("waiting for the lock of migrations of %s%s", where, holder)
         if not waited:
             log.info("waiting for another migration of %s", where)
             waited = True
         time.sleep(0.1)
+
+
+def _holder(connection: Connection, schema: str | None) -> str:
+    inside = connection.in_transaction()
+    holder = dialect_of(connection).migrator(connection, schema)
+    if not inside:
+        connection.rollback()
+    return holder or "another session"
 
 
 def _in_transaction(connection: Connection) -> bool:
@@ -571,7 +557,7 @@ def _refuse_jobs(connection: Connection, schema: str | None) -> None:
     if held:
         where = version.database(connection, schema)
         raise ConfigurationError(
-            f"{where} still holds jobs, which going down may lose: {', '.join(held)}; forget them first, or "
+            f"{where} still holds jobs, which going down may lose: {', '.join(held)}; delete them first, or "
             "add --force"
         )
 

@@ -1,57 +1,36 @@
 """Reads the notifications that come through LISTEN.
 
-NOTIFY needs no right: any role may send any text, and any number of them. So this parses a text strictly or
-ignores it, and reads texts up to a size each second. It reads a flooded connection at intervals. It empties
-the connection before each query, since libpq keeps the notifications that come with an answer.
+NOTIFY needs no right: any role may send any text, and any number of them. So only an empty text counts, and
+this reads a flooded connection at intervals. It empties the connection before each query, since libpq keeps
+the notifications that come with an answer.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import URL
 
-from sqlq.config.constants import IDS
-
 log = logging.getLogger("sqlq")
 
-BYTES_A_SECOND = 100_000
-"""The bytes of notifications that are read; further ones in the same second stand for any job."""
 STORM_SECONDS, REST_SECONDS = 0.001, 0.005
 """If the next notification comes this soon after the last read, the reader rests, so that more of them
 gather."""
 LONGEST_SECONDS = 0.01
 """The longest time of one read while more notifications come."""
 SAY_EVERY_SECONDS = 60.0
-ANY_JOB = "*"
-"""The text of a notification about too many jobs to name them."""
-_IDS = re.compile(rb"[0-9]{1,19}(?:,[0-9]{1,19})*")
-
-
-class Heard(NamedTuple):
-    """The content of the notifications since the last read."""
-
-    hinted: bool
-    """Whether there may be new jobs."""
-    ids: list[int] | None
-    """The jobs named; None for any."""
 
 
 class Hearing:
     """Reads the notifications of a connection that LISTENs to one channel, on behalf of one thread."""
 
-    def __init__(self, prefix: str = "") -> None:
-        """With a `prefix` before the ids of jobs, an empty text is a notification of new jobs."""
-        self._prefix = prefix.encode()
-        self._hinted = self._means_any = self._came = False
-        self._ids: list[int] = []
-        self._left = 0
-        self._second_ends = self._read_at = self._said_at = float("-inf")
+    def __init__(self) -> None:
+        self._hinted = self._came = False
+        self._read_at = self._said_at = float("-inf")
         self._ignored = 0
         self.is_dry = True
         """Whether the last read emptied the connection."""
@@ -63,59 +42,37 @@ class Hearing:
         # an unbounded queue.
         self._pgconn.notify_handler = self._take
 
-    def read(self, *, all_of_it: bool = False) -> Heard:
-        """Return the notifications so far; in a flood only a part, unless `all_of_it`. It waits for nothing,
-        but in a storm of notifications it rests briefly."""
+    def read(self) -> bool:
+        """Read the notifications so far, in a flood only a part. Return whether there may be new jobs. In a
+        storm of notifications it rests briefly."""
         if time.monotonic() - self._read_at < STORM_SECONDS:
             time.sleep(REST_SECONDS)
         until, self.is_dry = time.monotonic() + LONGEST_SECONDS, False
-        while not self.is_dry and (all_of_it or time.monotonic() < until):
+        while not self.is_dry and time.monotonic() < until:
             self._pgconn.consume_input()
             self.is_dry = True
-            while (said := self._pgconn.notifies()) is not None:
+            while (notification := self._pgconn.notifies()) is not None:
                 self.is_dry = False
-                self._take(said)
-        heard = Heard(self._hinted, None if self._means_any else self._ids)
+                self._take(notification)
+        hinted = self._hinted
         self._read_at = time.monotonic() if self._came else self._read_at
-        self._hinted = self._means_any = self._came = False
-        self._ids = []
-        return heard
+        self._hinted = self._came = False
+        return hinted
 
-    def _take(self, said: Any) -> None:
-        words, self._came = bytes(said.extra), True
-        if self._prefix and not words:
+    def _take(self, notification: Any) -> None:
+        self._came = True
+        if not notification.extra:  # guard: notifications-are-read-strictly
             self._hinted = True
-        elif not words.startswith(self._prefix) or not self._names(words[len(self._prefix) :]):
-            self._ignored += 1
-            if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: ignored-is-told-seldom
-                log.warning(
-                    "notifications that are none of sqlq's were ignored: %d by now, the last one by "
-                    "server process %d; any role may NOTIFY",
-                    *(self._ignored, said.be_pid),
-                    extra={"event": "notifications_ignored"},
-                )
-                self._said_at = time.monotonic()
-
-    def _names(self, words: bytes) -> bool:
-        """Add the named jobs; return whether these words are a list of ids."""
-        moment = time.monotonic()
-        if moment >= self._second_ends:
-            self._second_ends, self._left = moment + 1.0, BYTES_A_SECOND
-        self._left -= len(words)
-        if self._left < 0 or words == ANY_JOB.encode():  # guard: floods-stand-for-any-job
-            self._means_any = True
-            return True
-        ids = named_in(words)
-        self._ids += ids
-        return bool(ids)
-
-
-def named_in(words: bytes) -> list[int]:
-    """Return the jobs in a list of ids; none if any part is no id."""
-    if not _IDS.fullmatch(words):  # guard: notifications-are-read-strictly
-        return []
-    ids = [int(word) for word in words.split(b",")]
-    return ids if all(id in IDS for id in ids) else []
+            return
+        self._ignored += 1
+        if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: ignored-is-told-seldom
+            log.warning(
+                "notifications that are none of sqlq's were ignored: %d by now, the last one by "
+                "server process %d; any role may NOTIFY",
+                *(self._ignored, notification.be_pid),
+                extra={"event": "notifications_ignored"},
+            )
+            self._said_at = time.monotonic()
 
 
 # -- within a process ----------------------------------------------------------------------------------------

@@ -16,6 +16,19 @@ ClaimOrder: TypeAlias = Literal["oldest", "newest", "evenly"]
 """Which jobs a claim takes first in a queue. With "evenly" the oldest, and no queue comes before another."""
 
 
+LARGEST_WINDOW = 1_000
+"""The most queues that a look reads beside the known ones."""
+
+
+class QueueDue(NamedTuple):
+    """A queue with unreserved jobs. `ms` is the time until its next job is due; None for a paused queue.
+    `place` counts the queues of the window; None for a known queue beside it."""
+
+    queue: str
+    ms: float | None
+    place: int | None
+
+
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
 
@@ -68,13 +81,12 @@ class Trouble(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """The owner of a claim, and JSON values that the claim writes into rows without them. `max_attempts` has
-    those of each task, which a rescue needs; `follow_ups` has those of each task with some."""
+    """The owner of a claim, and the attempts of each task as JSON. The claim writes them into rows without
+    any, since a rescue needs them."""
 
     owner: str
     lease_ms: int
     max_attempts: str = "{}"
-    follow_ups: str | None = None
 
 
 class LookWanted(NamedTuple):

@@ -1,13 +1,13 @@
 """sqlq in Django's admin: jobs, schedules, queues and workers, as the App reads them and acts on them.
 
-Lists end at the newest 10,000 jobs that match, and no page counts a table. Django's ORM reads and writes none
+Lists end at the newest 1,000 jobs that match, and no page counts a table. Django's ORM reads and writes none
 of it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,12 +28,13 @@ from sqlq.django import app
 from sqlq.django.models import FailedJob, Job, Queue, Schedule, Worker
 from sqlq.errors import SqlqError
 from sqlq.model.job import State
+from sqlq.payload.codec import decoded
 from sqlq.web.access import Redaction
 from sqlq.web.actions import ACTIONS
-from sqlq.web.pages import decoded, whole
+from sqlq.web.pages import whole
 from sqlq.web.reading import Reading, too_slow
 
-MOST = 10_000
+MOST = 1_000
 ASKED = 900
 """The most jobs that are deleted together: Django takes forms of a thousand fields."""
 TROUBLE = (SqlqError, SQLAlchemyError)
@@ -44,18 +45,17 @@ class Looked(ChangeList):
     """A list of what the App has read."""
 
     def get_results(self, request: HttpRequest) -> None:
-        shown, query = self.model_admin, self.query.strip()
+        model_admin, rows = self.model_admin, []
         chosen = {each.parameter_name: each.value() for each in self.filter_specs if each.value()}
-        found, self.result_list = [], []
         try:
-            found = shown.found(query, chosen)
-            self.paginator = shown.get_paginator(request, found, self.list_per_page)
-            self.result_list = shown.rows(self.paginator.page(self.page_num).object_list, query, chosen)
-        except InvalidPage:
-            raise IncorrectLookupParameters from None
+            rows = list(model_admin.rows(self.query.strip(), chosen))
         except TROUBLE as error:
             _say(request, error)
-            self.paginator = shown.get_paginator(request, found, self.list_per_page)
+        self.paginator = model_admin.get_paginator(request, rows, self.list_per_page)
+        try:
+            self.result_list = self.paginator.page(self.page_num).object_list
+        except InvalidPage:
+            raise IncorrectLookupParameters from None
         self.result_count, self.multi_page = self.paginator.count, self.paginator.num_pages > 1
         self.full_result_count, self.show_full_result_count, self.can_show_all = None, False, False
         self.show_admin_actions = True
@@ -67,8 +67,6 @@ class Shown(admin.ModelAdmin):
     list_per_page = 50
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
-    texts = ("why", "payload", "headers", "result", "traceback", "history", "error", "jobs")
-    """The fields whose lines stay as they are."""
     verbs: ClassVar[Mapping[str, str]] = {}
     """The actions, and what they are called."""
 
@@ -76,13 +74,13 @@ class Shown(admin.ModelAdmin):
         """Return the rows that there are."""
         raise NotImplementedError
 
-    def found(self, query: str, chosen: Mapping[str, str]) -> Sequence[Any]:
-        """Return what a search finds, for `rows`."""
+    def rows(self, query: str, chosen: Mapping[str, str]) -> Iterable[Any]:
+        """Return the rows that match a search."""
         return [row for row in self.all() if query in row.pk]
 
-    def rows(self, page: Sequence[Any], query: str, chosen: Mapping[str, str]) -> Sequence[Any]:
-        """Return the rows of a page."""
-        return page
+    def one(self, key: str) -> Any:
+        """Return a row; None where it is not there."""
+        return next((row for row in self.all() if row.pk == key), None)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         try:
@@ -90,10 +88,6 @@ class Shown(admin.ModelAdmin):
         except TROUBLE as error:
             _say(request, error)
             return None
-
-    def one(self, key: str) -> Any:
-        """Return a row; None where it is not there."""
-        return next((row for row in self.all() if row.pk == key), None)
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
         return Looked
@@ -104,9 +98,7 @@ class Shown(admin.ModelAdmin):
         return super().changelist_view(request, extra_context)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        return [
-            _as_text(each) if each.name in self.texts else each.name for each in self.opts.concrete_fields
-        ]
+        return list(map(_as_lines, self.opts.concrete_fields))
 
     get_readonly_fields = get_fields
 
@@ -130,31 +122,27 @@ class Shown(admin.ModelAdmin):
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         found = {}
-        for verb, said in self.verbs.items():
+        for verb, name in self.verbs.items():
             needed = "delete" if ACTIONS[verb].role == "admin" else "change"
             if self._may(request, needed):  # guard: actions-by-djangos-permissions
-                name = "delete_selected" if verb == "delete" else verb  # in place of Django's own
-                found[name] = (partial(_act, verb), name, said)
+                key = "delete_selected" if verb == "delete" else verb  # in place of Django's own
+                found[key] = (partial(_act, verb), key, name)
         return found
-
-    def do(self, verb: str, ticked: Sequence[str]) -> Iterator[Callable[[], str]]:
-        """Yield what is to be done."""
-        for name in ticked:
-            yield partial(ACTIONS[verb].do, app, name, {})
 
 
 def _act(verb: str, shown: Shown, request: HttpRequest, queryset: Any) -> TemplateResponse | None:
     """Do what somebody has chosen for the rows ticked, or for all that the list has found."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get("select_across") == "1":
-        found = shown.get_changelist_instance(request).paginator.object_list
-        ticked = [str(getattr(row, "pk", row)) for row in found]
+        ticked = [row.pk for row in shown.get_changelist_instance(request).paginator.object_list]
     if verb == "delete" and "post" not in request.POST:
         return _ask(shown, request, ticked[:ASKED])
+    action = ACTIONS[verb]
     with app.acting_as(request.user.get_username()):
-        for do in shown.do(verb, ticked):
+        for subject in [ticked] if action.states else ticked:
             try:
-                messages.success(request, do())
+                ids = [whole(id, "the id") for id in subject] if action.states else subject
+                messages.success(request, action.do(app, ids, {}))
             except TROUBLE as error:
                 _say(request, error)
     return None
@@ -169,10 +157,10 @@ def _ask(shown: Shown, request: HttpRequest, ticked: Sequence[str]) -> TemplateR
     jobs = [Job(pk=id) for id in ticked]
     context = {
         **shown.admin_site.each_context(request),
-        "title": f"Delete {len(jobs)} failed jobs?",
-        "objects_name": "failed jobs",
+        "title": f"Delete {len(jobs)} jobs?",
+        "objects_name": "jobs",
         "deletable_objects": [jobs],
-        "model_count": [("failed jobs", len(jobs))],
+        "model_count": [("jobs", len(jobs))],
         "queryset": jobs,
         # Django 6.1's template raises without it
         "delete_confirmation_max_display": getattr(shown, "delete_confirmation_max_display", None),
@@ -183,11 +171,11 @@ def _ask(shown: Shown, request: HttpRequest, ticked: Sequence[str]) -> TemplateR
     return TemplateResponse(request, "admin/delete_selected_confirmation.html", context)
 
 
-def _as_text(field: Any) -> Any:
+def _as_lines(field: Any) -> Any:
     @admin.display(description=field.verbose_name)
     def show(row: Any) -> Any:
         text = getattr(row, field.name)
-        return format_html("<pre>{}</pre>", escaped_lines(text)) if text else None
+        return None if text in (None, "") else format_html("<pre>{}</pre>", escaped_lines(str(text)))
 
     return show
 
@@ -199,7 +187,7 @@ def _as_json(value: Any) -> str | None:
 
 
 def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
-    """Return a filter that the search reads; see `Looked`."""
+    """Return a filter that `rows` reads."""
 
     def lookups(self: Any, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         try:
@@ -229,50 +217,33 @@ class JobAdmin(Shown):
     verbs: ClassVar[Mapping[str, str]] = {
         "retry": "Retry those that have failed",
         "cancel": "Cancel those that have not ended",
-        "delete": "Delete those that have failed",
+        "delete": "Delete those that have ended",
     }
 
-    def found(self, query: str, chosen: Mapping[str, str]) -> Sequence[int]:
-        found: set[int] = set()
-        for search in self._searches(query, chosen):
-            states = [search.pop("state")] if "state" in search else list(State)
-            ids = reading.app.jobs.ids(states=states, limit=MOST, **search)
-            found |= {id for id in ids if search.get("newest") in (None, id)}
-        return sorted(found, reverse=True)[:MOST]
-
-    def rows(self, page: Sequence[int], query: str, chosen: Mapping[str, str]) -> list[Any]:
-        read: dict[int, Any] = {}
-        for search in self._searches(query, chosen) if page else ():
-            listing = reading.app.jobs.listing(before=page[0] + 1, limit=len(page), **search)
-            read |= {job.id: job for job in listing.jobs}
-        return [self._of(read[id]) for id in page if id in read]
-
-    def _searches(self, query: str, chosen: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the options of the searches whose findings are listed together."""
-        options: dict[str, Any] = {**chosen, **self.only}
-        if not query:
-            return [options]
-        by_id = (
-            [{**options, "newest": int(query)}]
-            if query.isascii() and query.isdigit() and len(query) < 19
-            else []
-        )
-        return [{**options, "label": query}, {**options, "key": query}, *by_id]
+    def rows(self, query: str, chosen: Mapping[str, str]) -> list[Any]:
+        searches: list[dict[str, Any]] = [{"label": query}, {"key": query}] if query else [{}]
+        if query.isascii() and query.isdigit() and len(query) < 19:
+            searches.append({"newest": int(query)})
+        jobs: dict[int, Any] = {}
+        for search in searches:
+            listing = reading.app.jobs.listing(limit=MOST, whole=False, **{**search, **chosen, **self.only})
+            jobs |= {job.id: job for job in listing.jobs if search.get("newest") in (None, job.id)}
+        return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:MOST]]
 
     def one(self, key: str) -> Any:
         job = reading.app.jobs.get(whole(key, "the id") or 0)
         return self._of(job, "\n".join(reason.said for reason in why(reading.app.database, job)))
 
     def _of(self, job: Any, reasons: str | None = None) -> Any:
-        most = "?" if job.max_attempts is None else job.max_attempts
         history = (f"{each.outcome}: {each.exception or ''} {each.message or ''}" for each in job.history)
-        texts = {name: _as_json(getattr(job, name)) for name in ("payload", "headers", "result")}
-        lines = "\n".join(each.rstrip(": ") for each in history)
-        said = {"id": str(job.id), "attempts": f"{job.attempts}/{most}", "history": lines, "why": reasons}
-        return self.model.of(job, **said, **texts)
-
-    def do(self, verb: str, ticked: Sequence[str]) -> Iterator[Callable[[], str]]:
-        yield lambda: ACTIONS[verb].do(app, [whole(id, "the id") for id in ticked], {})
+        return self.model.of(
+            job,
+            id=str(job.id),
+            attempts=f"{job.attempts}/{'?' if job.max_attempts is None else job.max_attempts}",
+            history="\n".join(each.rstrip(": ") for each in history),
+            why=reasons,
+            **{name: _as_json(getattr(job, name)) for name in ("payload", "headers", "result")},
+        )
 
 
 @admin.register(FailedJob)
@@ -293,7 +264,7 @@ class ScheduleAdmin(Shown):
         "schedule-run": "Enqueue a job now",
     }
 
-    def all(self) -> Iterator[Any]:
+    def all(self) -> Iterable[Any]:
         for each in reading.app.schedules.list():
             arguments, due = _as_json(decoded(each.payload)), next(iter(each.upcoming), None)
             yield Schedule.of(each, plan=str(each.plan), next_at=due, payload=arguments)
@@ -305,10 +276,9 @@ class QueueAdmin(Shown):
     search_fields = ("queue",)
     verbs: ClassVar[Mapping[str, str]] = {"queue-pause": "Pause", "queue-resume": "Resume"}
 
-    def all(self) -> Iterator[Any]:
+    def all(self) -> Iterable[Any]:
         for each in reading.app.queues.status():
-            capped = {name: f"{getattr(each, name):,}+" for name in each.capped}
-            yield Queue.of(each, **capped)
+            yield Queue.of(each, **{name: f"{getattr(each, name):,}+" for name in each.capped})
 
 
 @admin.register(Worker)
@@ -316,7 +286,7 @@ class WorkerAdmin(Shown):
     list_display = ("name", "host", "pid", "state", "queues", "concurrency", "jobs", "started_at", "seen_at")
     search_fields = ("id",)
 
-    def all(self) -> Iterator[Any]:
+    def all(self) -> Iterable[Any]:
         for each in reading.app.workers.list(silent=True):
             yield Worker.of(
                 each,

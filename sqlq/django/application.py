@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,29 +20,26 @@ from django.db import close_old_connections, connections, reset_queries
 from django.utils.functional import Promise
 from sqlalchemy import NullPool, create_engine
 
-from sqlq.admin.jobs import Jobs
 from sqlq.app.app import App
 from sqlq.app.connected import Connected
 from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.config.durations import Duration
-from sqlq.config.urls import Eager, in_memory
-from sqlq.database.caller.session import AnySessionToAwait, connection_of
-from sqlq.database.database import LOOKS, Use
+from sqlq.config.urls import in_memory
+from sqlq.database.caller.session import AnySessionToAwait, connection_of, driver_of
+from sqlq.database.database import LOOKS, Database, Use
 from sqlq.database.dialect import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError
+from sqlq.model.middleware import around_scope
 from sqlq.payload.codec import TEXTS
-from sqlq.schema import version
 from sqlq.worker.attempt.context import JobContext, attempt_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
+    from sqlalchemy import URL, Connection
 
-    from sqlq.app.declare import Code
     from sqlq.database.database import Address
     from sqlq.enqueue.enqueue import Enqueues
-    from sqlq.model.handle import AnyJob
-    from sqlq.model.job import Job, JobDetails, JobOrFlow, NewJob
+    from sqlq.model.job import Job, JobOrFlow, NewJob
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
@@ -66,7 +65,7 @@ class DjangoApp(App):
         if is_testing():
             self._move_to(self._address_in_django())
         self.around(fresh_connections)
-        self.around(afresh_connections)
+        self.tasks.surround(replace(around_scope(afresh_connections), skips_def=True))
 
     @property
     def _is_in_a_test(self) -> bool:
@@ -112,10 +111,10 @@ class DjangoApp(App):
         engine = create_engine(url, poolclass=NullPool)
         return self._address(engine=engine, schema=given.schema, listen_url=given.listen_url)
 
-    @property
-    def jobs(self) -> DjangoJobs:
-        """The jobs, as the transaction on Django's connection sees them."""
-        return DjangoJobs(self._connected, self._code, self.connection)
+    def _choose_address(self) -> None:
+        super()._choose_address()
+        connected = self.__dict__["_connected"]
+        connected.database_of_parts = JoinedDatabase(connected, self.connection)
 
     @property
     def _connected(self) -> Connected:
@@ -134,10 +133,10 @@ class DjangoApp(App):
     # -- on Django's connection ------------------------------------------------------------------------------
 
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
-        if session is not None or self._runs_eagerly(eager) is True:
+        if session is not None:
             return await super().aenqueue(job, session, eager=eager)
         return await sync_to_async(self.enqueue)(job, eager=eager)
 
@@ -147,10 +146,10 @@ class DjangoApp(App):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
-        eager: Eager | None = None,
+        eager: bool | None = None,
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
-        if session is not None or self._runs_eagerly(eager) is True:
+        if session is not None:
             return await super().aenqueue_many(jobs, session, spread=spread, eager=eager)
         return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=eager)
 
@@ -177,34 +176,66 @@ def where_the_orm_works(function: Any, *args: Any) -> Any:
     return executor.submit(contextvars.copy_context().run, function, *args).result()
 
 
-class DjangoJobs(Jobs):
-    """The jobs in a project's database."""
+class JoinedDatabase:
+    """The database as the parts of the App use it: in a transaction that is open on Django's connection, else
+    on sqlq's own connections."""
 
-    def __init__(self, connected: Connected, code: Code, connection: Callable[[], Any]) -> None:
+    require_tables = Database.require_tables
+
+    def __init__(self, connected: Connected, connection: Callable[[], Any]) -> None:
         """`connection` returns Django's connection to the database; None where the App was pointed at another
         one."""
-        super().__init__(connected.database, code.tasks, code.events, code.stamps, connected.results)
+        self._connected = connected
         self._connection = connection
 
-    def get(self, id: AnyJob) -> JobDetails:
-        """Return everything about a job, as the transaction on Django's connection sees it: also one that was
-        enqueued there and is not committed. Raises `JobNotFoundError`."""
-        connection = self._connection()
-        if connection is None or self._results.job_here(id) is not None:
-            return super().get(id)
-        conn: Any = connection_of(connection)
-        schema = self._database.schema_for(conn)
-        version.require(conn, schema)
-        with in_schema(conn, schema):
-            return self._with_its_task(self._row_on(conn, id))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connected.database, name)
 
-    def get_committed(self, id: int) -> JobDetails:
-        """Return everything about a job, as it is committed."""
-        return super().get(id)
+    @property
+    def _session(self) -> Any:
+        """Django's connection, if a transaction is open on it, or no other one reaches its database."""
+        session = self._connection()
+        if session is None or session.in_atomic_block or in_memory(self.engine.url):
+            return session
+        return session if session.connection is not None and not session.autocommit else None
 
-    async def aget(self, id: AnyJob) -> JobDetails:
-        """`get` for asynchronous code."""
-        return await sync_to_async(self.get)(id)
+    @property
+    def may_wait(self) -> bool:
+        return self._session is None  # a wait that ends in vain would end the caller's transaction
+
+    @property
+    def schema(self) -> str | None:
+        database, session = self._connected.database, self._session
+        return database.schema if session is None else database.schema_for(connection_of(session))
+
+    @contextmanager
+    def read(self, *, within_ms: int | None = None) -> Iterator[Connection]:
+        """`Database.read`; without a limit of time in the caller's transaction."""
+        if (session := self._session) is None:
+            with self._connected.database.read(within_ms=within_ms) as conn:
+                yield conn
+            return
+        conn = connection_of(session)
+        with in_schema(conn, self.schema):
+            yield conn
+
+    def run(self, work: Callable[[Connection], R], *, tries: int = 5) -> R:
+        """`Database.run`; not repeated in the caller's transaction."""
+        if (session := self._session) is None:
+            return self._connected.database.run(work, tries=tries)
+        return self._connected.enqueuer.join(session, work)
+
+    def after_commit(self, work: Callable[[], object]) -> None:
+        """`Database.after_commit`; where Django reports no commit, a sweep of the workers does the work."""
+        driver = driver_of(self._session)
+        if driver is None:
+            work()
+        else:
+            driver.on_commit(work)
+
+    def in_thread(self, work: Callable[..., R], *args: Any, **options: Any) -> Coroutine[Any, Any, R]:
+        """Do synchronous work in the thread where Django's ORM works for asynchronous code."""
+        return sync_to_async(work)(*args, **options)
 
 
 def project_app() -> DjangoApp:

@@ -43,6 +43,7 @@ from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
 from sqlq.model.job import JobDetails, NewJob, State
 from sqlq.model.task import Task, make_task
+from sqlq.payload.signatures import signature_of
 from sqlq.worker.attempt.context import JobContext, attempt_of, current_job
 
 log = logging.getLogger("sqlq")
@@ -296,7 +297,7 @@ def _handler(task: Any) -> Any:
 def _signature(function: Any, *, takes_context: bool) -> inspect.Signature:
     """Return the signature that a task's arguments are checked against. Without annotations: tasks of
     Django's get their arguments as JSON has them, whatever the backend."""
-    parameters = list(inspect.signature(function).parameters.values())[1 if takes_context else 0 :]
+    parameters = list(signature_of(function).parameters.values())[1 if takes_context else 0 :]
     return inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
 
 
@@ -317,11 +318,9 @@ _started_here: deque[Any] = deque(maxlen=1_000)
 
 def _started(task: Any, running: JobContext) -> Any:
     """Return the result of a job whose attempt has just begun."""
-    app = _app()
-    if not attempt_of(running).has_row:  # it runs inline, or eagerly
-        return _backend(task)._result(app.jobs.get(running.id))  # noqa: SLF001 - of this module
-    result = _backend(task)._result(app.jobs.get_committed(running.id))  # noqa: SLF001 - as above
-    _started_here.append(result)
+    result = _backend(task)._result(_app().jobs.get(running.id))  # noqa: SLF001 - of this module
+    if attempt_of(running).has_row:  # else it runs inline, or eagerly
+        _started_here.append(result)
     return result
 
 
@@ -345,7 +344,7 @@ def tell_finished(events: list[JobEvent]) -> None:
 
 def _tell_finished(task: Any, event: JobEvent) -> None:
     try:
-        result = _backend(task)._result(_app().jobs.get_committed(event.id))  # noqa: SLF001 - of this module
+        result = _backend(task)._result(_app().jobs.get(event.id))  # noqa: SLF001 - of this module
     except JobNotFoundError:  # finished jobs are not kept
         started = (each for each in reversed(_started_here) if each.id == str(event.id))
         gone = InlineJob(event.id, NewJob(event.task, "{}", event.queue, event.max_attempts)).details()

@@ -17,11 +17,12 @@ from sqlalchemy import URL
 
 from sqlq.app.options import Defaults, seal_of
 from sqlq.config.durations import milliseconds
-from sqlq.config.urls import DirectCalls, Eager, checked_eager, listen_url, schema_name
+from sqlq.config.urls import DirectCalls, checked_eager, listen_url, schema_name
 from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
-from sqlq.model.checks import checked_name, checked_word
+from sqlq.model.checks import checked_queue, checked_word
 from sqlq.payload.encryption import How, Unsealed
+from sqlq.worker.options import SETTINGS
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
 """The connection parameters that only Django uses. libpq knows the others."""
@@ -34,7 +35,7 @@ class Configuration:
     `database` is the alias of the database that holds the jobs. The other keys are as in `sqlq.App`.
     SQLQ_KEYS and its like count where `keys`, `seal` or `unsealed` is None. With `migrate_with_django`,
     `manage.py migrate` brings sqlq's tables up, too. `task_modules` names the module of each installed app
-    that has its tasks.
+    that has its tasks. The last keys are options of `manage.py sqlq work`, whose variables come before them.
     """
 
     database: str = "default"
@@ -44,13 +45,23 @@ class Configuration:
     service: str | None = None
     defaults: Mapping[str, Any] | None = None
     queues: Mapping[str, Mapping[str, Any]] | None = None
-    eager: Eager | None = None
+    eager: bool | None = None
     direct_calls: DirectCalls = "allow"
     keys: Sequence[str] | None = field(default=None, repr=False)  # guard: djangos-keys-are-shown-nowhere
     seal: How | None = None
     unsealed: Unsealed | None = None
     migrate_with_django: bool = True
     task_modules: Sequence[str] = ("tasks",)
+    processes: int | None = None
+    concurrency: int | None = None
+    lease: str | None = None
+    grace: str | None = None
+    max_jobs: int | None = None
+    max_rss: str | None = None
+    wait: str | None = None
+    poll: str | None = None
+    claim_batch: int | None = None
+    ahead: str | None = None
 
     @classmethod
     def read(cls) -> Configuration:
@@ -72,8 +83,16 @@ class Configuration:
 
     def of_the_app(self) -> dict[str, Any]:
         """Return the options of `sqlq.App` among the keys."""
-        others = ("database", "migrate_with_django", "task_modules")
+        others = ("database", "migrate_with_django", "task_modules", *SETTINGS)
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
+
+    def variables(self) -> dict[str, str]:
+        """Return the settings of workers as variables of the environment."""
+        return {
+            f"SQLQ_{name.upper()}": str(value)
+            for name in SETTINGS
+            if (value := getattr(self, name)) is not None
+        }
 
     def _check(self) -> None:
         if self.database not in connections.settings:
@@ -101,7 +120,10 @@ class Configuration:
             checked_eager(self.eager, 'SQLQ["eager"]')
         checked_word(self.direct_calls, 'SQLQ["direct_calls"]', DirectCalls, ConfigurationError)
         if self.service is not None:
-            checked_name(self.service, 'SQLQ["service"]', ConfigurationError)
+            checked_queue(self.service, ConfigurationError, 'SQLQ["service"]')
+        for name, check in SETTINGS.items():
+            if (value := getattr(self, name)) is not None:
+                check(value, f'SQLQ["{name}"]')
 
 
 def place_of(alias: str) -> tuple[Any, ...]:

@@ -20,22 +20,24 @@ _STAYS = frozenset({"sqlq_workers"})
 
 
 def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **given: Any) -> None:
-    """Bring sqlq's tables up after `manage.py migrate`. In tests, empty them after a flush, which ends each
-    TransactionTestCase; Django sends one signal for both, and with a plan for the first."""
+    """Bring sqlq's tables up after `manage.py migrate`. A flush sends the same signal, without a plan."""
     from sqlq.django import app
 
-    if using != app.configuration.database:
-        return
-    if "plan" not in given:
-        if is_testing():  # guard: jobs-are-flushed-in-tests-alone
-            _empty(app, using)
-    elif app.configuration.migrate_with_django:
+    if using == app.configuration.database and "plan" in given and app.configuration.migrate_with_django:
         try:
             before = _migrate(app, using)
         except SqlqError as error:
             raise CommandError(str(error)) from error
         if before is not _UP_TO_DATE and verbosity >= 1 and stdout is not None:
             stdout.write(f"  sqlq's tables: {'made' if before is None else f'brought up from {before}'}")
+
+
+def before_flush(using: str) -> None:
+    """Empty sqlq's tables before a flush in tests."""
+    from sqlq.django import app
+
+    if is_testing() and using == app.configuration.database:  # guard: jobs-are-flushed-in-tests-alone
+        _empty(app, using)
 
 
 _UP_TO_DATE = "up to date"

@@ -56,7 +56,7 @@ def user_of(user: Any) -> User | None:
     """Return who a user of Django's is to the dashboard: nobody, unless staff with a permission."""
     if not (user.is_active and user.is_staff):  # guard: only-staff-sees-jobs
         return None
-    name = user.get_username()
+    name = str(user.get_username())
     if user.has_perm("sqlq.delete_job"):  # as superusers have
         return User(name, "admin")
     if user.has_perm("sqlq.change_job"):

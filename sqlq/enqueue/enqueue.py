@@ -41,7 +41,7 @@ from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect, in_schema
 from sqlq.enqueue.notify import Notifier
-from sqlq.errors import EnqueueError, SqlqError
+from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
 from sqlq.events import Events
 from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
 from sqlq.model.handle import Origin
@@ -113,7 +113,7 @@ class Enqueuer:
         if isinstance(conn, Adapter):
             return self._join_adapted(conn, work, new)
         done = self._work(conn, work)
-        made = done if isinstance(done, list) else _jobs_in(done)
+        made = _jobs_in(done)
         self._mark(conn, made)
         note_write(session)
         self._notifier.on_commit_of(conn)
@@ -124,7 +124,7 @@ class Enqueuer:
         """Do `work` on a caller's connection."""
         schema = self._schema_of(conn)
         try:
-            with on_callers(conn, schema):
+            with on_callers(conn, schema, self._database.seal):
                 return work(conn)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
@@ -140,7 +140,7 @@ class Enqueuer:
             if database_error(conn, error) is not None:
                 self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
             raise
-        made = done if isinstance(done, list) else _jobs_in(done)
+        made = _jobs_in(done)
         if is_committed:
             self._notifier.send()
             self._told(new, made)
@@ -230,14 +230,14 @@ class Enqueuer:
             raise EnqueueError(
                 f"the limit {job.limit_key!r} of a job of {job.task} takes a second statement, which looks "
                 "for its turn: enqueue it with app.enqueue(job, session=…), which takes connections of "
-                "psycopg, asyncpg, sqlite3 and aiosqlite, too"
+                "psycopg, asyncpg and sqlite3, too"
             )
         kind = self._database.engine.dialect.name
         if job.unique_until == "pruned":
             raise EnqueueError(
                 f'unique_until="pruned" of a job of {job.task} takes a second statement, which looks for one '
                 "that has ended: enqueue it with app.enqueue(job, session=…), which takes connections of "
-                "psycopg, asyncpg, sqlite3 and aiosqlite, too"
+                "psycopg, asyncpg and sqlite3, too"
             )
         if style is None:
             style = dialects.DIALECTS[kind].own_paramstyle
@@ -272,7 +272,15 @@ class Enqueuer:
         self._refuse_outside_a_test(conn, ours)
         self._database.require_version_of(conn)
         schema = self._database.schema_for(conn)
-        version.require(conn, schema)
+        try:
+            version.require(conn, schema)
+        except SchemaVersionError as error:
+            if ours:
+                raise
+            raise SchemaVersionError(
+                f"session is connected to {masked(conn.engine.url)}, but this App's workers look into "
+                f"{masked(self._database.engine.url)}: give a session of that database ({error})"
+            ) from None
         if not ours:
             warnings.warn(
                 f"jobs are being enqueued into {masked(conn.engine.url)}, but this App's workers look into "
@@ -335,9 +343,8 @@ def _callers_level() -> int:
 
 def _jobs_in(done: Any) -> list[Job]:
     """Return the jobs that work in a caller's transaction has enqueued, by its result."""
-    if isinstance(done, EnqueuedFlow):
-        return list(done.jobs)
-    return [done] if isinstance(done, Job) else []
+    found = done.jobs if isinstance(done, EnqueuedFlow) else done if isinstance(done, list) else [done]
+    return [each for each in found if isinstance(each, Job)]
 
 
 def _debug(done: list[Job]) -> None:

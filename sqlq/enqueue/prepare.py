@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from sqlq.enqueue.enqueue import check_new
-from sqlq.errors import ConfigurationError
-from sqlq.model.checks import JOB_OPTIONS
+from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.model.checks import JOB_OPTIONS, job_fields
 from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
 from sqlq.model.job import NewJob
 from sqlq.model.limit import DeclaredLimits
@@ -43,15 +43,6 @@ class Stamps:
         if function in self._functions:
             raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
         self._functions.append(function)
-
-    def of_replays(self) -> dict[str, str]:
-        """Return the headers that enqueue middleware has for the caller of a replay (`of_replays`). They go
-        into the copies' own place among the headers, since all others stay as they were."""
-        said: dict[str, str] = {}
-        for function in self._functions:
-            if (of_replays := getattr(function, "of_replays", None)) is not None:
-                said |= of_replays()
-        return said
 
     def carried(self) -> dict[str, Any]:
         """Return the values of the context variables that are carried and set here. Raises `EnqueueError` for
@@ -131,16 +122,25 @@ def _check_stamps(function: Any) -> None:
 class Additions:
     """Adds to jobs the declarations of one App up to now: headers, limits, and options of their queues."""
 
-    def __init__(self, tasks: Registry, limits: DeclaredLimits, stamps: Stamps) -> None:
+    def __init__(
+        self,
+        tasks: Registry,
+        limits: DeclaredLimits,
+        stamps: Stamps,
+        defaults: Callable[[Mapping[str, Any], str | None], Mapping[str, Any]],
+    ) -> None:
+        """`defaults` returns the App's options of jobs in a queue, by default those of its own queue."""
         self._tasks = tasks
         self._limits = limits
         self._stamps = stamps
+        self._defaults = defaults
 
     def to(self, new: list[NewJob[Any]]) -> list[NewJob[Any]]:
         """Return jobs with the App's additions."""
         if self._limits:
             new = [self._limited(job) for job in new]
-        if not (self._stamps or self._tasks.adds_to_jobs):
+        adds = self._stamps or self._tasks.adds_to_jobs
+        if not (adds or any(getattr(job, "by_name_alone", False) for job in new)):
             return new
         check_new(new)
         carried = self._stamps.carried()
@@ -154,12 +154,21 @@ class Additions:
         """Return a job with the options that its task has for its queue, and the task's headers."""
         task = self._tasks.get(job.task)
         if task is None:
-            return job, {}
+            return self._by_name_alone(job) if job.by_name_alone else (job, {})
         if job.queue != task.queue and task.elsewhere:
             task = task.for_queue(job.queue)
             fields = {option.field for option in JOB_OPTIONS.values()} - {"queue"} - job.given
             job = replace(job, **{name: getattr(task, name) for name in fields})
         return job, task.headers
+
+    def _by_name_alone(self, job: NewJob[Any]) -> tuple[NewJob[Any], Mapping[str, Any]]:
+        """Return a job whose task is not known here with the App's options for its queue, and their headers.
+        The worker's task has the attempts and the timeout."""
+        options = self._defaults({}, job.queue if "queue" in job.given else None)
+        its_own = job.given | {"max_attempts", "timeout_ms"}
+        fields = job_fields(options, EnqueueError)
+        job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
+        return job, options.get("headers") or {}
 
     def _limited(self, job: NewJob[Any]) -> NewJob[Any]:
         """Return a job with the rule of its limit, where it names one."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from prometheus_client.registry import Collector
@@ -17,7 +17,7 @@ from sqlq.admin.workers import Workers
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
 from sqlq.metrics import names
-from sqlq.metrics.families import by_app, number, numbers, version
+from sqlq.metrics.families import number, numbers, version
 
 log = logging.getLogger("sqlq.metrics")
 
@@ -111,17 +111,3 @@ class DatabaseCollector(Collector):
         if vitals.behind_seconds is not None:
             found.append(number(names.REPLICA_BEHIND, vitals.behind_seconds))
         return found
-
-
-class AppsCollector(Collector):
-    """Shows the metrics of several databases, with the label `app`. Those of a database that does not answer
-    are missing, and its `sqlq_database_up` is 0."""
-
-    def __init__(self, members: Mapping[str, DatabaseCollector]) -> None:
-        self._members = members
-
-    def describe(self) -> list[Any]:
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        yield from by_app({name: member.collect() for name, member in self._members.items()})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from sqlq.config.command_hint import escaped
 from sqlq.config.constants import VERSION as SQLQ
@@ -42,18 +42,6 @@ def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[
         up_to = list(zip(bounds, accumulate(buckets), strict=True))
         family.add_metric([shown(label) for label in labels], up_to, seconds)
     return family
-
-
-def by_app(collected: Mapping[str, Iterable[Any]]) -> list[Any]:
-    """Return the families of several Apps as one each, with the label `app`."""
-    families: dict[str, Any] = {}
-    for app, found in collected.items():
-        for each in found:
-            family = families.setdefault(each.name, Metric(each.name, each.documentation, each.type))
-            family.samples += [
-                sample._replace(labels={"app": shown(app), **sample.labels}) for sample in each.samples
-            ]
-    return list(families.values())
 
 
 def shown(label: str) -> str:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 
 from sqlq.metrics import names
-from sqlq.metrics.families import by_app, histogram, number, numbers, version
+from sqlq.metrics.families import histogram, number, numbers, version
 from sqlq.metrics.names import Described
 from sqlq.worker.report import meter
 
 if TYPE_CHECKING:
-    from sqlq.worker.supervise.fleet import Fleet
     from sqlq.worker.supervise.supervisor import Supervisor
 
 _COUNTS = {
@@ -30,20 +29,13 @@ _TIMES = {
 
 
 class WorkCollector(Collector):
-    """Shows the totals of all children, and how many there are. Those of several Apps have the label
-    `app`."""
+    """Shows the totals of all children, and their number."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
 
     def collect(self) -> Iterator[Any]:
-        apps = self._fleet.apps()
-        if apps is None:
-            yield from self._of(self._fleet.first)
-        else:
-            yield from by_app({name: self._of(supervisor) for name, supervisor in apps.items()})
-
-    def _of(self, supervisor: Supervisor) -> Iterator[Any]:
+        supervisor = self._supervisor
         if supervisor.totals is None:
             return
         found = supervisor.totals.now()

@@ -1,7 +1,8 @@
 """Callbacks: the job that follows the end of another, enqueued in the transaction that ends that one.
 
-The row of a job names its follow-ups itself, as JSON in `on_success` and `on_failure`. So a supervisor,
-or a worker that finds the job's owner gone, ends the job without its task and its code.
+The row of a job names its follow-ups itself, as JSON in `on_success` and `on_failure`; that of a cancel is
+inside `on_failure`. So a supervisor, or a worker that finds the job's owner gone, ends the job without its
+task and its code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sqlq.model.checks import checked_name, checked_priority, checked_queue
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.job_result import JobResult
-from sqlq.model.outcome import Completed, Failed, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Settlement
 from sqlq.payload.encryption import Encryption
 from sqlq.payload.headers import decode
 
@@ -73,7 +74,9 @@ class Follower(NamedTuple):
             named = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ArgumentsError(f"{column} is not JSON: {error}") from None
-        if named is None:
+        if isinstance(named, dict) and column == "on_cancel":
+            named = named.get("on_cancel")
+        if named is None or (isinstance(named, dict) and named.keys() == {"on_cancel"}):
             return None
         if not isinstance(named, dict):
             raise ArgumentsError(
@@ -91,8 +94,8 @@ _DEFAULTS = Follower._field_defaults
 
 def follow_up(job: Ending, outcome: Outcome, seal: Encryption | None = None) -> NewJob | None:
     """Return the job that follows one that ends with this outcome, signed or encrypted where there is a seal.
-    None where none follows, as after an attempt that did not end its job, after a cancel, and after a bad
-    seal. It has the headers of the job it follows."""
+    None where none follows, as after an attempt that did not end its job, and after a bad seal. It has the
+    headers of the job it follows."""
     about = {"job_id": job.id, "task": job.task}
     try:
         return _following(job, outcome, seal)
@@ -119,6 +122,9 @@ def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob
             text, column = job.on_failure, "on_failure"
             said = error.exception, error.message
             ended = JobResult(job.id, *names, "failed", job.attempts, reason, *said, label)
+        case Cancelled(why):
+            text, column = job.on_failure, "on_cancel"
+            ended = JobResult(job.id, *names, "cancelled", job.attempts, message=why, label=label)
         case _:
             return None
     if text is None or (follower := Follower.from_text(text, column)) is None:
@@ -171,6 +177,7 @@ def settlement(
 
 def check_follow_ups(job: Ending) -> None:
     """Raise `ArgumentsError` where a job's row has a follow-up that cannot be read."""
-    for text, column in ((job.on_success, "on_success"), (job.on_failure, "on_failure")):
+    failure = job.on_failure
+    for text, column in ((job.on_success, "on_success"), (failure, "on_failure"), (failure, "on_cancel")):
         if text is not None:
             Follower.from_text(text, column)

@@ -1,13 +1,23 @@
-"""The options of jobs: the check of each value, and the table of those that tasks, queues and Apps have."""
+"""The check of each argument by its declared type, and of each option of jobs; the table of those that tasks,
+queues and Apps have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from functools import partial, wraps
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
-from sqlq.config.constants import LONGEST_NAME, PRIORITIES
-from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
-from sqlq.errors import EnqueueError
+from sqlq.config.constants import LAST_ID, LONGEST_NAME, PRIORITIES
+from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds
+from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.model.handle import AnyJob, Handle, id_of
+from sqlq.payload.signatures import signature_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
 OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
@@ -36,10 +46,8 @@ def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -
     if not isinstance(value, str) or not value.strip():
         raise error(f"{what} is {value!r}: it must be text that is not blank")
     if len(value) > LONGEST_NAME:
-        raise error(
-            f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible; for a long key "
-            "enqueue a hash of it"
-        )
+        hashed = "; for a long key enqueue a hash of it" if "key" in what else ""
+        raise error(f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible{hashed}")
     if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
         raise error(f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store")
     return str.__str__(value)  # of an enum's member its text, not its name
@@ -56,9 +64,10 @@ def checked_word(value: Any, what: str, choice: Any, error: type[Exception] = En
 def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str = "queue") -> str:
     """Return the name of a queue that may be given to jobs."""
     name = checked_name(value, what, error)
-    if "," in name:  # guard: no-comma-in-a-queue
+    if "," in name or "=" in name:  # guard: no-separator-in-a-queue
         raise error(
-            f"{what} is {name!r}: a comma separates queues, as in sqlq work -q high,low; leave it out"
+            f"{what} is {name!r}: a comma separates queues, and = a weight, as in sqlq work -q high=3,low; "
+            "leave them out"
         )
     if name != name.strip() or not name.isprintable():
         raise error(f"{what} is {name!r}: leave out blanks at its ends, line breaks and control characters")
@@ -89,6 +98,15 @@ def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueEr
         )
     text: str = task.as_follow_up(option, error)
     return text
+
+
+def with_cancel(on_failure: str | None, changes: Mapping[str, Any]) -> str:
+    """Return the JSON of `on_failure` with these changes of it and of `on_cancel`, which it holds. A column
+    for that would cost all jobs, and few have one."""
+    now = json.loads(on_failure or "{}") or {}
+    cancel = json.loads(changes.get("on_cancel", json.dumps(now.pop("on_cancel", None))))
+    now = json.loads(changes.get("on_failure", json.dumps(now))) or {}
+    return json.dumps({**now, "on_cancel": cancel} if cancel else now or None, ensure_ascii=False)
 
 
 def _checked_span(value: Duration, what: str, impossible: str, error: type[Exception]) -> int:
@@ -164,3 +182,91 @@ def job_fields(options: Mapping[str, Any], error: type[Exception]) -> dict[str, 
         for name, option in JOB_OPTIONS.items()
         if name in options and not (option.none_is_unset and options[name] is None)
     }
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+Rows: TypeAlias = int
+"""How many rows a list may have, or a search may read."""
+Priority: TypeAlias = int
+"""The priority of a job; it may be below zero."""
+
+
+def _checked_bool(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} is {value!r}: it is True or False")
+    return value
+
+
+def _checked_duration(value: Any, name: str) -> Duration:
+    milliseconds(value, name)
+    return value  # type: ignore[no-any-return]
+
+
+def _checked_list(one: Callable[[Any, str], Any], example: str) -> Callable[[Any, str], list[Any]]:
+    def check(values: Any, name: str) -> list[Any]:
+        # the elements of bytes are numbers, which might be ids
+        if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Collection):
+            raise ConfigurationError(f"{name} is {values!r}: give a list, as in {example}")
+        return [one(value, name[:-1]) for value in values]
+
+    return check
+
+
+def _checked_job(value: Any, name: str) -> AnyJob:
+    return value if isinstance(value, Handle) else id_of(value)
+
+
+_checked_jobs = _checked_list(_checked_job, "[42, 43]")
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
+    "AnyJob": _checked_job,
+    "AnyJob | AnyJobs": lambda value, name: (
+        _checked_job if isinstance(value, int | Handle) else _checked_jobs
+    )(value, name),
+    "AnyJobs": _checked_jobs,
+    "Collection[str]": _checked_list(partial(checked_name, error=ConfigurationError), '["mail"]'),
+    "Duration": _checked_duration,
+    "FlowOrId": lambda value, name: _CHECKS["int"](
+        value if isinstance(value, Handle) else getattr(value, "id", value), name
+    ),
+    "Priority": lambda value, name: checked_priority(value, ConfigurationError),
+    "Rows": lambda value, name: checked_whole(value, name, range(1, 100_001), ConfigurationError),
+    "bool": _checked_bool,
+    "datetime": aware,
+    "datetime | Duration": lambda value, name: (aware if isinstance(value, datetime) else _checked_duration)(
+        value, name
+    ),
+    "int": lambda value, name: checked_whole(value, name, range(LAST_ID + 1), ConfigurationError),
+    "str": partial(checked_name, error=ConfigurationError),
+    "tuple[int, ...]": lambda value, name: tuple(map(id_of, _checked_jobs(value, name))),
+}
+"""The check of each declared type, which returns the value to go on with."""
+
+
+def checks_arguments(method: Callable[P, T]) -> Callable[P, T]:
+    """Have a method check its arguments by the types that it declares, before it does anything. It checks
+    those of other types than the table's by itself."""
+    shape = signature_of(method)
+
+    def checked(name: str, value: Any, said: str) -> Any:
+        declared = str(shape.parameters[name].annotation)
+        kind = declared.removesuffix(" | None")
+        is_none = value is None and kind != declared
+        return value if is_none or kind not in _CHECKS else _CHECKS[kind](value, said)
+
+    @wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            bound = shape.bind(*args, **options)
+        except TypeError as error:
+            raise ConfigurationError(f"{method.__name__}: {error}") from None
+        for name, value in bound.arguments.items():
+            if shape.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = [checked(name, each, name[:-1]) for each in value]
+            else:
+                bound.arguments[name] = checked(name, value, name)
+        return method(*bound.args, **bound.kwargs)
+
+    return call

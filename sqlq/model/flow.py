@@ -226,8 +226,9 @@ def group(*parts: Any) -> Group[Any]:
     """Return jobs that run side by side; `.then(…)` adds the part that comes when all have finished.
 
     A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order. A chain in it
-    has the result of its last job, a group in it those of its jobs. A group of nothing has finished at once,
-    and its results are an empty list. Raises `EnqueueError` for anything else as a part.
+    has the result of its last job, a group in it those of its jobs. An empty group inside a
+    flow has finished at once, and its results are an empty list. Raises `EnqueueError` for anything else as a
+    part.
 
     >>> app.enqueue(sqlq.group(ask.new("a"), ask.new("b")).then(choose))  # doctest: +SKIP
     """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from sqlq.config.json_text import AsJson
 from sqlq.errors import JobNotFoundError
 from sqlq.model.flow import When
 from sqlq.model.job import Progress, State
@@ -30,7 +31,7 @@ class StepDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowStatus:
+class FlowStatus(AsJson):
     """How far a flow is: how many of its steps are in which state. Steps whose rows were pruned count as
     nothing."""
 
@@ -43,7 +44,7 @@ class FlowStatus:
     def state(self) -> State:
         """The state of the flow as a whole. It is `running` as long as a step runs or will by itself. Else it
         is `failed` where one has failed, `blocked` where one waits, `cancelled` where all that ended were
-        cancelled, and otherwise `finished`."""
+        cancelled, and otherwise `finished`. A step that never had to run is cancelled, too."""
         if any(self.counts.get(state) for state in (State.RUNNING, State.AVAILABLE, State.SCHEDULED)):
             return State.RUNNING
         found = (State.FAILED, State.BLOCKED, State.FINISHED, State.CANCELLED)
@@ -54,6 +55,10 @@ class FlowStatus:
         """How many of its steps have finished or were cancelled, of all there are."""
         ended = sum(self.counts.get(state, 0) for state in (State.FINISHED, State.CANCELLED))
         return Progress(ended, sum(self.counts.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        progress = self.progress
+        return {**asdict(self), "state": self.state, "done": progress.done, "of": progress.of}
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,5 +57,7 @@ def id_of(job: Any) -> int:
     else."""
     id = job.id if isinstance(job, Handle) else job
     if not isinstance(id, int) or isinstance(id, bool):
-        raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
-    return id
+        raise ConfigurationError(
+            f"{id!r:.99} is not the id of a job: give what app.enqueue has returned, or a whole number"
+        )
+    return int(id)  # of an enum's member its number: `in range(…)` counts up to such a one

@@ -22,10 +22,10 @@ AttemptOutcome: TypeAlias = Literal[
     "released",
     "snoozed",
     "put_back",
+    "cancel_requested",
     "running",
-    "claimed",
 ]
-Note: TypeAlias = Literal["released", "snoozed", "put_back"]
+Note: TypeAlias = Literal["released", "snoozed", "put_back", "cancel_requested"]
 """The kinds of lines that are no error."""
 NOTES: Final[tuple[str, ...]] = get_args(Note)
 
@@ -57,9 +57,10 @@ class AttemptRecord:
 
     `outcome` is how the attempt ended: `finished`, `cancelled`, `failed` (also where another attempt
     followed), `lost`, `released` or `snoozed`. The worker of a `lost` one died, or did not renew its lease. A
-    `released` one was returned to the queue by its worker, uncounted. The attempt that goes on is `running`,
-    or `claimed` while its worker holds the job and has not started it. `put_back` is no attempt: an operator
-    has retried the failed job. `attempt` is its number, as the job counted them then.
+    `released` one was returned to the queue by its worker, uncounted. The attempt that goes on is `running`.
+    `put_back` is no attempt: an operator
+    has retried the failed job. Nor is `cancel_requested`: somebody has cancelled it, with a `reason`.
+    `attempt` is its number, as the job counted them then.
 
     Times carry their time zone. They are by the clock of the line's writer, and decide nothing. An unknown
     value is None, as is `started_at` of a lost attempt. `worker` is the id of the worker, `host` its host and

@@ -11,7 +11,7 @@ it in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum
 from functools import partial
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from typing import TypeVar as PlainTypeVar
 
 from sqlq.config.durations import Duration, aware, milliseconds
-from sqlq.errors import EnqueueError, SealError
+from sqlq.config.json_text import AsJson
+from sqlq.errors import EnqueueError
 from sqlq.model import backoff as backoffs
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import (
@@ -34,6 +35,7 @@ from sqlq.model.checks import (
     checked_name,
     checked_word,
     job_fields,
+    with_cancel,
 )
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
@@ -106,6 +108,7 @@ class JobOptions(TypedDict, total=False):
     expires: Duration | datetime | Kept | None
     on_success: Follows | Kept | None
     on_failure: Follows | Kept | None
+    on_cancel: Follows | Kept | None
     label: str | None
     group: str | None
     headers: Mapping[str, Any] | None
@@ -140,6 +143,7 @@ class NewJob(HasArguments, Generic[R_co]):
     on_success: str | None = None
     """The task that follows, as the job's row names it; see `callbacks.Follower`."""
     on_failure: str | None = None
+    """The same after a failure, with what follows a cancel inside it."""
     label: str | None = None
     group_key: str | None = None
     headers_text: str | None = None
@@ -157,6 +161,8 @@ class NewJob(HasArguments, Generic[R_co]):
     """The rule of that limit; None where only its key is given, and the App defines it."""
     results: tuple[tuple[int | str, Any], ...] = field(default=(), repr=False)
     """The arguments that are results of steps before it, by place or name, each a `flow.Result`."""
+    by_name_alone: bool = field(default=False, compare=False, repr=False)
+    """Whether its task is known by its name alone, so that the App's defaults count for it."""
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """The options that `.set` was given."""
 
@@ -182,15 +188,6 @@ class NewJob(HasArguments, Generic[R_co]):
         """Return this job with its payload signed or encrypted, for the task and queue that it has."""
         return self.with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
 
-    def is_sealed_by(self, seal: Encryption, text: Any) -> bool:
-        """Whether a text is the payload of this job as the first key seals it."""
-        if not isinstance(text, str) or not text.startswith(seal.begins or ""):
-            return False
-        try:
-            return seal.opened("payload", self.task, self.queue, text) == self.payload
-        except SealError:
-            return False
-
     @refuse_unknown_options(EnqueueError, JobOptions.__annotations__)
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
         """Return this job with other options; an option that is not given stays as it is.
@@ -200,11 +197,12 @@ class NewJob(HasArguments, Generic[R_co]):
         due the job may be started, or until when. A job that was not started is cancelled. A `timeout` of
         None takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes
         but a function of your own. `retention` is how long the job is kept after it has finished or failed,
-        None for ever. `label` is a short text for people, and `group` one
-        by which `app.jobs` finds jobs of separate calls. `headers` is a mapping of names to JSON that
-        travels with the job. Headers set before stay where they are not set anew. `on_success` and
-        `on_failure` are tasks. A job of that task follows when this one has finished, or has failed for good.
-        With None none does, whatever the task defines. `limit` is a `sqlq.Limit` or `sqlq.Serial` with a key
+        None for ever. `label` is a short text for people, and `group` one by which `app.jobs` finds jobs of
+        separate calls. A label, group or unique key of None takes away the one set before. `headers` is a
+        mapping of names to JSON that travels with the job. Headers set before stay where they are not set
+        anew. `on_success`, `on_failure` and `on_cancel` are tasks. A job of that task follows when this one
+        has finished, has failed for good, or was cancelled. With None none does, whatever the task defines.
+        `limit` is a `sqlq.Limit` or `sqlq.Serial` with a key
         of plain text, or the name of one declared by `app.limit`. None takes the task's away.
 
         With a `unique_key`, at most one job of that key is live in its queue. It is live until it finishes,
@@ -229,6 +227,9 @@ class NewJob(HasArguments, Generic[R_co]):
         if "headers_text" in changes:
             both = {**self.headers, **changes["headers_text"]}
             changes["headers_text"] = headings.encode(both, "the headers")
+        if changes.keys() & {"on_failure", "on_cancel"}:
+            changes["on_failure"] = with_cancel(self.on_failure, changes)
+            changes.pop("on_cancel", None)
         new = replace(self, **changes, given=self.given | changes.keys())
         if given.get("unique_until") in ("start", "pruned") and new.unique_key is None:
             raise EnqueueError(
@@ -274,6 +275,15 @@ def _timeout(value: Any) -> dict[str, Any]:
     return {"timeout_ms": NO_TIMEOUT_MS} | _field("timeout", value)
 
 
+def _name(value: Any, option: str) -> str | None:
+    return None if value is None else checked_name(value, option)
+
+
+def _unique_key(value: Any) -> dict[str, Any]:
+    without = {"unique_until": "finish", "on_conflict": "keep", "at_most_ms": None} if value is None else {}
+    return {"unique_key": _name(value, "unique_key"), **without}
+
+
 _FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     **{name: partial(_field, name) for name in JOB_OPTIONS},
     "timeout": _timeout,
@@ -281,20 +291,27 @@ _FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "delay": lambda value: {"delay_ms": milliseconds(value, "delay", EnqueueError), "available_at": None},
     "available_at": lambda value: {"available_at": aware(value, "available_at", EnqueueError), "delay_ms": 0},
     "backoff": lambda value: {"backoff": backoffs.stored(value, EnqueueError)},
-    "unique_key": lambda value: {"unique_key": checked_name(value, "unique_key")},
+    "unique_key": _unique_key,
     "unique_until": lambda value: {"unique_until": checked_word(value, "unique_until", UniqueUntil)},
     "on_conflict": lambda value: {"on_conflict": checked_word(value, "on_conflict", OnConflict)},
     "at_most": lambda value: {"at_most_ms": milliseconds(value, "at_most", EnqueueError)},
     "on_success": lambda value: {"on_success": checked_follow_up(value, "on_success")},
     "on_failure": lambda value: {"on_failure": checked_follow_up(value, "on_failure")},
-    "label": lambda value: {"label": checked_name(value, "label")},
-    "group": lambda value: {"group_key": checked_name(value, "group")},
+    "on_cancel": lambda value: {"on_cancel": checked_follow_up(value, "on_cancel")},
+    "label": lambda value: {"label": _name(value, "label")},
+    "group": lambda value: {"group_key": _name(value, "group")},
     "headers": lambda value: {"headers_text": headings.checked(value, "headers")},
     "limit": lambda value: dict(zip(("limit_key", "rule"), checked_limit(value), strict=True)),
 }
 """The fields of a job that each option of `.set` changes."""
-_WITH_NONE: Final = frozenset({"timeout", "retention", "expires", "on_success", "on_failure", "limit"})
-"""The options for which None is a value; for the others it stands for an option that is not given."""
+_WITH_NONE: Final = frozenset(
+    {
+        *("timeout", "retention", "expires", "on_success", "on_failure", "on_cancel"),
+        *("limit", "unique_key", "label", "group", "max_attempts"),
+    }
+)
+"""The options for which None is a value, or could be taken for one and is refused. For the others it stands
+for an option that is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +369,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class JobDetails(HasArguments):
+class JobDetails(HasArguments, AsJson, Handle):
     """Everything about one job, in whichever table it is. Times carry their time zone. `errors` are those of
     earlier attempts, oldest first. `history` has a line for each attempt, and for each retry by an operator.
     `result`, `payload` and `headers` are decoded JSON, or the stored text where it cannot be decoded. An
@@ -418,13 +435,8 @@ class JobDetails(HasArguments):
     """Why it is blocked, while it is: `flow`, for steps before it, or `limit`, for its turn."""
     due_at: datetime | None = None
     """When a blocked job wants to start at the earliest, where it has such a time."""
-    started: bool | None = None
-    """Whether the handler of a running job has begun; None for other jobs. It is False while its worker holds
-    the job and has not started it. This is known a few seconds after the claim."""
     replay_of: int | None = None
     """The job of which it is a replay."""
-    replayed_as: int | None = None
-    """The newest job that is a replay of this one, of an ended job."""
     history: tuple[AttemptRecord, ...] = ()
     """Its attempts from the first to the last, each with its outcome; the one that goes on included."""
     sealed: str | None = None
@@ -437,6 +449,14 @@ class JobDetails(HasArguments):
         if self.state is State.FAILED and self.exception is not None:
             return f"{self.exception}: {self.message or ''}"
         return self.reason
+
+    def as_json(self, *, whole: bool = True) -> dict[str, Any]:
+        """Return it as an object; without its large fields where it stands in a list."""
+        found = {**asdict(self), "error": self.error}
+        return found if whole else {name: value for name, value in found.items() if name not in LARGE}
+
+
+LARGE = ("payload", "result", "traceback")
 
 
 def error_line(reason: str | None, exception: str | None, message: str | None) -> str:

@@ -14,9 +14,10 @@ FailureReason: TypeAlias = Literal[
 class JobResult:
     """How a job ended: the one argument of the task that follows it.
 
-    `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. For a failed job `reason`
-    is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
-    signature. `exception` is the class and `message` the text of its last error. `label` is the one that the
+    `outcome` is `completed`, `failed` or `cancelled`, `attempts` the number of attempts it took. For a failed
+    job `reason` is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing
+    follows a bad signature. `exception` is the class and `message` the text of its last error, or the reason
+    of a cancel. `label` is the one that the
     job has. The id gives more. `app.jobs.get(ended.id)` has the traceback and the errors of earlier attempts,
     `app.result(ended.id)` the result.
 
@@ -28,7 +29,7 @@ class JobResult:
     id: int
     task: str
     queue: str
-    outcome: Literal["completed", "failed"]
+    outcome: Literal["completed", "failed", "cancelled"]
     attempts: int
     reason: FailureReason | None = None
     exception: str | None = None

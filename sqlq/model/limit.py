@@ -10,21 +10,23 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from string import Formatter
 from typing import Any, Literal, TypeAlias
 
 from sqlq.config.durations import milliseconds
+from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word
 from sqlq.model.flow import Result
+from sqlq.payload.signatures import signature_of
 
 Key: TypeAlias = str | Callable[..., str]
 OnFailure: TypeAlias = Literal["go on", "hold"]
 
 MOST_RUNNING = 1_000_000
-_RATE = re.compile(r"\s*([0-9_]+)\s*/\s*(.+)")
+_RATE = re.compile(r"\s*([0-9_]{1,20})\s*/(.+)", re.DOTALL)
 
 
 class _Filling(Formatter):
@@ -71,7 +73,7 @@ class _Keyed:
     def suits(self, handler: Callable[..., Any]) -> bool:
         """Whether a handler has all the parameters that the key names."""
         try:
-            names = inspect.signature(handler).parameters.keys()
+            names = signature_of(handler).parameters.keys()
         except (TypeError, ValueError):
             return False
         return isinstance(self.key, str) and names >= set(_fields(self.key))
@@ -156,7 +158,7 @@ class Serial(_Keyed):
     for its next attempt, those after it wait, too.
 
     The `key` is as in `sqlq.Limit`. The order is that of ids, among committed jobs. After a failure for good
-    the next job goes on; with `on_failure="hold"` none does, until the failed one is retried, or forgotten.
+    the next job goes on; with `on_failure="hold"` none does, until the failed one is retried or deleted.
     Raises `ConfigurationError` for another word.
 
     >>> Serial("account:{id}")
@@ -296,7 +298,11 @@ def _check_key(limit: AnyLimit) -> None:
 
 def _pattern(template: str) -> str:
     parts = Formatter().parse(template)
-    return "".join(re.escape(text) + ("" if field is None else "(?s:.+)") for text, field, _, _ in parts)
+    texts = "".join(text + ("" if field is None else "\0") for text, field, _, _ in parts).split("\0")
+    first, *middle = map(re.escape, texts)
+    # each value but the last ends at the next text, and no other end is tried
+    *middle, last = [f"(?s:.+?){text}" for text in middle] or [""]
+    return "".join([first, *(f"(?>{each})" for each in middle), last])
 
 
 def _fields(template: str) -> Iterator[str]:
@@ -308,7 +314,7 @@ def _fields(template: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitStatus:
+class LimitStatus(AsJson):
     """A key of a limit, and its rule. `running` jobs hold a slot. `waiting` jobs are in its line, and the
     oldest of them could run since `oldest_due_at`. With a rate, the next one may start in
     `next_start_seconds`. `set_at` is when an operator overrode the limit. There may be more in line where it
@@ -334,3 +340,6 @@ class LimitStatus:
         if not self.is_known:
             return "as its jobs say, once a worker looks"
         return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "says": self.says}

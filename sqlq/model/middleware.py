@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlq.errors import ConfigurationError
+from sqlq.payload.signatures import signature_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Scope:
     open: Callable[..., Any]
     """Returns a context manager."""
     is_async: bool
+    skips_def: bool = False
+    """Whether asynchronous middleware leaves out `def` handlers, which have one of their own."""
 
 
 def around_scope(function: Any) -> Scope:
@@ -43,9 +46,9 @@ def lifespan_scope(function: Any) -> Scope:
     return scope
 
 
-def task_arounds(given: Any, task: str, is_async: bool) -> tuple[Scope, ...] | None:
+def task_arounds(given: Any, task: str) -> tuple[Scope, ...] | None:
     """Return a task's own arounds, None where it declines all. Raises `ConfigurationError` for a function
-    that cannot be middleware, and for one that would never run around this task."""
+    that cannot be middleware."""
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -53,19 +56,20 @@ def task_arounds(given: Any, task: str, is_async: bool) -> tuple[Scope, ...] | N
             f"around of {task} is {given!r}: it is a list of functions, as in around=[tracing], or None for "
             "nothing around this task, the App's included"
         )
-    scopes = tuple(map(around_scope, given))
-    for scope in scopes:
+    return tuple(map(around_scope, given))
+
+
+def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Scope, ...]:
+    """Return the middleware of a task's handler. Raises `ConfigurationError` for asynchronous middleware of a
+    `def` handler, around which it cannot run."""
+    chosen = tuple(scope for scope in scopes if is_async or not scope.skips_def)
+    for scope in chosen:
         if scope.is_async and not is_async:  # guard: async-around-needs-async-def
             raise ConfigurationError(
-                f"around of {task} has the asynchronous {scope.name}, but {task} is a def, so it would never "
-                "run: make one of them what the other is"
+                f"the asynchronous middleware {scope.name} cannot run around {task}, which is a def: make it "
+                "a def, or give it to async def tasks alone, by around= of @app.task"
             )
-    return scopes
-
-
-def surrounding(scopes: Iterable[Scope], is_async: bool) -> tuple[Scope, ...]:
-    """Return the middleware that an `async def` handler can have, which is all, or a `def` handler."""
-    return tuple(scope for scope in scopes if is_async or not scope.is_async)
+    return chosen
 
 
 def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
@@ -91,19 +95,28 @@ def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
         return Scope(name, function, contextmanager(function), is_async=False)
     # decorated with asynccontextmanager, perhaps
     is_async = inspect.isasyncgenfunction(inspect.unwrap(function))
-    return Scope(name, function, function, is_async)
+
+    def made(*args: Any) -> Any:
+        manager = function(*args)
+        if not _any_attribute(type(manager), "__aenter__" if is_async else "__enter__"):
+            raise ConfigurationError(
+                f"the {what} {name} returned {manager!r:.99}, which is no context manager: let it yield once"
+            )
+        return manager
+
+    return Scope(name, function, made, is_async)
 
 
 def _check_takes(scope: Scope, rule: str, *args: object) -> None:
     if not takes(scope.function, *args):
-        signature = inspect.signature(scope.function)
+        signature = signature_of(scope.function)
         raise ConfigurationError(f"{scope.name}{signature} cannot be called: {rule}")
 
 
 def takes(function: Any, *args: object) -> bool:
     """Whether a function can be called with these arguments, as far as its signature is known."""
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):  # written in C, perhaps
         return True
     try:

@@ -50,6 +50,10 @@ class Cancelled:
     reason: str | None = None
 
 
+ON_REQUEST = "cancelled on request"
+"""The reason of a job that somebody cancelled. One that came with the request takes its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retried:
     """The attempt counted, another follows after `delay_ms`, in another queue or with another priority
@@ -81,12 +85,6 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
-    """It was claimed and not started, since its task is paused: no attempt, and no release. The job is
-    blocked until the task is resumed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """No attempt follows; the job moves to failed_jobs."""
 
@@ -102,8 +100,8 @@ class SelfCompleted:
     otherwise: Outcome
 
 
-Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Paused | Failed | SelfCompleted
-GOES_ON = (Retried, Released, Paused)
+Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
+GOES_ON = (Retried, Released)
 """The outcomes after which the job is not over."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import traceback as tracebacks
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -103,9 +104,16 @@ class RetryPolicy:
     fail_on: tuple[type[BaseException], ...] = ()
 
     def retries(self, error: BaseException) -> bool:
-        if isinstance(error, self.fail_on):
+        """Return whether another attempt may follow. One exception of a group that no attempt may follow
+        decides for the group."""
+        parts = leaves(error)
+        if any(isinstance(each, self.fail_on) for each in (error, *parts)):  # guard: groups-are-looked-into
             return False
-        return self.retry_on is None or isinstance(error, self.retry_on)
+        return (
+            self.retry_on is None
+            or isinstance(error, self.retry_on)
+            or all(isinstance(each, self.retry_on) for each in parts)
+        )
 
     def wait_ms(self, attempts: int) -> int:
         """Return the wait before the next attempt; a callable that fails must not lose the job, so it gets
@@ -125,6 +133,9 @@ DEFAULT_POLICY: Final = RetryPolicy()
 
 def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
     """Return how an attempt that raised `error` ends."""
+    parts = leaves(error)
+    if len(parts) == 1 and isinstance(parts[0], Signal):  # as of a TaskGroup
+        error = parts[0]
     match error:
         case Cancel():
             return Cancelled(error.reason)
@@ -200,18 +211,40 @@ def put_off(
     if (job.unknown_ms or 0) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
         return Failed(reason, describe(error))
     delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
-    log.warning(
-        "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met",
-        *(job.id, scrubbed(why, 500), readable(delay_ms), others, readable(UNKNOWN_TASK_MS)),
-        extra={
-            "job_id": job.id,
-            "task": job.task,
-            "queue": job.queue,
-            "attempt": job.attempts,
-            "event": reason,
-        },
-    )
+    if _is_news(reason, job.task):  # guard: a-task-is-put-back-in-one-line
+        log.warning(
+            "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met. %s are not "
+            "logged for %s",
+            *(job.id, scrubbed(why, 500), readable(delay_ms), others, readable(UNKNOWN_TASK_MS)),
+            "Further ones of this task" if len(_put_back_at) < PUT_BACK_NAMES else "Further ones of any task",
+            readable(PUT_BACK_SECONDS * 1000),
+            extra={
+                "job_id": job.id,
+                "task": job.task,
+                "queue": job.queue,
+                "attempt": job.attempts,
+                "event": reason,
+            },
+        )
     return Released(delay_ms, unknown_task=True, reason=reason)  # guard: unknown-task-is-put-back
+
+
+PUT_BACK_SECONDS, PUT_BACK_NAMES = 60.0, 20
+"""The log has one line for each unknown task in this time, and for this number of tasks. SQL may insert any
+number of names."""
+_put_back_at: dict[tuple[str, str], float] = {}
+
+
+def _is_news(reason: str, task: str) -> bool:
+    """Whether the log has had no such line for a task lately; note it."""
+    now = time.monotonic()
+    for key, at in list(_put_back_at.items()):
+        if now - at >= PUT_BACK_SECONDS:
+            _put_back_at.pop(key, None)
+    if (reason, task) in _put_back_at or len(_put_back_at) >= PUT_BACK_NAMES:
+        return False
+    _put_back_at[reason, task] = now
+    return True
 
 
 def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
@@ -230,19 +263,42 @@ def wait_after_loss_ms(losses: int) -> int:
     return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in a group and its groups, in their order. Another exception is its only leaf."""
+    found, rest = [], [error]
+    while rest:
+        each = rest.pop()
+        if issubclass(type(each), BaseExceptionGroup):
+            # a class of the handler's may have an attribute of that name
+            rest.extend(reversed(BaseExceptionGroup.exceptions.__get__(each)))
+        else:
+            found.append(each)
+    return found
+
+
 def describe(error: BaseException) -> ErrorText:
-    """Return an exception as text that any database can store, at most 64 KiB in all.
+    """Return an exception as text that any database can store, at most 64 KiB in all. A group is described by
+    its first exception, which names the cause.
 
     Never raises: an exception whose `__str__` raises is still an error that must be recorded. Frame locals
     are not kept, since they hold values that were never meant to be stored.
     """
-    kind = type(error)
+    cause, *others = leaves(error)
+    kind = type(cause)
     try:
-        message = str(error)
+        message = str(cause)
     except BaseException as second:
         message = f"<its __str__ raised {type(second).__name__}>"
+    if others:
+        message += f" (and {len(others)} more)"
+    # the cause comes last: error groups and log lines show the last line of the user's code
+    shown = [error] if cause is error else [error, cause]
     try:
-        trace = "".join(tracebacks.format_exception(error)) if error.__traceback__ is not None else None
+        trace = (
+            "\n".join("".join(tracebacks.format_exception(each)) for each in shown)
+            if error.__traceback__ is not None
+            else None
+        )
     except BaseException as second:
         trace = f"<no traceback: formatting it raised {type(second).__name__}>"
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -23,16 +23,17 @@ CatchUp: TypeAlias = Literal["latest", "all", "skip"]
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
 SHORTEST_MS = 1_000
+MOST_REPEATS = 1_000_000_000
 MOST_CAUGHT_UP = 1_000
 """The most jobs that follow an outage with `catch_up="all"`: those of the newest runs."""
 LATE = timedelta(seconds=60)
-"""With `catch_up="skip"` a run that is further past has been missed."""
+"""With `catch_up="skip"` a run that is further past has been missed. A new schedule runs first at a `starts`
+that is no further past."""
 QUEUE_LOOK = timedelta(seconds=1)
 """How often a run that waits for the job before looks whether that has ended."""
 MENDED_LOOK = timedelta(seconds=60)
 """How often a schedule that could not be ticked is tried again."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-INSTANT = timedelta(microseconds=1)
 _WINDOW = timedelta(hours=1)
 _EXAMPLES = 64
 """The shortest distance between this many runs is taken for the period, which jitter must not reach."""
@@ -49,7 +50,8 @@ class Schedule:
     that begin with `*`, goes by elapsed time. `every` is a duration of 1 s or more. Its runs are counted from
     `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is the time of a single run.
 
-    There are no runs before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
+    There are no runs before `starts`, nor from `ends` on, and no more jobs than `repeats`. A schedule that is
+    added up to 60 s after its `starts` has that run: `every="12h", starts=now` runs at once. With `jitter` a
     job is available up to so long after its run time. `catch_up` decides about runs missed in an outage: one
     job for the "latest", or jobs for "all" (at most the newest 1,000). With "skip" none follows for runs more
     than 60 s past. `overlap` decides about a run at which the last job has not ended. "allow" enqueues
@@ -110,9 +112,13 @@ class Schedule:
             if (value := getattr(self, name)) not in choices:
                 raise ConfigurationError(f"{name} is {value!r}: it is one of {', '.join(choices)}")
         if self.repeats is not None and (
-            not isinstance(self.repeats, int) or isinstance(self.repeats, bool) or self.repeats < 1
+            not isinstance(self.repeats, int)
+            or isinstance(self.repeats, bool)
+            or not 1 <= self.repeats <= MOST_REPEATS
         ):
-            raise ConfigurationError(f"repeats is {self.repeats!r}: it is a whole number from 1 on")
+            raise ConfigurationError(
+                f"repeats is {self.repeats!r}: it is a whole number from 1 to {MOST_REPEATS:,}"
+            )
 
     def _check_span(self) -> None:
         if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
@@ -143,11 +149,17 @@ class Schedule:
         """Return the time of the first run after another time, in UTC; None where there is none."""
         return next(self.moments(after), None)
 
+    def begins(self, now: datetime) -> datetime:
+        """Return the time after which the runs of a schedule count that is added now."""
+        if self.starts is not None and now - LATE <= self.starts <= now:
+            return self.starts - timedelta(milliseconds=1)  # as every database keeps it
+        return now
+
     def moments(self, after: datetime) -> Iterator[datetime]:
         """Yield the times of the runs after another time, in UTC and ascending; `repeats` does not count
         here."""
         if self.starts is not None:
-            after = max(after, self.starts - INSTANT)
+            after = max(after, self.starts - timedelta(microseconds=1))
         for moment in self._moments(after):
             if self.ends is not None and moment >= self.ends:
                 return
@@ -320,6 +332,9 @@ class Options(TypedDict, total=False):
 
 def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule:
     """Return the schedule that is meant by a Schedule, a cron expression, or options by name."""
+    if unknown := sorted(options.keys() - Options.__annotations__):
+        takes = ", ".join(Options.__annotations__)
+        raise ConfigurationError(f"a schedule takes no {', '.join(unknown)}: it takes {takes}")
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if isinstance(when, Schedule):
         if said:

@@ -16,7 +16,7 @@ from sqlq.config.durations import Duration
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.backoff import BackoffOption, backoff_from
 from sqlq.model.callbacks import Follower
-from sqlq.model.checks import JOB_OPTIONS, checked_follow_up, checked_name, job_fields
+from sqlq.model.checks import JOB_OPTIONS, checked_follow_up, checked_name, job_fields, with_cancel
 from sqlq.model.flow import Group, Result, Step, results_in
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import NewJob
@@ -39,6 +39,7 @@ from sqlq.payload.annotations import (
 from sqlq.payload.codec import MisfitError, decode, encode, encode_plain
 from sqlq.payload.headers import NO_HEADERS
 from sqlq.payload.headers import checked as checked_headers
+from sqlq.payload.signatures import signature_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -266,7 +267,7 @@ class Task(Generic[P, R]):
         """Choose the middleware of the attempts: `always` outermost, inside it `common` to all tasks, and
         inside that the task's own."""
         scopes = () if self.around is None else (*common, *self.around)  # guard: arounds-nest-in-order
-        object.__setattr__(self, "surroundings", surrounding((*always, *scopes), self.is_async))
+        object.__setattr__(self, "surroundings", surrounding((*always, *scopes), self.name, self.is_async))
         for other in self.elsewhere.values():
             other.surround(common, always)
 
@@ -342,6 +343,7 @@ class TaskOptions(TypedDict, total=False):
     isolate: Isolate
     on_success: Follows | None
     on_failure: Follows | None
+    on_cancel: Follows | None
     aliases: Sequence[str]
     around: Sequence[Callable[[Any], Any]] | None
     limit: AnyLimit | None
@@ -351,10 +353,11 @@ def make_task(handler: Callable[P, R], **options: Unpack[TaskOptions]) -> Task[P
     """Return the task for a handler; every option is checked here, at import, not when the first job
     fails."""
     try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
+        signature = signature_of(handler)
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{handler!r} cannot be a task: its parameters cannot be read; wrap it in a function of your own"
+            f"{handler!r} cannot be a task: its parameters cannot be read ({error}); "
+            "wrap it in a function of your own"
         ) from None
     name = _task_name(handler, options.get("name"))
     if is_kind(handler, inspect.isgeneratorfunction) or is_kind(handler, inspect.isasyncgenfunction):
@@ -377,10 +380,10 @@ def make_task(handler: Callable[P, R], **options: Unpack[TaskOptions]) -> Task[P
         isolate=_checked_isolate(options.get("isolate", False)),
         is_async=is_async,
         on_success=_follow_up(options.get("on_success"), "on_success"),
-        on_failure=_follow_up(options.get("on_failure"), "on_failure"),
+        on_failure=_on_failure(options),
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
-        around=task_arounds(options.get("around", ()), name, is_async),
+        around=task_arounds(options.get("around", ()), name),
         headers=checked_headers(headers, "headers", ConfigurationError) if headers else NO_HEADERS,
         _signature=signature,
     )
@@ -396,6 +399,12 @@ def _checked_isolate(isolate: Isolate) -> Isolate:
 
 def _follow_up(task: Follows | None, option: str) -> str | None:
     return None if task is None else checked_follow_up(task, option, ConfigurationError)
+
+
+def _on_failure(options: TaskOptions) -> str | None:
+    on_failure = _follow_up(options.get("on_failure"), "on_failure")
+    on_cancel = _follow_up(options.get("on_cancel"), "on_cancel")
+    return on_failure if on_cancel is None else with_cancel(on_failure, {"on_cancel": on_cancel})
 
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:
@@ -441,9 +450,13 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
 class NamedTask:
     """A task whose name is known, and perhaps nothing else; see `App.named`."""
 
-    def __init__(self, name: str, known: Task[..., Any] | None = None) -> None:
+    def __init__(
+        self, name: str, known: Task[..., Any] | None = None, defaults: Mapping[str, Any] = NO_HEADERS
+    ) -> None:
+        """`defaults` are the App's, for jobs of a task that it does not know."""
         self.name = checked_name(name, "the task's name")
         self._known = known
+        self._defaults = {"queue": DEFAULT_QUEUE, "priority": 0, **defaults}
 
     def new(self, /, *args: Any, **kwargs: Any) -> NewJob[Any]:
         """Return a job of this task with these arguments, for `app.enqueue`.
@@ -465,14 +478,17 @@ class NamedTask:
             name: None if name in unknown else by_value(value, f"{where}{name}")
             for name, value in kwargs.items()
         }
-        job: NewJob[Any] = NewJob(self.name, encode(args, kwargs, where), DEFAULT_QUEUE, max_attempts=None)
-        return replace(job, results=results)  # guard: a-named-task-takes-results
+        job: NewJob[Any] = NewJob(
+            self.name, encode(args, kwargs, where), self._defaults["queue"], max_attempts=None
+        )
+        # guard: a-named-task-takes-results
+        return replace(job, results=results, by_name_alone=True)
 
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
-        return (
-            Follower(self.name).as_text() if self._known is None else self._known.as_follow_up(option, error)
-        )
+        if self._known is not None:
+            return self._known.as_follow_up(option, error)
+        return Follower(self.name, self._defaults["queue"], self._defaults["priority"]).as_text()
 
     def __repr__(self) -> str:
         return f"NamedTask({self.name!r})"
@@ -494,12 +510,13 @@ class Registry(Mapping[str, Task[..., Any]]):
 
     def surround(self, scope: Scope) -> None:
         """Add middleware to the attempts of all tasks, also of those added later, inside the middleware so
-        far. Raises `ConfigurationError` for middleware that is there already."""
+        far. Raises `ConfigurationError` for middleware that is there already, and for asynchronous middleware
+        beside a `def` task."""
         if any(scope.function is other.function for other in self._arounds):
             raise ConfigurationError(f"around is {scope.name} a second time: register it once")
-        self._arounds.append(scope)
         for task in self._tasks.values():
-            task.surround(self._arounds, self._always)
+            task.surround([*self._arounds, scope], self._always)
+        self._arounds.append(scope)
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task. Raises `ConfigurationError` when its name or an alias is taken: which one ran

@@ -40,6 +40,7 @@ from typing import (
 
 from sqlq.errors import ArgumentsError
 from sqlq.payload.codec import argument_name, check_json
+from sqlq.payload.signatures import annotations_of
 
 Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
@@ -65,12 +66,12 @@ class Unusable(NamedTuple):
         return value
 
 
-def hints_of(handler: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(handler: Callable[..., Any], *, include_extras: bool = True) -> dict[str, Any]:
     """Return the annotations of a handler by parameter, and its result's under "return"; of one that cannot
     be evaluated, an `Unusable`."""
     function = _function_of(handler)
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return typing.get_type_hints(function, include_extras=include_extras)
     except Exception:
         # one name that only type checkers know spoils no other annotation
         return dict(_hints_one_by_one(function))
@@ -87,7 +88,7 @@ def _function_of(handler: Any) -> Any:
 
 def _hints_one_by_one(function: Any) -> Iterator[tuple[str, Any]]:
     try:
-        annotations = inspect.get_annotations(function)
+        annotations = annotations_of(function)
     except Exception:
         return
     names = getattr(inspect.unwrap(function), "__globals__", {})

@@ -102,10 +102,7 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
-    try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentsError(f"the payload is not JSON: {error}") from None
+    value = read_json(payload, "the payload is")
     if not isinstance(value, dict) or not value.keys() <= _PARTS:
         if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
             raise SealError(
@@ -120,6 +117,55 @@ def _decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ArgumentsError('in the payload "args" must be an array and "kwargs" an object')
     return args, kwargs
+
+
+def read_json(text: str | bytes, what: str) -> Any:
+    """Return the value of the JSON in a row. Raises `ArgumentsError` for text that is not JSON.
+
+    Raises it also for a value that is nested deeper than an enqueue allows. `what` is its subject, with the
+    verb.
+    """
+    value, is_deep = None, True
+    try:
+        value = json.loads(text)
+        is_deep = _is_deep(text, value)
+    except RecursionError:
+        pass  # too deep for Python's own reader
+    except (ValueError, TypeError) as error:
+        raise ArgumentsError(f"{what} not JSON: {error}") from None
+    if is_deep:  # guard: depth-is-bounded
+        raise ArgumentsError(f"{what} nested deeper than {_DEEPEST} levels")
+    return value
+
+
+def decoded(text: Any) -> Any:
+    """Return the value of the JSON in a row as it may be shown; of text that is not JSON the text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
+    return _cut(value, _DEEPEST_IN_ROWS) if _is_deep(text, value) else value
+
+
+def _is_deep(text: str | bytes, value: Any) -> bool:
+    said = str(text)
+    if said.count("[") + said.count("{") <= _DEEPEST_IN_ROWS:  # nearly all rows, in a tenth of the time
+        return False
+    level: list[Any] = [[value]]
+    for _ in range(_DEEPEST_IN_ROWS + 1):
+        parts = (part for each in level for part in (each.values() if isinstance(each, dict) else each))
+        level = [part for part in parts if isinstance(part, (dict, list))]
+    return bool(level)
+
+
+def _cut(value: Any, levels: int) -> Any:
+    if not isinstance(value, (dict, list)):
+        return value
+    if levels == 0:
+        return "(nested too deep)"
+    if isinstance(value, dict):
+        return {key: _cut(each, levels - 1) for key, each in value.items()}
+    return [_cut(each, levels - 1) for each in value]
 
 
 class HasArguments:
@@ -158,6 +204,8 @@ def read_quickly() -> None:
             found: Any = read(payload)
         except Exception:
             return _decode(payload)  # it may accept the text, or has a better error
+        if _is_deep(payload, {"args": found.args, "kwargs": found.kwargs}):
+            return _decode(payload)  # which raises
         return found.args, found.kwargs
 
     _read[:] = [quickly]
@@ -166,6 +214,8 @@ def read_quickly() -> None:
 _read: list[Callable[[str | bytes], tuple[list[Any], dict[str, Any]]]] = [_decode]
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
+_DEEPEST_IN_ROWS = _DEEPEST + 3
+"""With the payload's own object, its list, and the list of the results that an argument of a step may be."""
 _LARGEST_INT = 10**4000
 """Python itself refuses to read integers of more than 4,300 digits from text."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
@@ -41,7 +40,7 @@ class Converted:
     def encode(self, value: Any, path: str) -> Any:
         """See `annotations.Conversion.encode`."""
         try:
-            form = self._shown(value, path)
+            form = _form(value, path)
             lost = _lost(value, self._arrived(form, path), path)
         except RecursionError:
             raise ArgumentsError(f"{path} is nested too deep, or contains itself") from None
@@ -53,7 +52,7 @@ class Converted:
         """See `annotations.Conversion.decode`."""
         try:
             arrived = self._arrived(form, path)
-            if self._has_fields and self.shown(arrived) != form:  # guard: no-field-is-dropped
+            if self._has_fields and shown(arrived) != form:  # guard: no-field-is-dropped
                 lost = _lost(form, arrived, path, is_json=True)
             else:
                 lost = None
@@ -65,15 +64,7 @@ class Converted:
 
     def shown(self, value: Any) -> Any:
         """See `annotations.Conversion.shown`."""
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
-
-    def _shown(self, value: Any, path: str) -> Any:
-        try:
-            return self.shown(value)
-        except RecursionError:
-            raise
-        except Exception as error:
-            raise _unencodable(value, path, error) from None
+        return shown(value)
 
     def _arrived(self, form: Any, path: str) -> Any:
         try:
@@ -105,8 +96,18 @@ def _by_value(value: Any, path: str, left: Iterator[int]) -> Any:
         return [_by_value(each, f"{path}[{i}]", left) for i, each in enumerate(value)]
     if isinstance(value, (str, int, float)) or not may_be_annotated(type(value)):
         return value
+    return _form(value, path)
+
+
+def shown(value: Any) -> Any:
+    """Return a value as JSON has it. Raises any error for a value that JSON cannot have."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+
+
+def _form(value: Any, path: str) -> Any:
+    """Return a value as JSON has it. Raises `ArgumentsError` for the part of it that JSON cannot have."""
     try:
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+        return shown(value)
     except RecursionError:
         raise
     except Exception as error:
@@ -190,25 +191,30 @@ def _is_pydantic(kind: type) -> bool:
 
 # -- what does not fit ---------------------------------------------------------------------------------------
 
-_ELSEWHERE = re.compile(
-    "Object missing required field|Object contains unknown field|Expected `array` of|Invalid (enum )?value"
+_ELSEWHERE = (
+    *("Object missing required field", "Object contains unknown field", "Expected `array` of"),
+    *("Invalid enum value", "Invalid value"),
 )
 """Errors of msgspec for values that another release may take: it has other fields, or other members of an
 enum."""
 _PYDANTIC_ELSEWHERE = {
     *("missing", "extra_forbidden", "enum", "literal_error", "union_tag_invalid", "union_tag_not_found")
 }
-_WHERE = re.compile(r"(?P<why>.*?)(?: - at `(?P<key>key` in `)?\$(?P<where>.*)`)?", re.DOTALL)
+_MOST_OF_WHY = 200
 
 
 def _misfit(error: Exception, path: str) -> ArgumentsError:
     """Return the error for JSON that an annotation does not take. It holds no value: logs show it."""
     if not isinstance(error, msgspec.ValidationError):  # a class's own doing
         return ArgumentsError(f"{path} cannot be read as annotated: {type(error).__name__}: {error}")
-    found = _WHERE.fullmatch(str(error))
-    assert found is not None
-    why, where = found["why"], found["where"] or ""
-    elsewhere = _ELSEWHERE.match(why) is not None
+    said = str(error)
+    # the path stands last, and a value before it may look like one; guard: errors-hold-no-value
+    why, at, where = said.rpartition(" - at `")
+    if not at or not where.endswith("`"):
+        why, where = said, ""
+    is_key = where.startswith("key` in `")
+    where = where.removeprefix("key` in `").removeprefix("$").removesuffix("`")
+    elsewhere = why.startswith(_ELSEWHERE)
     if isinstance(cause := error.__cause__, _UnfitError):
         where, elsewhere = where + cause.where, cause.elsewhere
     if why.startswith("Invalid enum value"):
@@ -217,16 +223,18 @@ def _misfit(error: Exception, path: str) -> ArgumentsError:
         why = "not the tag of a class that is known here"
     elif why.startswith(("Expected", "Invalid", "Object")):
         why = why[0].lower() + why[1:].replace("`", "")
-    at = f"{path}{where}".replace("[...]", "[…]")
+    at = f"{path}{where[:_MOST_OF_WHY]}".replace("[...]", "[…]")
     kind = MisfitError if elsewhere else ArgumentsError  # guard: other-fields-are-put-back
-    return kind(f"{at} {'has a key that ' if found['key'] else ''}does not fit its annotation: {why}")
+    return kind(
+        f"{at} {'has a key that ' if is_key else ''}does not fit its annotation: {why[:_MOST_OF_WHY]}"
+    )
 
 
 def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
     """Return the error for the part of a value that JSON cannot have."""
     for suffix, part in _items(value):
         try:
-            msgspec.to_builtins(part, str_keys=True, enc_hook=_shown)
+            shown(part)
         except Exception as of_part:
             return _unencodable(part, path + suffix, of_part)
     if isinstance(value, dict):
@@ -271,6 +279,8 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
     # a NaN equals nothing, and a time in an hour that comes twice equals none of another zone
     if isinstance(value, type(arrived)) and _leaf(value) == _leaf(arrived):
         return None
+    if type(value) is type(arrived):
+        return f"{path} would arrive as {arrived!s:.60}: pass what JSON holds exactly, such as a time in UTC"
     return f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: annotate it as what it is"
 
 
@@ -301,7 +311,7 @@ def _equal(value: Any, arrived: Any) -> bool:
 
 def _leaf(value: Any) -> Any:
     offset = value.utcoffset() if isinstance(value, (dt.datetime, dt.time)) else None
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown), offset
+    return shown(value), offset
 
 
 def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
@@ -329,7 +339,7 @@ def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
 
 
 def _key(key: Any) -> Any:
-    (form,) = msgspec.to_builtins({key: None}, str_keys=True, enc_hook=_shown)
+    (form,) = shown({key: None})
     return form
 
 

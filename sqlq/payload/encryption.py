@@ -1,11 +1,11 @@
 """Seals: payloads and results that the database holds signed or encrypted, under keys that it does not have.
 
-    {"seal": "s1.3f9a2c41.<signature>", "args": [7]}    signed: all can read it, who has the key can write it
-    {"seal": "e1.3f9a2c41.<nonce and ciphertext>"}      encrypted: who has the key can do either
+    {"seal": "s1.3f9a2c41.<signature>", "text": {"args": [7]}}    signed: all can read it
+    {"seal": "e1.3f9a2c41.<signature>", "text": "<ciphertext>"}   encrypted: who has the key can read it
 
-A seal is bound to the kind (a payload or a result), the task and the queue. So a row cannot be passed off as
-another task's. It is not bound to the id of a job: a row that was signed or encrypted once can be written
-again. `docs/guide/sealed.md` has the consequences, and the rest that is not covered.
+The signature covers the text, the kind (a payload or a result), the task and the queue. So a row cannot be
+passed off as another task's. It does not cover the id of a job: a row that was signed or encrypted once can
+be written again. `docs/guide/sealed.md` has the consequences, and the rest that is not covered.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -29,31 +28,21 @@ encrypted rows."""
 Unsealed: TypeAlias = "Literal['take', 'refuse'] | Sequence[str]"
 """Whether plain rows are taken or refused; or the queues whose plain rows are taken."""
 
-
-# -- what an App says ----------------------------------------------------------------------------------------
-
 HEAD: Final = '{"seal": "'
 """The beginning of each signed or encrypted payload or result, and of no other text that sqlq writes."""
-MARK: Final = len("e1.01234567")
-"""Characters after the head: whether the text is signed or encrypted, and the id of the key."""
 KEY_BYTES: Final = 32
-MOST_KEYS: Final = 100
-NONCE_BYTES: Final = 12
 _LEAST_DIFFERENT_BYTES = 8
 """32 random bytes have fewer different values once in 10^38."""
-_SIGNED, _ENCRYPTED = "s1", "e1"
-_ID = re.compile("[0-9a-f]{8}")
-_SIGNATURE = 43
-_RESULT = '"result": '
-_OBJECT = re.compile(r'\{\s*".*\}', re.DOTALL)
+_MARKS = {"sign": "s1", "encrypt": "e1"}
+_MARK = re.compile(r"(s1|e1)\.([0-9a-f]{8})\.")
+_BEFORE_TEXT = '", "text": '
+_ID_ENDS = len(HEAD) + len("s1.01234567")
+_BODY = _ID_ENDS + 1 + 44 + len(_BEFORE_TEXT)
+"""Where the text begins; a signature has 44 characters."""
 
 
 class Unopened(dict[str, str]):
     """Stands for a payload or result that is not shown. Has the reason, also as JSON."""
-
-    @classmethod
-    def of(cls, why: str) -> Unopened:
-        return cls(sealed=why)
 
     @property
     def why(self) -> str:
@@ -63,12 +52,11 @@ class Unopened(dict[str, str]):
 class Key:
     """One key, whose id alone is ever shown. Its keys for signing and for encrypting are derived from it."""
 
-    __slots__ = ("_cipher", "_encrypting", "_signing", "id", "text")
+    __slots__ = ("_cipher", "_encrypting", "_signing", "id")
 
     def __init__(self, text: str, what: str) -> None:
         """Raises `ConfigurationError` for text that is no key, without repeating any of it."""
         raw = _raw(text, what)
-        self.text = text
         self.id = _derived(raw, "key id")[:4].hex()
         self._signing = _derived(raw, "sign")
         self._encrypting = _derived(raw, "encrypt")
@@ -77,141 +65,101 @@ class Key:
     def __repr__(self) -> str:
         return f"Key({self.id})"
 
-    def signature(self, context: bytes, text: str) -> str:
-        """Return the signature of a text in a context, which has no line break in it."""
-        digest = hmac.digest(self._signing, b"%b\n%b" % (context, text.encode()), "sha256")
-        return base64.urlsafe_b64encode(digest)[:-1].decode()
+    def signed(self, mark: str, kind: Kind, task: str, queue: str, text: str) -> str:
+        """Return a JSON text with its signature for this task and queue."""
+        signed = f"{_context(mark, kind, task, queue)}\n{text}".encode()
+        signature = base64.urlsafe_b64encode(hmac.digest(self._signing, signed, "sha256")).decode()
+        return f"{HEAD}{mark}.{self.id}.{signature}{_BEFORE_TEXT}{text}}}"
 
-    def encrypted(self, context: bytes, text: str) -> str:
-        nonce = os.urandom(NONCE_BYTES)
-        data = nonce + self.cipher().encrypt(nonce, text.encode(), context)
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    def decrypted(self, context: bytes, data: str) -> str | None:
-        """Return the text; None where this key, in this context, has not encrypted it."""
-        cipher = self.cipher()
-        from cryptography.exceptions import InvalidTag
-
+    def has_signed(self, row: str, mark: str, kind: Kind, task: str, queue: str) -> bool:
+        """Whether a text as a row has it is what this key signs. No other spelling of it is."""
         try:
-            raw = base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))
-            if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != data:
-                return None  # the last character has bits to spare: only one spelling of each text is taken
-            text: bytes = cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], context)
-            return text.decode()
-        except (InvalidTag, ValueError):
-            return None
+            signed = self.signed(mark, kind, task, queue, row[_BODY:-1]).encode()
+            return hmac.compare_digest(signed, row.encode())
+        except UnicodeError:  # SQLite lets in bytes that are no text
+            return False
 
     def cipher(self) -> Any:
-        """Return AES-256-GCM under this key. Raises `ConfigurationError` where the library is missing."""
+        """Return Fernet under this key. Raises `ConfigurationError` where the library is missing."""
         if self._cipher is None:
             try:
-                from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+                from cryptography.fernet import Fernet
             except ImportError:
                 raise ConfigurationError(
-                    "encrypted rows need the library cryptography: pip install 'sqlq[crypto]'"
+                    "encrypted rows need the library cryptography: pip install 'sqlq-jobs[crypto]'"
                 ) from None
-            self._cipher = AESGCM(self._encrypting)
+            self._cipher = Fernet(base64.urlsafe_b64encode(self._encrypting))
         return self._cipher
 
 
 class Encryption:
     """The keys of an App: the first one signs or encrypts, and each of them opens."""
 
-    def __init__(self, keys: Sequence[Key], how: How, unsealed: Unsealed) -> None:
-        """Raises `ConfigurationError` where `how` needs a library that is not there."""
-        self.keys = {key.id: key for key in keys}
-        self.how = how
-        self._first = keys[0]
+    def __init__(
+        self, keys: Sequence[str], how: How = "sign", unsealed: Unsealed = "refuse", called: str = "keys"
+    ) -> None:
+        """Raises `ConfigurationError` for text that is no key, and where `how` needs a library that is not
+        there."""
+        self.keys: dict[str, Key] = {}
+        for i, text in enumerate(keys):
+            key = Key(text, f"{called}[{i}]")
+            if key.id in self.keys:
+                raise ConfigurationError(f"{called} has the key {key.id} twice: leave one of the two out")
+            self.keys[key.id] = key
         self._unsealed = unsealed
-        self._seal: Callable[[Kind, str, str, str], str] | None = {
-            "sign": self._signed,
-            "encrypt": self._encrypted,
-            "read": None,
-        }[how]
-        if how == "encrypt":
+        self.how = how
+        self.facts = [list(keys), how, unsealed]
+        """All that makes this, keys included, as JSON: for a process of the same worker."""
+        self._first = next(iter(self.keys.values()), None)
+        if how == "encrypt" and self._first is not None:
             self._first.cipher()
+        self.writes = None if self._first is None or how == "read" else _said(_MARKS[how], self._first.id)
+        """How new texts are signed or encrypted, as `Looked.sealed` has it; None for plain ones."""
 
     def __repr__(self) -> str:
         return f"Encryption({self.how!r}, keys {', '.join(self.keys)})"
 
-    @classmethod
-    def of_facts(cls, facts: dict[str, Any] | None) -> Encryption | None:
-        """Return the seal that `facts` describe."""
-        if facts is None:
-            return None
-        return cls([Key(text, "a key") for text in facts["keys"]], facts["how"], facts["unsealed"])
-
-    def facts(self) -> dict[str, Any]:
-        """Return all that makes this seal, keys included, as JSON: for a process of the same worker."""
-        unsealed = self._unsealed if isinstance(self._unsealed, str) else list(self._unsealed)
-        return {"keys": [key.text for key in self.keys.values()], "how": self.how, "unsealed": unsealed}
-
-    # -- sealing ---------------------------------------------------------------------------------------------
-
-    @property
-    def begins(self) -> str | None:
-        """The beginning of texts that are signed or encrypted as this would do it now; None where it does
-        neither."""
-        if self._seal is None:
-            return None
-        return f"{HEAD}{_SIGNED if self.how == 'sign' else _ENCRYPTED}.{self._first.id}."
-
     def sealed(self, kind: Kind, task: str, queue: str, text: str) -> str:
-        """Return a text as it is stored. Raises `SealError` for a payload that cannot be signed, as only SQL
-        writes one."""
-        return text if self._seal is None else self._seal(kind, task, queue, text)
-
-    def _signed(self, kind: Kind, task: str, queue: str, text: str) -> str:
-        if kind == "payload" and text != "{}" and not _OBJECT.fullmatch(text):
-            raise SealError("its payload is no JSON object, and cannot be signed")
-        key = self._first
-        signature = key.signature(_context(_SIGNED, key.id, kind, task, queue), text)
-        if kind == "result":
-            return f'{HEAD}{_SIGNED}.{key.id}.{signature}", {_RESULT}{text}}}'
-        return f'{HEAD}{_SIGNED}.{key.id}.{signature}"{"}" if text == "{}" else f", {text[1:]}"}'
-
-    def _encrypted(self, kind: Kind, task: str, queue: str, text: str) -> str:
-        key = self._first
-        data = key.encrypted(_context(_ENCRYPTED, key.id, kind, task, queue), text)
-        return f'{HEAD}{_ENCRYPTED}.{key.id}.{data}"}}'
-
-    # -- opening ---------------------------------------------------------------------------------------------
+        """Return a text as it is stored."""
+        if self._first is None or self.writes is None:
+            return text
+        if self.how == "encrypt":
+            text = f'"{self._first.cipher().encrypt(text.encode()).decode()}"'
+        return self._first.signed(_MARKS[self.how], kind, task, queue, text)
 
     def opened(self, kind: Kind, task: str, queue: str, text: str) -> str:
         """Return the text that was signed or encrypted. Raises `SealError` where these keys have not signed
         or encrypted it for this task and queue. Raises it for a plain text, too, where those are refused."""
-        if not isinstance(text, str) or not text.startswith(HEAD):
+        if not is_sealed(text):
             if self.refuses_plain(queue):  # guard: plain-rows-are-refused
                 raise SealError(
                     f"its {kind} is not sealed, and this App takes sealed rows only: enqueue it with the "
                     'App, or let plain rows in with App(…, unsealed="take") or unsealed=[queue]'
                 )
             return text
-        found = _parts(text)
-        if found is None:
-            raise SealError(f"the seal of its {kind} cannot be read: it was cut off, or altered")
-        how, id, given, rest = found
-        key = self.keys.get(id)
-        if key is None:
-            raise SealError(unknown_key(kind, id, list(self.keys)), lacks_key=True)
-        context = _context(how, id, kind, task, queue)
+        mark = _MARK.match(text, len(HEAD))
+        key = None if mark is None else self.keys.get(mark[2])
+        # guard: sealed-without-a-key
+        if mark is not None and key is None:
+            raise SealError(
+                f"its {kind} is sealed with key {mark[2]}, which this App does not have (it has "
+                f"{', '.join(self.keys) or 'none'}): add it to keys=",
+                lacks_key=True,
+            )
+        # guard: signatures-are-checked
+        if mark is None or key is None or not key.has_signed(text, mark[1], kind, task, queue):
+            raise SealError(
+                f"the seal of its {kind} does not fit: it was altered, or is of another task or queue than "
+                f"{task} in {queue}"
+            )
+        body = text[_BODY:-1]
+        if mark[1] == _MARKS["sign"]:
+            return body
         try:
-            if how == _ENCRYPTED:
-                plain = key.decrypted(context, given)
-                fits = plain is not None
-            else:
-                plain = _unwrapped(kind, rest)
-                fits = plain is not None and _equal(key.signature(context, plain), given)
-        except ConfigurationError as error:  # the library is missing
-            raise SealError(f"its {kind} cannot be opened: {error}", lacks_key=True) from None
-        except UnicodeError:  # SQLite lets in bytes that are no text
-            plain, fits = None, False
-        if plain is not None and fits:  # guard: signatures-are-checked
-            return plain
-        raise SealError(
-            f"the seal of its {kind} does not fit: it was altered, or is of another task or queue than "
-            f"{task} in {queue}"
-        )
+            return str(key.cipher().decrypt(body[1:-1]).decode())
+        except Exception as error:
+            lacks_library = isinstance(error, ConfigurationError)
+            raise SealError(f"its {kind} cannot be opened: {error}", lacks_key=lacks_library) from None
 
     def opens(self, task: str, queue: str, payload: str) -> bool:
         """Whether a payload as its row has it may be run."""
@@ -234,23 +182,16 @@ class Encryption:
 
     def refuses_plain(self, queue: str) -> bool:
         """Whether plain rows of this queue are refused."""
-        return self._unsealed == "refuse" or (
-            not isinstance(self._unsealed, str) and queue not in self._unsealed
-        )
+        return self._unsealed == "refuse" or (self._unsealed != "take" and queue not in self._unsealed)
 
 
-def opened_without_keys(kind: Kind, text: str) -> str:
-    """Return a text that is plain. Raises `SealError` for one that is signed or encrypted."""
-    if isinstance(text, str) and text.startswith(HEAD):
-        id = text[len(HEAD) : len(HEAD) + MARK].partition(".")[2]
-        raise SealError(unknown_key(kind, id, ()), lacks_key=True)  # guard: sealed-without-a-key
-    return text
+NO_KEYS: Final = Encryption((), "read", "take")
+"""Opens plain texts alone."""
 
 
-def unknown_key(kind: Kind, id: str, known: Sequence[str]) -> str:
-    """Return the sentence about a row whose key is not here."""
-    has = f"it has {', '.join(known)}" if known else "it has none"
-    return f"its {kind} is sealed with key {id}, which this App does not have ({has}): add it to keys="
+def is_sealed(text: Any) -> bool:
+    """Whether a text in a row is signed or encrypted."""
+    return isinstance(text, str) and text.startswith(HEAD)
 
 
 class Looked(NamedTuple):
@@ -263,20 +204,20 @@ class Looked(NamedTuple):
 def looked_into(seal: Encryption | None, kind: Kind, task: str, queue: str, text: Any) -> Looked:
     """Return a payload or result as it may be shown with these keys, without raising anything. A plain result
     is none where plain rows are refused; a plain payload is shown, for it will never be run."""
-    if not isinstance(text, str) or not text.startswith(HEAD):
-        refused = seal is not None and kind == "result" and seal.refuses_plain(queue)
-        return Looked(
-            Unopened.of("it is not sealed, and this App takes sealed rows only") if refused else text, None
-        )
-    mark = text[len(HEAD) : len(HEAD) + MARK]
-    how, _, id = mark.partition(".")
-    said = f"{'signed' if how == _SIGNED else 'encrypted'} with key {id}"
-    if seal is None or id not in seal.keys:
-        return Looked(Unopened.of(f"{said}, which is not here"), said)
+    sealed = None
+    if is_sealed(text):
+        mark, _, id = text[len(HEAD) : _ID_ENDS].partition(".")
+        sealed = _said(mark, id)
+    elif kind == "payload":
+        return Looked(text, None)
     try:
-        return Looked(seal.opened(kind, task, queue, text), said)
+        return Looked((seal or NO_KEYS).opened(kind, task, queue, text), sealed)
     except SealError as error:
-        return Looked(Unopened.of(str(error)), said)
+        return Looked(Unopened(sealed=str(error)), sealed)
+
+
+def _said(mark: str, id: str) -> str:
+    return f"{'signed' if mark == _MARKS['sign'] else 'encrypted'} with key {id}"
 
 
 def new_key() -> str:
@@ -308,49 +249,6 @@ def _derived(raw: bytes, purpose: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _context(how: str, id: str, kind: Kind, task: str, queue: str) -> bytes:
-    """Return the context to which a seal is bound. JSON, so that no two contexts are the same bytes."""
-    # guard: bound-to-task-and-queue
-    return json.dumps(["sqlq", how, id, kind, str(task), str(queue)]).encode()
-
-
-class _Parts(NamedTuple):
-    how: str
-    id: str
-    given: str
-    """The signature, or nonce and ciphertext."""
-    rest: str | None
-    """The text after a signature; None where there is none."""
-
-
-def _parts(text: str) -> _Parts | None:
-    """Return the parts of a text with the head of a seal; None where they are incomplete, as after a cut. It
-    goes by positions: a pattern would look at each character of perhaps a million."""
-    start = len(HEAD)
-    how, id, data = text[start : start + 2], text[start + 3 : start + MARK], start + MARK + 1
-    if (
-        text[start + 2 : start + 3] + text[data - 1 : data] != ".."
-        or not _ID.fullmatch(id)
-        or not text.endswith("}")
-    ):
-        return None
-    if how == _ENCRYPTED:
-        return _Parts(how, id, text[data:-2], None) if text.endswith('"}') else None
-    if how != _SIGNED:
-        return None
-    given, after = text[data : data + _SIGNATURE], text[data + _SIGNATURE : -1]
-    if after == '"':
-        return _Parts(how, id, given, None)
-    return _Parts(how, id, given, after[3:]) if after.startswith('", ') else None
-
-
-def _equal(one: str, other: str) -> bool:
-    """Whether two texts are the same, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(one.encode(), other.encode(errors="replace"))
-
-
-def _unwrapped(kind: Kind, rest: str | None) -> str | None:
-    """Return the signed text from the text after the signature; None where it is none."""
-    if kind == "result":
-        return rest[len(_RESULT) :] if rest is not None and rest.startswith(_RESULT) else None
-    return "{}" if rest is None else f"{{{rest}}}"
+def _context(mark: str, kind: Kind, task: str, queue: str) -> str:
+    """Return the context to which a seal is bound. JSON, so that no two contexts are the same text."""
+    return json.dumps([mark, kind, str(task), str(queue)])  # guard: bound-to-task-and-queue

@@ -12,15 +12,12 @@ from typing import Any, Final
 
 from sqlq.config.constants import HEADERS_BYTES
 from sqlq.errors import ArgumentsError, EnqueueError
-from sqlq.payload.codec import as_text, check_json
+from sqlq.payload.codec import as_text, check_json, read_json
 
 NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
 OWN: Final = "sqlq."
 """How names begin that are sqlq's own."""
 CARRY: Final = f"{OWN}carry"
-REPLAY: Final = f"{OWN}replay"
-"""In the headers of a replay: `of`, the id of the job that it is a replay of. Where the caller of the replay
-was traced, also its context, in text."""
 
 
 def checked(given: Any, what: str, error: type[Exception] = EnqueueError) -> dict[str, Any]:
@@ -71,10 +68,7 @@ def decode(text: Any) -> dict[str, Any]:
         raise ArgumentsError("the headers are not text")
     if len(text) > HEADERS_BYTES or len(text.encode("utf-8", "replace")) > HEADERS_BYTES:
         raise ArgumentsError(f"the headers take more than the {HEADERS_BYTES:,} bytes allowed")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentsError(f"the headers are not JSON: {error}") from None
+    found = read_json(text, "the headers are")
     if not isinstance(found, dict):
         raise ArgumentsError('the headers are not a JSON object, as in {"tenant": "blue"}')
     if not isinstance(found.get(CARRY, {}), dict):
@@ -87,14 +81,6 @@ def shown(text: str | None) -> Mapping[str, Any]:
     if text is None:
         return NO_HEADERS
     return MappingProxyType({name: value for name, value in decode(text).items() if not name.startswith(OWN)})
-
-
-def replay(text: str | None) -> Mapping[str, Any] | None:
-    """Return the entry about the replay in a row's headers; None for those of another job."""
-    if text is None:
-        return None
-    found = decode(text).get(REPLAY)
-    return found if isinstance(found, dict) else None
 
 
 def carried(text: str | None) -> Mapping[str, Any]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.errors import (
     ArgumentsError,
@@ -26,12 +28,14 @@ from sqlq.errors import (
     SealError,
     WaitTimeoutError,
 )
+from sqlq.model.checks import checks_arguments
 from sqlq.model.flow import EnqueuedFlow
+from sqlq.model.flow_status import FlowDetails
 from sqlq.model.handle import Handle, id_of
-from sqlq.model.job import Job, State, error_line
+from sqlq.model.job import Job, JobDetails, State, error_line
 from sqlq.model.task import Registry, Task
 from sqlq.payload.encryption import Encryption, Unopened
-from sqlq.results.waiter import Told, Waiting, Watch
+from sqlq.results.waiter import Message, Waiting, Watch
 from sqlq.store.jobs import results
 from sqlq.store.jobs.lookup import result_shown
 from sqlq.store.jobs.results import Seen
@@ -48,8 +52,10 @@ else:
     R = TypeVar("R")
 
 AnyJob: TypeAlias = "Job[Any] | int"
-AnyResult: TypeAlias = "Job[Any] | EnqueuedFlow | int | list[Job[Any]] | list[int]"
-KEPT_NO_MORE = "its row is kept no more"
+AnyResult: TypeAlias = (
+    "Job[Any] | JobDetails | EnqueuedFlow | FlowDetails | int | list[Job[Any]] | list[int] | list[JobDetails]"
+)
+AnyJobs: TypeAlias = "Iterable[Job[R] | JobDetails | int] | EnqueuedFlow | FlowDetails"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -93,15 +99,15 @@ class Ends(Generic[R]):
             self._look(there)
             yield from self._over(there)
         elif there:
-            told: queue.SimpleQueue[Told] = queue.SimpleQueue()
-            with self._watching(there, told.put) as watch:
+            messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+            with self._watching(there, messages.put) as watch:
                 for _ in there:
                     try:
-                        what = told.get(timeout=self._left())
+                        message = messages.get(timeout=self._left())
                     except queue.Empty:
                         yield from self._look_at_last(watch)
                         break
-                    yield self._heard(what, watch)
+                    yield self._heard(message)
         self._refuse_pending()
 
     async def __aiter__(self) -> AsyncGenerator[Seen, None]:
@@ -113,24 +119,24 @@ class Ends(Generic[R]):
             for seen in self._over(there):
                 yield seen
         elif there:
-            told: asyncio.Queue[Told] = asyncio.Queue()
+            messages: asyncio.Queue[Message] = asyncio.Queue()
             loop = asyncio.get_running_loop()
 
-            def tell(what: Told) -> None:
+            def tell(message: Message) -> None:
                 try:
-                    loop.call_soon_threadsafe(told.put_nowait, what)
+                    loop.call_soon_threadsafe(messages.put_nowait, message)
                 except RuntimeError:
                     pass  # the loop is closed, and nobody waits any more
 
             with self._watching(there, tell) as watch:
                 for _ in there:
                     try:
-                        what = await asyncio.wait_for(told.get(), self._left())
+                        message = await asyncio.wait_for(messages.get(), self._left())
                     except TimeoutError:
                         for seen in await asyncio.to_thread(self._look_at_last, watch):
                             yield seen
                         break
-                    yield self._heard(what, watch)
+                    yield self._heard(message)
         self._refuse_pending()
 
     def job(self, id: int) -> Job[R]:
@@ -171,7 +177,7 @@ class Ends(Generic[R]):
             self._found(id, found.get(id))
 
     @contextmanager
-    def _watching(self, ids: Iterable[int], tell: Callable[[Told], None]) -> Iterator[Watch]:
+    def _watching(self, ids: Iterable[int], tell: Callable[[Message], None]) -> Iterator[Watch]:
         """Have the waiter look for these jobs in the block; the timeout begins now."""
         self._until = None if self._ms is None else time.monotonic() + self._ms / 1000
         watch = Watch(ids, tell, whole=self._whole)
@@ -187,25 +193,25 @@ class Ends(Generic[R]):
         """Return the seconds until the timeout."""
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
-    def _heard(self, what: Told, watch: Watch) -> Seen:
-        """Return how a job has ended that a watch was notified of."""
-        if isinstance(what, Exception):
-            raise what
-        if isinstance(what, Seen):
-            return self._found(what.id, what)
-        before = watch.seen.get(what.id)
-        if before is not None:  # it was there, and has ended since
-            gone = Seen(what.id, State.FINISHED, before.queue, before.task, 0, reason=KEPT_NO_MORE)
-            return self._found(what.id, gone)
-        return self._found(what.id, None)
+    def _heard(self, message: Message) -> Seen:
+        """Return how a job has ended, from a message of the waiter's thread."""
+        if isinstance(message, Exception):
+            raise message
+        return self._found(*message)
 
     def _look_at_last(self, watch: Watch) -> list[Seen]:
         """Look at the jobs that the waiter never looked at, since its first connection took longer than the
         timeout. Return those that have ended."""
         unseen = [id for id in watch.waits_for if id not in self.seen and id not in watch.seen]
-        if not unseen or self._results.waiter.is_away:
+        waiter = self._results.waiter
+        if not unseen or waiter.is_away:
             return []
-        self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
+        try:
+            self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
+        except DBAPIError as error:
+            if not waiter.may_mend(error):
+                raise
+            return []
         return self._over(unseen)
 
     def _require_own(self, id: int, seen: Seen | None) -> None:
@@ -309,6 +315,7 @@ class Results:
         """Return the last state of a job that ran in this process; None for one that is a row."""
         return None if (here := self.job_here(job)) is None else here.seen()
 
+    @checks_arguments
     def result(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.result`."""
         end = _End.of(job)
@@ -319,6 +326,7 @@ class Results:
                     break
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
+    @checks_arguments
     async def aresult(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.aresult`."""
         end = _End.of(job)
@@ -329,7 +337,8 @@ class Results:
                     break
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
-    def wait(self, jobs: Iterable[Job[R] | int], timeout: Duration | None, *, all: bool) -> Waited[R]:
+    @checks_arguments
+    def wait(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.wait`."""
         known = distinct(jobs)
         ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
@@ -342,7 +351,8 @@ class Results:
             ends.refuse_unseen()
         return _waited(ends, known)
 
-    async def await_(self, jobs: Iterable[Job[R] | int], timeout: Duration | None, *, all: bool) -> Waited[R]:
+    @checks_arguments
+    async def await_(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.await_`."""
         known = distinct(jobs)
         ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
@@ -355,7 +365,8 @@ class Results:
             ends.refuse_unseen()
         return _waited(ends, known)
 
-    def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None) -> AsCompleted[R]:
+    @checks_arguments
+    def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None) -> AsCompleted[R]:
         """See `App.as_completed`."""
         return AsCompleted(Ends(self, distinct(jobs), _checked(timeout), whole=False))
 
@@ -375,7 +386,11 @@ class _End:
             return cls(distinct(job), [id_of(each) for each in job], is_list=True)
         if isinstance(job, EnqueuedFlow):
             ends = [job.jobs[number].id for number in job.ends]
-            return cls(distinct(job.jobs), ends, is_list=job.is_list)
+            return cls(distinct(job), ends, is_list=job.is_list)
+        if isinstance(job, FlowDetails):
+            waited_for = {before for step in job.steps for before in step.after}
+            ends = [step.id for step in job.steps if step.id not in waited_for]
+            return cls(distinct(job), ends, is_list=len(ends) > 1)
         jobs = distinct([job])
         return cls(jobs, [*jobs], is_list=False)
 
@@ -437,23 +452,21 @@ def _waited(ends: Ends[R], known: Mapping[int, AnyJob]) -> Waited[R]:
     )
 
 
-def distinct(jobs: Iterable[AnyJob]) -> dict[int, AnyJob]:
+def distinct(jobs: AnyJobs[Any]) -> dict[int, AnyJob]:
     """Return jobs by their ids. Raises `ConfigurationError` for anything else."""
     if isinstance(jobs, EnqueuedFlow):
-        raise ConfigurationError("this is a flow: wait for its jobs, as in app.wait(flow.jobs)")
-    if isinstance(jobs, (str, Job)) or not isinstance(jobs, Iterable):
-        raise ConfigurationError(f"{jobs!r} is no list of jobs: write app.wait([job])")
+        jobs = jobs.jobs
+    elif isinstance(jobs, FlowDetails):
+        jobs = [step.id for step in jobs.steps]
+    elif isinstance(jobs, (str, Handle)) or not isinstance(jobs, Iterable):
+        raise ConfigurationError(f"{jobs!r:.99} is no list of jobs: write app.wait([job])")
     found: dict[int, AnyJob] = {}
     for job in jobs:
-        id = job.id if isinstance(job, Job) else job
-        if not isinstance(id, int) or isinstance(id, bool):
-            raise ConfigurationError(
-                f"{job!r} is no job: give what app.enqueue has returned, or a job's id, a whole number"
-            )
+        id = id_of(job)
         if isinstance(job, Job):
             job.require_own()
             found[id] = job
-        found.setdefault(id, job)
+        found.setdefault(id, id)
     return found
 
 

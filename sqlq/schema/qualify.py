@@ -125,6 +125,12 @@ def _compiler(kind: type[Any]) -> Any:
             kw["_in_operator_expression"] = True
             return f"({operator.join(self.process(part, **kw) for part in clauselist.clauses)})"
 
+        def for_update_clause(self, select: Any, **kw: Any) -> str:
+            # SQLAlchemy before 2.0.39 passes the flags of an outer FOR UPDATE OF to one inside its subqueries
+            flags = ("ashint", "use_schema")
+            inner = {key: value for key, value in kw.items() if key not in flags}
+            return str(super().for_update_clause(select, **inner))
+
         def visit_grouping(self, grouping: Any, *args: Any, **kw: Any) -> str:
             return str(super().visit_grouping(grouping, *args, **kw | {"_in_operator_expression": False}))
 

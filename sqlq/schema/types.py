@@ -10,13 +10,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from sqlq.config.durations import FAR
 from sqlq.schema.qualify import in_catalog
 
 T = TypeVar("T")
-
-FAR = datetime(9998, 1, 1, tzinfo=UTC)
-"""The due time of a blocked job. It lies behind every job that a claim may take, so that a claim neither
-takes nor reads it. (NULL would do so too, but `available_at` is NOT NULL.)"""
 
 
 class Moment(TypeDecorator[datetime]):
@@ -120,8 +117,7 @@ class after(_Function[datetime]):
 
 
 class moment_after(_Function[datetime]):
-    """A time plus a number of milliseconds, both columns of the row. It does not depend on the session's time
-    zone, so that it may be a generated column. (PostgreSQL has no such sum of a `timestamptz`.)"""
+    """A time plus a number of milliseconds, both columns of the row, whatever the session's time zone is."""
 
     type = Moment()
     inherit_cache = True

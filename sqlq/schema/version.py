@@ -39,6 +39,8 @@ class Found(NamedTuple):
     @property
     def usable(self) -> bool:
         """Whether this sqlq works with these tables."""
+        if not self.revision.isdecimal():
+            return False
         return self.revision == HEAD or self.oldest_code <= HEAD < self.revision  # guard: schema-usable
 
 
@@ -192,6 +194,8 @@ def complaint(connection: Connection | Engine, schema: str | None, found: str | 
     if found is None:
         granted = _CATALOGS[connection.dialect.name].or_granted
         return f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`{granted}"
+    if not found.isdecimal():
+        return unknown(where, found)
     if found > HEAD:
         return (
             f"{where} holds sqlq's tables at revision {found}, newer than the {HEAD} this sqlq knows: "
@@ -201,6 +205,14 @@ def complaint(connection: Connection | Engine, schema: str | None, found: str | 
     return (
         f"{where} holds sqlq's tables at revision {found}, older than the {HEAD} this sqlq needs: run "
         f"`{migrate('migrate')}`"
+    )
+
+
+def unknown(where: str, revision: str) -> str:
+    """Return the sentence about tables at a revision that no release has."""
+    return (
+        f"{where} holds sqlq's tables at revision {revision!r}, which no release has: correct the number in "
+        f"{TABLE}, or drop the tables, where no job in them is wanted, and migrate anew"
     )
 
 

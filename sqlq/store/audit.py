@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, update
 
+from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Change
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import audit
@@ -16,9 +17,11 @@ from sqlq.schema.types import after
 BATCH = 1_000
 
 
-class Action(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Action(AsJson):
     """An action of an operator. `target` is the command that does the same. `number` is the number of rows
-    that it changed; None for an action that has not ended, or was interrupted."""
+    that it changed; None for an action that has not ended, or was interrupted. `database_user` is the user
+    of the database connection, as the database has it; None on SQLite."""
 
     id: int
     at: datetime
@@ -26,6 +29,7 @@ class Action(NamedTuple):
     action: str
     target: str
     number: int | None
+    database_user: str | None
 
 
 def begin(conn: Connection, actor: str, action: str, target: str) -> int:

@@ -10,14 +10,14 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from sqlq.errors import ConfigurationError
-from sqlq.schema import version, views
+from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import metadata
+from sqlq.schema.tables import VIEWS, metadata
 from sqlq.store.jobs.rows import COLUMNS
 from sqlq.store.jobs.unique import REPLACED
 
 QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-TABLES = (*(table.name for table in metadata.tables.values()), *views.NAMES, version.TABLE)
+TABLES = (*(table.name for table in metadata.tables.values()), *VIEWS, version.TABLE)
 
 _PLAIN = (
     "queue, task, payload, priority, max_attempts, available_at, start_by, timeout_ms, retention_ms, "
@@ -35,7 +35,7 @@ _ENQUEUES = (
 )
 _LOOKS = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits",
-    "SELECT ON sqlq_workers, sqlq_queues, sqlq_tasks, sqlq_schedules, sqlq_audit, sqlq_version",
+    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_audit, sqlq_version",
     "SELECT ON job_states, queue_stats",
 )
 RIGHTS = {
@@ -47,7 +47,7 @@ RIGHTS = {
     "replacing-producer": (*_ENQUEUES, f"UPDATE ({', '.join(REPLACED)}) ON jobs"),
     "worker": (
         "SELECT ON sqlq_version",
-        "SELECT, UPDATE ON sqlq_queues, sqlq_tasks",
+        "SELECT, UPDATE ON sqlq_queues",
         "SELECT, INSERT, UPDATE ON sqlq_schedules",
         "SELECT, INSERT, DELETE ON sqlq_flows, sqlq_edges",
         "SELECT, INSERT, UPDATE, DELETE ON jobs, finished_jobs, failed_jobs",
@@ -59,16 +59,11 @@ RIGHTS = {
         "UPDATE, DELETE ON failed_jobs",
         "DELETE ON sqlq_flows, sqlq_edges",
         "UPDATE ON sqlq_workers",
-        "INSERT, UPDATE ON sqlq_queues, sqlq_tasks, sqlq_limits",
+        "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
         "SELECT, INSERT ON sqlq_wakes",
         "INSERT (actor, action, target), UPDATE (number) ON sqlq_audit",
     ),
     "reader": _LOOKS,
-    "keys": (
-        "SELECT ON sqlq_version, jobs, failed_jobs, finished_jobs, sqlq_schedules",
-        "UPDATE (payload) ON jobs, failed_jobs, finished_jobs, sqlq_schedules",
-        "UPDATE (result) ON finished_jobs",
-    ),
 }
 """The rights by kind of role, of `command_hint.KINDS`."""
 

@@ -1,4 +1,4 @@
-"""Every statement about schedules: ticks, declarations of the code, and changes by operators.
+"""Every statement about schedules: ticks, declarations of the code, and those of operators.
 
 A tick is one transaction. It locks the rows of due schedules, inserts their jobs, and writes the time up to
 which each is decided. So each run is decided once: with any number of tickers and ticks, and after a crash at
@@ -31,9 +31,8 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.exc import DBAPIError
 
-from sqlq.config.constants import IDS
+from sqlq.config.constants import LAST_ID
 from sqlq.database.batch import Batch, Change, Key, inserted
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
@@ -42,10 +41,10 @@ from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
-from sqlq.payload.encryption import Encryption
-from sqlq.schema.rules import MOST_COUNTED
-from sqlq.schema.tables import failed_jobs, jobs, schedules
+from sqlq.payload.encryption import Encryption, looked_into
+from sqlq.schema.tables import MOST_COUNTED, failed_jobs, jobs, schedules
 from sqlq.schema.types import Moment, after, epoch_ms, moment_of, now
+from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert as insert_jobs
 from sqlq.store.workers import notify
 
@@ -76,9 +75,11 @@ def _instant(value: Any) -> datetime:
 
 # -- ticks ---------------------------------------------------------------------------------------------------
 
+DUE = "of a schedule is due"
+_NOT_REFUSED = _table.name.not_in(REFUSED)
 _NEXT_MS = (
     select(epoch_ms(_table.next_at) - epoch_ms(now()))
-    .where(_table.next_at.is_not(None))
+    .where(_table.next_at.is_not(None), _NOT_REFUSED)
     .order_by(_table.next_at)
     .limit(1)
 )
@@ -88,7 +89,7 @@ def next_in(database: Database) -> float | None:
     """Return the milliseconds until the next schedule is due (0 or less: it is due); None where there is
     none. Reads one row of an index, and waits for no writer."""
     with database.read() as conn:
-        found = conn.execute(_NEXT_MS).scalar()
+        found = conn.execute(_NEXT_MS, lately(conn, DUE)).scalar()
     return None if found is None else float(found)
 
 
@@ -107,24 +108,19 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
 
     A job that cannot be enqueued does not stop the others; the row of its schedule has the error.
     """
-    try:
-        return database.run(partial(_tick, at=at))
-    # also for a value that the driver refuses, which raises no error of the database
-    except Exception as error:  # guard: an-odd-job-stops-no-other-schedule
-        if isinstance(error, DBAPIError) and database.dialect.trouble(error).passes:
-            raise
-        return database.run(partial(_tick, at=at, singly=True))
+    return database.run(partial(_tick, at=at))
 
 
-def _tick(conn: Connection, *, at: datetime | None, singly: bool = False) -> Ticked:
+def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
     clock = type_coerce(now(), Moment) if at is None else literal(at, Moment)
     due = (
         select(schedules, clock.label("moment"))
-        .where(_table.next_at <= clock)  # guard: ticks-are-due
+        .where(_table.next_at <= clock, _NOT_REFUSED)  # guard: ticks-are-due
         .order_by(_table.next_at, _table.name)
         .limit(BATCH)
     )
-    rows = dialect_of(conn).lock(conn, due)  # guard: one-ticks
+    dialect = dialect_of(conn)
+    rows = dialect.lock(conn, due, lately(conn, DUE))  # guard: one-ticks
     alive = _alive(conn, rows)
     turns: list[_Done] = []
     number = 0
@@ -133,10 +129,21 @@ def _tick(conn: Connection, *, at: datetime | None, singly: bool = False) -> Tic
         number += len(done.new)
         if number >= MOST_JOBS:
             break
-    inserted = _inserted_singly(conn, turns) if singly else _inserted(conn, turns)
-    enqueued = [pair for pair in inserted if pair[1].created]
-    if turns:
-        _write(conn, turns, inserted)  # guard: decided-with-its-jobs
+    enqueued: _Pairs = []
+
+    def write(some: Sequence[_Done]) -> None:
+        inserted = _inserted(conn, some)
+        _write(conn, some, inserted)  # guard: decided-with-its-jobs
+        enqueued.extend(pair for pair in inserted if pair[1].created)
+
+    def fail(one: _Done, error: Exception) -> None:
+        one.fail(error)
+        note = noted(conn, DUE)
+        apart([one], write, lambda one, error: note((one.row.name,), error), dialect, within=conn)
+
+    # also for an error of our own about a row that SQL has written
+    # guard: an-odd-job-stops-no-other-schedule
+    apart(turns, write, fail, dialect, within=conn, kinds=(Exception,))
     if enqueued:
         notify.wake_others(conn)  # guard: ticks-wake-workers
     return Ticked(
@@ -200,20 +207,6 @@ def _inserted(conn: Connection, turns: Sequence[_Done]) -> _Pairs:
     return list(zip(new, insert_jobs(conn, new), strict=True)) if new else []
 
 
-def _inserted_singly(conn: Connection, turns: Sequence[_Done]) -> _Pairs:
-    """Insert the jobs of each schedule by themselves, since the database has refused some."""
-    inserted: _Pairs = []
-    for done in turns:
-        try:
-            with conn.begin_nested():
-                inserted += _inserted(conn, [done])
-        except Exception as error:  # guard: an-odd-job-is-its-schedules-alone
-            if isinstance(error, DBAPIError) and error.connection_invalidated:
-                raise
-            done.fail(error)
-    return inserted
-
-
 def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
     ids: dict[str, list[int]] = {done.row.name: [] for done in turns}
     for new, job in inserted:
@@ -264,7 +257,8 @@ def recent(text: str) -> list[int]:
         found = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return []
-    return [id for id in found if isinstance(id, int) and id in IDS] if isinstance(found, list) else []
+    found = found if isinstance(found, list) else []
+    return [id for id in found if isinstance(id, int) and 0 < id <= LAST_ID]
 
 
 # -- what code declares --------------------------------------------------------------------------------------
@@ -291,7 +285,7 @@ def follow(
 
     A row that a later deploy has written stays, so that an old worker changes nothing back. A schedule that
     is no longer declared is retired if its row has this service. Without a service its task must also be
-    known here. An operator's change or pause stays in force. Nothing is locked where nothing changes.
+    known here. An operator's pause stays in force. Nothing is locked where nothing changes.
     """
 
     def look(conn: Connection, *, lock: bool) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
@@ -316,7 +310,6 @@ def follow(
                 **_begun(new.plan, here),
                 "name": name,
                 "service": service,
-                "declared_plan": new.plan.as_text(),
                 "declared_at": here - timedelta(milliseconds=age_ms()),
             }
             conn.execute(dialect_of(conn).upsert(schedules, _KEY), values)
@@ -363,20 +356,16 @@ def _changes(
 
 def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str, Any]:
     """Return the columns in which the code differs from the row."""
-    plan = new.plan.as_text()
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
     if seal is not None:
         values.pop("payload", None)
-        if not new.job.is_sealed_by(seal, row.payload):  # guard: a-sealed-schedule-stays
+        stored = looked_into(seal, "payload", new.job.task, new.job.queue, row.payload)
+        is_stale = stored.text != new.job.payload or seal.writes not in (None, stored.sealed)
+        if is_stale:  # guard: a-sealed-schedule-stays
             values["payload"] = new.job.sealed_by(seal).payload
-    anew = row.retired_at is not None
-    if row.declared_plan != plan:
-        values["declared_plan"] = plan
-        anew = anew or row.pinned_at is None
-    if anew:
+    if row.retired_at is not None or row.plan != new.plan.as_text():
         values["retired_at"] = None
-        kept = row.plan if row.pinned_at is not None else plan  # guard: pinned-holds
-        values |= _begun(schedule.read(kept), row.moment, ticks=row.ticks, paused=row.paused_at is not None)
+        values |= _begun(new.plan, row.moment, ticks=row.ticks, paused=row.paused_at is not None)
     return values
 
 
@@ -407,37 +396,13 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob[Any]) -> None:
     """Add a schedule. Raises `ConfigurationError` where one of that name exists, or the plan has no run to
     come. Then nothing is written, and the transaction stays usable."""
     here = moment(conn)
-    values = {**_job_columns(job), **_begun(plan, here), "name": name}
+    values = {**_job_columns(job), **_begun(plan, plan.begins(here)), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
     if not inserted(conn, dialect_of(conn).upsert(schedules, _KEY, returning=(_table.name,)), values):
         raise ConfigurationError(
-            f"there is a schedule {name!r} already: change it, remove it, or give this one another name"
+            f"there is a schedule {name!r} already: remove it, or give this one another name"
         )
-
-
-def change(conn: Any, name: str, plan: Schedule) -> None:
-    """Give a schedule another plan, which overrides the declared one until it is reset."""
-    row, here = _locked(conn, name)
-    values = _begun(plan, here, ticks=row.ticks, paused=_rests(row))
-    if row.declared_at is not None:
-        values["pinned_at"] = here
-    _set(conn, name, values)
-
-
-def reset(conn: Any, name: str) -> bool:
-    """Restore the plan that the code declares; return whether the schedule had another."""
-    row, here = _locked(conn, name)
-    if row.declared_plan is None:
-        raise ConfigurationError(
-            f"the schedule {name!r} was added at run time: no code declares it, to which it could be reset"
-        )
-    if row.pinned_at is None:
-        return False
-    plan = schedule.read(row.declared_plan)
-    values = {**_begun(plan, here, ticks=row.ticks, paused=_rests(row)), "pinned_at": None}
-    _set(conn, name, values)
-    return True
 
 
 def pause(conn: Any, name: str) -> bool:
@@ -472,18 +437,6 @@ def run(conn: Any, name: str) -> Job[Any]:
     if made.created:
         _set(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
     return made
-
-
-def backfill(conn: Any, name: str, choose: Callable[[Schedule], Sequence[datetime]]) -> list[Job[Any]]:
-    """Enqueue the jobs of a schedule for chosen runs of its plan, all or none."""
-    row, _ = _locked(conn, name)
-    job = template(row.task, row.queue, row.payload, row.options)
-    new = [replace(job, schedule=name, scheduled_for=at) for at in choose(schedule.read(row.plan))]
-    return insert_jobs(conn, new) if new else []
-
-
-def _rests(row: Row[Any]) -> bool:
-    return row.paused_at is not None or row.retired_at is not None
 
 
 def _locked(conn: Any, name: str) -> tuple[Row[Any], datetime]:
@@ -565,13 +518,13 @@ def failing(conn: Connection) -> list[tuple[str, str]]:
             jobs.c.id.in_(ids[start : start + BATCH]), jobs.c.unknown_since.is_not(None)
         )
         for id, task in conn.execute(put_back):
-            found.append((last[id], f"no worker that met its last job, {id}, knows the task {task}"))
+            found.append((last[id], f"no worker takes its last job, {id}, of the task {task}"))
     return sorted(found)
 
 
 def begin_at(conn: Connection, here: datetime) -> None:
     """Begin all active schedules at this time, for tests with a clock of their own."""
     for row in rows(conn):
-        if not _rests(row):
+        if row.paused_at is None and row.retired_at is None:
             begun = _begun(schedule.read(row.plan), here, ticks=row.ticks)
             conn.execute(update(schedules).where(_table.name == row.name).values(begun))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from sqlq.app.here import InlineJob
     from sqlq.testing.asserts import Enqueued, assert_enqueued, assert_not_enqueued
-    from sqlq.testing.database import create_tables, drain, on_database, tick
+    from sqlq.testing.database import adrain, create_tables, drain, on_database, tick
     from sqlq.testing.inlining import Inline, inline
     from sqlq.worker.settle.settle import Tally
 
@@ -30,6 +30,7 @@ __all__ = [
     "Inline",
     "InlineJob",
     "Tally",
+    "adrain",
     "assert_enqueued",
     "assert_not_enqueued",
     "create_tables",
@@ -42,7 +43,7 @@ __all__ = [
 _MODULES: Final = {
     "app.here": "InlineJob",
     "testing.asserts": "Enqueued assert_enqueued assert_not_enqueued",
-    "testing.database": "create_tables drain on_database tick",
+    "testing.database": "adrain create_tables drain on_database tick",
     "testing.inlining": "Inline inline",
     "worker.settle.settle": "Tally",
 }

@@ -3,23 +3,29 @@ block."""
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
-from sqlq.admin.jobs import enqueued
+from sqlq.admin.enqueued import enqueued
 from sqlq.app.app import App
 from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
+from sqlq.model.job import JobOptions, NewJob
 from sqlq.model.task import NamedTask, Task
 from sqlq.payload.codec import decode
+from sqlq.payload.signatures import signature_of
 from sqlq.schema import version
+from sqlq.schema.types import milliseconds_of
 from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 AnyTask: TypeAlias = "Task[..., Any] | NamedTask | DjangosTask | str"
 
@@ -34,7 +40,8 @@ class DjangosTask(Protocol):
 class Enqueued:
     """A job that was enqueued; `args` and `kwargs` are None where the payload cannot be read.
 
-    They are as the handler gets them, or as JSON has them where the task is known by its name alone.
+    They are as the handler gets them, or as JSON has them where the task is known by its name alone. `new`
+    has the options of the job.
     """
 
     id: int
@@ -44,6 +51,7 @@ class Enqueued:
     kwargs: dict[str, Any] | None
     priority: int
     unique_key: str | None
+    new: NewJob = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         if self.args is None or self.kwargs is None:
@@ -56,15 +64,17 @@ def assert_enqueued(
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    queue: str | None = None,
+    count: int | None = None,
     session: SyncSession | None = None,
     app: App | None = None,
+    **options: Unpack[JobOptions],
 ) -> Enqueued:
-    """Fail the test unless a job of `task` was enqueued; return the newest one.
+    """Fail the test unless a job of `task` was enqueued, or exactly `count` jobs; return the newest one.
 
     With `args` or `kwargs` it must be the same call as `task.new(*args, **kwargs)`, by position or by name.
-    `unittest.mock.ANY` matches anything. With `queue` it must be in that queue. The state of the job does not
-    matter (where finished jobs are kept).
+    `unittest.mock.ANY` matches anything. It must have the `options`, as `task.new(…).set(**options)` takes
+    them, and at least the headers given. Those of a unique key's conflict are in no row. The state of the job
+    does not matter (where finished jobs are kept).
 
     With `session` (a Session, scoped_session or Connection) the look is through that transaction, so it sees
     jobs that are not committed. Without `session` it sees committed jobs of the `app`, else of the fixture
@@ -73,13 +83,16 @@ def assert_enqueued(
     >>> sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)  # doctest: +SKIP
     """
     __tracebackhide__ = True
-    wanted = _Wanted(_known(task), args, kwargs, queue)
+    if count == 0:
+        raise ConfigurationError("count is 0: write assert_not_enqueued in its place")
+    wanted = _wanted(task, args, kwargs, options)
     found = _enqueued(wanted.task, session, app)
-    for job in reversed(found):
-        if wanted.is_met_by(job):
-            return job
+    met = [job for job in found if wanted.is_met_by(job)]
+    if met and count in (None, len(met)):
+        return met[-1]
+    times = "not enqueued" if count is None else f"enqueued {len(met)} times, and not {count}"
     there = "\n  ".join(str(job) for job in found[-20:]) or "nothing"
-    raise AssertionError(f"not enqueued: {wanted}; of this task there is:\n  {there}")
+    raise AssertionError(f"{times}: {wanted}; of this task there is:\n  {there}")
 
 
 def assert_not_enqueued(
@@ -87,17 +100,24 @@ def assert_not_enqueued(
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    queue: str | None = None,
     session: SyncSession | None = None,
     app: App | None = None,
+    **options: Unpack[JobOptions],
 ) -> None:
     """Fail the test if a job was enqueued that `assert_enqueued` with these arguments would find."""
     __tracebackhide__ = True
-    wanted = _Wanted(_known(task), args, kwargs, queue)
+    wanted = _wanted(task, args, kwargs, options)
     found = [str(job) for job in _enqueued(wanted.task, session, app) if wanted.is_met_by(job)]
     if found:
         there = "\n  ".join(found[-20:])
         raise AssertionError(f"enqueued, but should not be: {wanted}\n  {there}")
+
+
+def _wanted(
+    task: AnyTask, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, options: JobOptions
+) -> _Wanted:
+    NewJob("", "{}", "", None).set(**options)  # refuses what is no option, also where no job is found
+    return _Wanted(_known(task), args, kwargs, options)
 
 
 def _known(task: Any) -> Task[..., Any] | str:
@@ -121,34 +141,29 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
     name = task if isinstance(task, str) else task.name
     app = app or current_app()
     if app is not None and isinstance(app._stand_in, InlineEnqueuer):
-        rows: list[Any] = [
-            (job.id, j.task, j.queue, j.payload, j.priority, j.unique_key)
-            for job in app._stand_in.ran.jobs
-            if (j := job.new).task == name
-        ]
-        return [_job(task, *row) for row in rows]
+        return [_job(task, job.id, job.new) for job in app._stand_in.ran.jobs if job.new.task == name]
     if session is not None:
-        conn = connection_of(session)
-        schema = (
-            version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
-        )
-        rows = list(enqueued(conn, name, schema, None if app is None else app.database.seal))
+        reading: Any = nullcontext(connection_of(session))
     elif app is not None:
-        with app.database.read() as conn:
-            rows = list(enqueued(conn, name, app.database.schema, app.database.seal))
+        reading = app.database.read()
     else:
         raise ConfigurationError(
             "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "
             "session=…"
         )
-    return [_job(task, *row) for row in rows]
+    with reading as conn:
+        schema = (
+            version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
+        )
+        seal = None if app is None else app.database.seal
+        return [_job(task, *row) for row in enqueued(conn, name, schema, seal)]
 
 
-def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: str, *rest: Any) -> Enqueued:
+def _job(found: Task[..., Any] | str, id: int, new: NewJob) -> Enqueued:
     args: list[Any] | None
     kwargs: dict[str, Any] | None
     try:
-        args, kwargs = decode(payload)
+        args, kwargs = decode(new.payload)
     except (ArgumentsError, SealError):
         args = kwargs = None
     else:
@@ -157,7 +172,7 @@ def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: s
                 ArgumentsError
             ):  # enqueued by plain SQL, perhaps, for another version of the handler
                 args, kwargs = found.from_json(args, kwargs)
-    return Enqueued(id, task, queue, args, kwargs, *rest)
+    return Enqueued(id, new.task, new.queue, args, kwargs, new.priority, new.unique_key, new)
 
 
 class _Wanted(NamedTuple):
@@ -166,10 +181,10 @@ class _Wanted(NamedTuple):
     task: Task[..., Any] | str
     args: Sequence[Any] | None
     kwargs: Mapping[str, Any] | None
-    queue: str | None
+    options: JobOptions
 
     def is_met_by(self, job: Enqueued) -> bool:
-        if self.queue is not None and job.queue != self.queue:
+        if not self._has_options(job.new):
             return False
         if self.args is None and self.kwargs is None:
             return True
@@ -181,11 +196,25 @@ class _Wanted(NamedTuple):
         except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
             return False
 
+    def _has_options(self, job: NewJob) -> bool:
+        """Whether a job stays as it is if it gets the options. Its times are compared in their form."""
+        other: dict[str, Any] = {"available_at": None} if "delay" in self.options else {"delay_ms": 0}
+        other["expires_ms" if isinstance(self.options.get("expires"), datetime) else "start_by"] = None
+        job = replace(job, **other)
+        return _comparable(job.set(**self.options)) == _comparable(job)
+
     def __str__(self) -> str:
         name = self.task if isinstance(self.task, str) else self.task.name
         is_any = self.args is None and self.kwargs is None
         call = f"{name}(…)" if is_any else _call(name, self.args or (), self.kwargs or {})
-        return call if self.queue is None else f"{call} in queue {self.queue}"
+        others = [f"{option}={value!r}" for option, value in self.options.items()]
+        return f"{call} with {', '.join(others)}" if others else call
+
+
+def _comparable(job: NewJob) -> list[Any]:
+    """The fields of a job that its row has, with times as SQLite stores them."""
+    fields = [value for name, value in vars(job).items() if name not in ("rule", "given")]
+    return [milliseconds_of(value) if isinstance(value, datetime) else value for value in fields]
 
 
 def _as_handled(
@@ -209,7 +238,7 @@ def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str,
     if isinstance(task, str):
         return _listed([*args]), _listed({**kwargs})
     try:
-        bound = inspect.signature(task.handler).bind(*args, **kwargs)
+        bound = signature_of(task.handler).bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentsError(f"{task.name}: {error}") from None
     bound.apply_defaults()

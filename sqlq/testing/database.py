@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -117,6 +118,24 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
 
     >>> assert sqlq.testing.drain(app) == sqlq.testing.Tally(completed=2)  # doctest: +SKIP
     """
+    _refuse_what_cannot_be_drained(app)
+    return app.worker(queues, drain=True).run()
+
+
+async def adrain(app: App, queues: Sequence[str] | None = None) -> Tally:
+    """Do what `drain` does, with `async def` handlers and the App's lifespan on this event loop.
+
+    There they share the engines and clients that the test has made. `drain` would run them on another loop,
+    where asyncpg, for example, refuses the test's connections. `def` handlers run in threads. When the test
+    is cancelled, running handlers are, too.
+
+    >>> assert (await sqlq.testing.adrain(app)).completed == 1  # doctest: +SKIP
+    """
+    await asyncio.to_thread(_refuse_what_cannot_be_drained, app)
+    return await app.worker(queues, drain=True)._arun()  # noqa: SLF001 - of no use outside of tests
+
+
+def _refuse_what_cannot_be_drained(app: App) -> None:
     _refuse_what_is_no_tests(app)
     try:
         with app.database.begin():
@@ -128,7 +147,6 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
                 "first"
             ) from error
         raise
-    return app.worker(queues, drain=True).run()
 
 
 def write_declared(app: App) -> None:

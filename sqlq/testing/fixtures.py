@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
+    from sqlalchemy import URL, MetaData
 
     from sqlq.app.app import App
 
@@ -36,7 +36,19 @@ def sqlq_test_place() -> Iterator[App]:
 
 
 @pytest.fixture
-def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+def sqlq_metadata() -> MetaData | None:
+    """The tables that `sqlq_app` creates for each test and drops after it, beside sqlq's: none. Define a
+    fixture of this name that returns your own metadata.
+
+    >>> @pytest.fixture  # doctest: +SKIP
+    ... def sqlq_metadata():
+    ...     return shop.Base.metadata
+    """
+    return None
+
+
+@pytest.fixture
+def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path, sqlq_metadata: MetaData | None) -> Iterator[App]:
     """Your App, on a database with sqlq's tables and no jobs, for this test alone.
 
     The App is the one that the ini option `sqlq_app` names, or SQLQ_APP, or [tool.sqlq] in pyproject.toml. It
@@ -53,6 +65,9 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     - On MariaDB, a database of the test run's own on the same server, dropped at the end of the run.
       `sqlq_app.database.engine.url` names it, and the account in the URL has to be able to create it.
     - On SQLite, that very file, which may hold no rows of sqlq's.
+
+    A schema, database or file so named serves all tests of a run: jobs are deleted after each, and ids go on.
+    Your own tables keep their rows, but those of the fixture `sqlq_metadata` are new for each test.
 
     To set more, define a fixture of the same name with `sqlq.testing.on_database(app, url)` in it.
 
@@ -72,14 +87,16 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     app = _app(request)
     if os.environ.get("SQLQ_TEST_DATABASE_URL"):
         place: App = request.getfixturevalue("sqlq_test_place")
-        assert place._connected.address.url is not None
-        with on_database(app, place._connected.address.url, schema=place._connected.address.schema):
+        assert place._connected.address.place is not None
+        with on_database(app, place._connected.address.place, schema=place._connected.address.schema):
             try:
-                yield app
+                with _own_tables(place, sqlq_metadata):
+                    yield app
             finally:
                 _empty(place)
     else:
-        with on_database(app, URL.create("sqlite", database=str(tmp_path / "sqlq-test.db"))):
+        url = URL.create("sqlite", database=str(tmp_path / "sqlq-test.db"))
+        with on_database(app, url), _own_tables(app, sqlq_metadata):
             yield app
 
 
@@ -159,6 +176,32 @@ def _into(url: URL, schema: str) -> URL:
     options = url.query.get("options") or os.environ.get("PGOPTIONS", "")
     # guard: test-schema-alone
     return url.update_query_dict({"options": f"{options} -csearch_path={schema}".strip()})
+
+
+@contextmanager
+def _own_tables(place: App, metadata: MetaData | None) -> Iterator[None]:
+    """Create the user's tables, and drop them at the end. Those that are there already may be no test's."""
+    from sqlalchemy import create_engine, inspect
+    from sqlalchemy.pool import NullPool
+
+    if metadata is None:
+        yield
+        return
+    engine = create_engine(place.url, poolclass=NullPool)
+    present = {*inspect(engine).get_table_names()}
+    others = [name for name, table in metadata.tables.items() if table.schema or table.name in present]
+    if others:  # guard: only-a-tests-own-tables-are-dropped
+        raise pytest.UsageError(
+            f"sqlq_metadata has tables that exist already, or name a schema: {', '.join(others)}; sqlq_app "
+            "drops its tables after each test, so create and empty these in a fixture of your own"
+        )
+    metadata.create_all(engine)
+    try:
+        yield
+    finally:
+        with engine.begin() as conn:
+            place.database.dialect.limit_time(conn, lock_ms=10_000)  # a test may have left a transaction open
+            metadata.drop_all(conn)
 
 
 def _refuse_rows(place: App) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from sqlq.web.access import ROLES, Authorize, Role, User
+from sqlq.web.access import ROLES, AsyncAuthorize, Authorize, Role, User
 
 if TYPE_CHECKING:
+    from werkzeug import Request
+
     from sqlq.app.app import App
     from sqlq.web.site import Site
 
 THREADS = 8
 """How many requests run at a time."""
+
+_LOOP = "sqlq.loop"
 
 __all__ = ["ROLES", "Authorize", "Role", "User", "asgi", "wsgi"]
 
@@ -20,11 +26,11 @@ __all__ = ["ROLES", "Authorize", "Role", "User", "asgi", "wsgi"]
 def wsgi(app: App, *, authorize: Authorize, **options: Any) -> Site:
     """Return the dashboard of an App as a WSGI application, under whatever prefix it is mounted.
 
-    `authorize` is called for each request, a `werkzeug.Request`. It returns a `User` with a role, or None,
-    which refuses. The host's session is in `request.environ` or `request.cookies`. Further options:
+    `authorize` is called for each request, a `werkzeug.Request`. It returns a `User` with a role. None, and
+    anything else, refuses. The host's session is in `request.environ` or `request.cookies`. Further options:
     `hide_from_viewers` hides arguments and results from the role viewer. `redact` is a regular expression for
     names of keys whose values are never shown. `read_url` (else SQLQ_READ_URL) is a replica to read from.
-    Raises `ConfigurationError` without the packages of `sqlq[web]`.
+    Raises `ConfigurationError` without the packages of `sqlq-jobs[web]`.
 
     >>> from werkzeug.middleware.dispatcher import DispatcherMiddleware  # doctest: +SKIP
     >>> site = sqlq.web.wsgi(app, authorize=staff_only)  # doctest: +SKIP
@@ -35,21 +41,34 @@ def wsgi(app: App, *, authorize: Authorize, **options: Any) -> Site:
     return Site(app, authorize, **options)
 
 
-def asgi(app: App, *, authorize: Authorize, **options: Any) -> Any:
+def asgi(app: App, *, authorize: Authorize | AsyncAuthorize, **options: Any) -> Any:
     """Return the dashboard as an ASGI application, for `mount` of FastAPI, Starlette or Litestar; as `wsgi`.
 
     Requests run in threads. `request.environ["asgi.scope"]` is the scope, with the host's `session` and
-    `user`.
+    `user`. `authorize` may be an async def, which runs on the host's event loop.
 
     >>> api.mount("/sqlq", sqlq.web.asgi(app, authorize=staff_only))  # doctest: +SKIP
     """
     from sqlq.web.site import required
 
     middleware = required("a2wsgi").WSGIMiddleware
-    site = middleware(wsgi(app, authorize=authorize, **options), workers=THREADS)
+
+    def authorize_awaited(request: Request) -> Any:
+        user = authorize(request)
+        if not inspect.isawaitable(user):
+            return user
+        return asyncio.run_coroutine_threadsafe(awaited(user), request.environ["asgi.scope"][_LOOP]).result()
+
+    async def awaited(user: Any) -> Any:
+        return await user
+
+    wrapped = authorize_awaited if callable(authorize) else authorize  # what is no function is refused
+    site = middleware(wsgi(app, authorize=wrapped, **options), workers=THREADS)
 
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
-        await site(_under_its_prefix(scope) if scope["type"] == "http" else scope, receive, send)
+        if scope["type"] == "http":
+            scope = {**_under_its_prefix(scope), _LOOP: asyncio.get_running_loop()}
+        await site(scope, receive, send)
 
     return mounted
 

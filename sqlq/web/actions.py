@@ -11,7 +11,7 @@ from sqlq.config.command_hint import command, word
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 from sqlq.web.access import RefusedError, Role
-from sqlq.web.pages import SEARCHED, Filter, whole
+from sqlq.web.pages import SEARCHED, filter_of, search_of, whole
 
 if TYPE_CHECKING:
     from werkzeug import Response
@@ -55,20 +55,17 @@ def _retry(app: App, ids: Sequence[int], form: Form) -> str:
     said = f"Retried {counted(len(done.moved), 'job')} of {len(ids):,}."
     if done.held:
         said += f" {counted(len(done.held), 'job')} stayed failed: a live job holds the unique key."
-    if len(done.moved) + len(done.held) < len(ids):
-        said += " The others have not failed, or somebody has retried or deleted them already."
     return said
 
 
 def _delete(app: App, ids: Sequence[int], form: Form) -> str:
-    return f"Deleted {counted(len(app.jobs.delete(ids)), 'failed job')} of {len(ids):,}."
+    return f"Deleted {counted(len(app.jobs.delete(ids)), 'job')} of {len(ids):,}."
 
 
 def _replay(app: App, ids: Sequence[int], form: Form) -> str:
-    done = app.jobs.replay(ids, again=True)
-    return f"Enqueued {counted(done.number, 'job')} once more" + (
-        f": {', '.join(map(str, list(done.jobs.values())[:20]))}." if done.jobs else "."
-    )
+    new = [*app.jobs.replay(ids).values()]
+    said = f"Replayed {counted(len(new), 'job')} of {len(ids):,}"
+    return said + (f" as {', '.join(map(str, new[:20]))}." if new else ".")
 
 
 def _reschedule(app: App, ids: Sequence[int], form: Form) -> str:
@@ -90,15 +87,6 @@ def _queue_pause(app: App, name: str, form: Form) -> str:
 
 def _queue_resume(app: App, name: str, form: Form) -> str:
     return _switched(app.queues.resume(name), "Resumed", f"{name} was not paused.")
-
-
-def _task_pause(app: App, name: str, form: Form) -> str:
-    done = app.queues.pause(task=name, lasting=form.get("for") or None)
-    return _switched(done, "Paused the task", f"{name} was paused already; its end is set anew.")
-
-
-def _task_resume(app: App, name: str, form: Form) -> str:
-    return _switched(app.queues.resume(task=name), "Resumed the task", f"{name} was not paused.")
 
 
 def _queue_all(app: App, name: str, form: Form) -> str:
@@ -166,8 +154,6 @@ ACTIONS: dict[str, Action] = {
     "queue-pause": Action("operator", "queues pause", _queue_pause, needs=("for",)),
     "queue-resume": Action("operator", "queues resume", _queue_resume),
     "queues-resume": Action("operator", "queues resume --all", _queue_all),
-    "task-pause": Action("operator", "queues pause --task", _task_pause, needs=("for",)),
-    "task-resume": Action("operator", "queues resume --task", _task_resume),
     "worker-pause": Action("operator", "workers pause", _worker("pause")),
     "worker-resume": Action("operator", "workers resume", _worker("resume")),
     "worker-stop": Action("admin", "workers stop", _worker("stop"), asks=True),
@@ -203,38 +189,53 @@ def act(view: View) -> Response:
         raise ConfigurationError(f"there is no action {verb[:40]!r} here")
     if not view.user.may(action.role):  # guard: each-verb-has-its-role
         raise RefusedError(f"your role, {view.user.role}, may not do that: {action.role} is needed")
-    subject: Any
+    subject: Any = form.get("name", "")
+    named = "" if verb == "queues-resume" else word(subject)
+    found, changed = _jobs(view, action) if action.states else ({}, 0)
     if action.states:
-        subject, named = _jobs(view, action)
-        if not subject:
+        if not found:
             return view.back("No job is chosen, or none is in a state for that any more: nothing was done.")
-    else:
-        subject = form.get("name", "")
-        named = "" if verb == "queues-resume" else word(subject)
-    said = line(view, verb, named, form)
-    confirmed = form.get("confirmed") == "yes"
-    if (action.asks or form.get("matching")) and not confirmed:
+        subject = sorted(found)
+        named = " ".join(map(str, subject[:IDS_IN_A_LINE])) + (" …" if len(subject) > IDS_IN_A_LINE else "")
+        if fingerprint := form.get("fingerprint"):
+            named = f"--error {word(fingerprint)}"
+    # guard: a-filter-is-counted-before-it-acts
+    if form.get("matching") or (action.asks and form.get("confirmed") != "yes"):
         return view.page(
-            "confirm.html", verb=verb, action=action, subject=subject, command=said, form=form, most=MOST
+            "confirm.html",
+            verb=verb,
+            action=action,
+            subject=subject,
+            states=Counter(found.values()),
+            command=line(view, verb, named, form),
+            form=form,
+            most=MOST,
         )
     app = view.site.app
     with app.acting_as(view.user.name):
         done = action.do(app, subject, form)
+    if changed:
+        done += f" {counted(changed, 'other job')} had changed since, and stayed as before."
     view.reading.forget()
     return view.back(done)
 
 
-def _jobs(view: View, action: Action) -> tuple[list[int], str]:
-    """Return the jobs of a form, and how a command names them: those ticked, all of a fingerprint, or all
-    that match a filter."""
+def _jobs(view: View, action: Action) -> tuple[dict[int, str], int]:
+    """Return the states of the jobs of a form, and how many that it names are in no state for the action.
+
+    It names jobs, all of a fingerprint, or all that match a filter."""
     form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
+    # guard: an-action-keeps-to-the-states-shown
+    states = [each for each in action.states if each in (form.get("state") or each).split()]
+    ids: set[int] = set()
     if fingerprint := form.get("fingerprint"):
-        return app.jobs.failed_alike(fingerprint), f"--error {word(fingerprint)}"
-    if not form.get("matching"):
-        ids = sorted({id for text in form.getlist("id") if (id := whole(text, "the id")) is not None})
-        return ids, " ".join(map(str, ids))
-    chosen = Filter.of(form)
-    newest = whole(form.get("newest"), "newest")
-    found = app.jobs.ids(**chosen.options(), states=action.states, newest=newest, limit=MOST, within=SEARCHED)
-    shown = " ".join(map(str, found[:IDS_IN_A_LINE]))
-    return found, shown + (" …" if len(found) > IDS_IN_A_LINE else "")
+        ids.update(app.jobs.failed_alike(fingerprint))
+    elif not form.get("matching"):
+        ids.update(id for text in form.getlist("id") if (id := whole(text, "the id")) is not None)
+    chosen: dict[str, Any] = {"ids": tuple(ids)} if ids else search_of(view, filter_of(form))
+    chosen.pop("state", None)
+    found: dict[int, str] = {}
+    for state in states if ids or form.get("matching") else ():
+        some = app.jobs.ids(states=[state], limit=MOST, within=SEARCHED, **chosen)
+        found |= dict.fromkeys(some[: MOST - len(found)], state)
+    return found, len(ids - found.keys())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -15,10 +17,12 @@ from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.storage import Storage, storage
 from sqlq.admin.why import why
 from sqlq.app.app import App
-from sqlq.config.durations import milliseconds
+from sqlq.config.durations import aware, milliseconds
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.model.job import State
-from sqlq.web.access import RefusedError
+from sqlq.model.job import JobDetails, State
+from sqlq.payload.codec import decoded
+from sqlq.payload.encryption import Unopened
+from sqlq.web.access import Redaction, RefusedError
 from sqlq.web.reading import too_slow
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     from sqlq.web.site import View
 
+Page: TypeAlias = "Callable[[View], Response]"
 JOBS_SHOWN = 50
 SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
 """A search on a page reads at most so many of the newest jobs of each table."""
@@ -50,15 +55,36 @@ def part(view: View, key: Any, look: Callable[[App], Any], seconds: float = 2.0)
     return view.reading.fresh(key, attempt, seconds)
 
 
+LOOKS: Mapping[str, Callable[[App], Any]] = {
+    "queues": lambda app: app.queues.status(),
+    "pauses": lambda app: app.queues.pauses(),
+    "alive": lambda app: app.workers.list(),
+    "workers": lambda app: app.workers.list(silent=True),
+    "flows": lambda app: app.flows.list(limit=100),
+    "schedules": lambda app: app.schedules.list(),
+    "limits": lambda app: app.limits.list(limit=1000),
+    "audit": lambda app: app.audit.list(limit=1000),
+}
+"""The reads of pages and the JSON API, which all viewers share."""
+
+
+def look(view: View, name: str) -> Any:
+    return view.reading.fresh(name, LOOKS[name])
+
+
+def _shows(*names: str) -> Page:
+    """Return a page that shows what these looks have found; its template has the name of the first."""
+    return lambda view: view.page(f"{names[0]}.html", **{name: look(view, name) for name in names})
+
+
 def overview(view: View) -> Response:
     span = "day" if view.request.args.get("span") == "day" else "hour"
     length, parts = HOURS[span]
-    fresh = view.reading.fresh
     return view.page(
         "overview.html",
-        queues=fresh("queues", lambda app: app.queues.status()),
-        pauses=fresh("pauses", lambda app: app.queues.pauses()),
-        workers=fresh("workers", lambda app: app.workers.list()),
+        queues=look(view, "queues"),
+        pauses=look(view, "pauses"),
+        workers=look(view, "alive"),
         pace=part(view, ("pace", span), lambda app: app.jobs.pace(length, parts), PACE_SECONDS),
         span=span,
         findings=part(view, "doctor", lambda _: _findings(view.reading.own), DOCTOR_SECONDS),
@@ -72,52 +98,58 @@ def _findings(app: App) -> list[Finding]:
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which jobs a page shows, as its URL has it."""
+RARE = ("group", "header", "key", "limit_key", "since", "until")
+"""The fields that a page shows on request."""
+FIELDS = ("state", "queue", "task", "label", "text", *RARE)
 
-    state: str | None = None
-    queue: str | None = None
-    task: str | None = None
-    label: str | None = None
-    group: str | None = None
-    header: str | None = None
-    key: str | None = None
-    limit_key: str | None = None
-    text: str | None = None
-    since: str | None = None
-    until: str | None = None
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, str]) -> Filter:
-        return cls(**{name: arguments.get(name) or None for name in cls.__slots__})
+def filter_of(arguments: Mapping[str, str]) -> dict[str, str]:
+    """Return which jobs a page shows, as its URL or its form has it."""
+    return {name: value for name in FIELDS if (value := arguments.get(name))}
 
-    @property
-    def given(self) -> dict[str, str]:
-        """The parts that are set."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
-    @property
-    def has_more(self) -> bool:
-        """Whether one of the fields is set that are seldom used."""
-        return any((self.group, self.header, self.key, self.limit_key, self.since, self.until))
+def search_of(view: View, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of `app.jobs.listing`. Raises `ConfigurationError` for what cannot be read, and
+    `RefusedError` where they would reveal hidden arguments."""
+    times = {name: _moment(chosen[name], name) for name in ("since", "until") if name in chosen}
+    if not chosen.keys() & {"text", "header"}:
+        return {**chosen, **times}
+    if view.hides:  # guard: no-search-tells-what-is-hidden
+        raise RefusedError("arguments are hidden from viewers here, so that no search may look into them")
+    return {**chosen, **times, "visible": partial(_fits, view.site.redact, chosen)}
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of `app.jobs.listing`. Raises `ConfigurationError` for what cannot be read."""
-        return self.given | {
-            name: _moment(value, name)
-            for name in ("since", "until")
-            if (value := getattr(self, name)) is not None
-        }
+
+def _fits(redact: Redaction, chosen: Mapping[str, str], job: JobDetails) -> bool:
+    """Whether a job that the database has found fits by what is shown of it."""
+    name, _, value = chosen.get("header", "").partition("=")
+    named = [json.dumps(name, ensure_ascii=False), value] if "header" in chosen else []
+    text = chosen.get("text", "")
+    in_error = text in f"{job.message or ''}\n{job.reason or ''}"
+    # guard: no-search-tells-what-is-redacted
+    return (in_error or _shown(redact, job.payload, [text])) and _shown(redact, job.headers, named)
+
+
+def _shown(redact: Redaction, value: Any, parts: Sequence[str]) -> bool:
+    """Whether these parts, which stand in a row's text, stand in what is shown of it, too."""
+    shown = redact(value)
+    if shown == value and not isinstance(value, Unopened):
+        return True
+    text = json.dumps(shown, ensure_ascii=False, default=str)  # as sqlq writes it
+    return all(part in text for part in parts)
 
 
 def _moment(text: str, name: str) -> datetime:
-    """Return a time, or how long ago in a duration."""
+    """Return a time with its zone, or how long ago in a duration."""
     try:
-        found = datetime.fromisoformat(text)
+        return aware(datetime.fromisoformat(text), name)
     except ValueError:
-        return datetime.now(UTC) - timedelta(milliseconds=milliseconds(text, name))
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+        with suppress(ConfigurationError):
+            return datetime.now(UTC) - timedelta(milliseconds=milliseconds(text, name))
+    except ConfigurationError:
+        pass
+    raise ConfigurationError(
+        f"{name} is {text[:40]!r}: give an age like 2h, or a time with its zone like 2026-03-01T12:00:00Z"
+    )
 
 
 def whole(text: str | None, name: str) -> int | None:
@@ -129,30 +161,24 @@ def whole(text: str | None, name: str) -> int | None:
     return int(text)
 
 
-def filter_of(view: View) -> Filter:
-    """Return the filter of an address. Raises `RefusedError` where it would reveal hidden arguments."""
-    chosen = Filter.of(view.request.args)
-    if (chosen.text or chosen.header) and view.hides:  # guard: no-search-tells-what-is-hidden
-        raise RefusedError("arguments are hidden from viewers here, so that no search may look into them")
-    return chosen
-
-
 def jobs(view: View) -> Response:
-    chosen = filter_of(view)
+    chosen = filter_of(view.request.args)
     before = whole(view.request.args.get("before"), "before")
-    options = chosen.options()
+    search = search_of(view, chosen)
     found = view.reading.fresh(
-        ("jobs", chosen, before),
-        lambda app: app.jobs.listing(**options, before=before, limit=JOBS_SHOWN + 1, within=SEARCHED),
+        ("jobs", *chosen.items(), before),
+        lambda app: app.jobs.listing(
+            **search, before=before, limit=JOBS_SHOWN + 1, within=SEARCHED, whole=False
+        ),
     )
-    shown = found.jobs[:JOBS_SHOWN]
     return view.page(
         "jobs.html",
-        jobs=shown,
+        jobs=found.jobs[:JOBS_SHOWN],
         more=len(found.jobs) > JOBS_SHOWN,
         complete=found.complete,
         searched=SEARCHED,
         chosen=chosen,
+        rare=chosen.keys() & set(RARE),
         states=list(State),
         before=before,
     )
@@ -165,7 +191,7 @@ def job(view: View) -> Response:
     same_key = []
     if found.unique_key is not None:
         same_key = app.jobs.listing(
-            queue=found.queue, key=found.unique_key, limit=10, within=SEARCHED_BY_KEY
+            queue=found.queue, key=found.unique_key, limit=10, within=SEARCHED_BY_KEY, whole=False
         ).jobs
     flow = None
     if found.flow_id is not None:
@@ -184,14 +210,6 @@ def job(view: View) -> Response:
     )
 
 
-def decoded(text: str) -> Any:
-    """Return what a text of JSON stands for, or the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 # -- failures ------------------------------------------------------------------------------------------------
 
 
@@ -200,8 +218,7 @@ def failures(view: View) -> Response:
     found, complete = view.reading.fresh(
         ("failures", task, queue), lambda app: app.jobs.failures(task=task, queue=queue), 5.0
     )
-    workers = view.reading.fresh("workers", lambda app: app.workers.list())
-    deployed = max((worker.started_at for worker in workers), default=None)
+    deployed = max((worker.started_at for worker in look(view, "alive")), default=None)
     return view.page(
         "failures.html", groups=found, complete=complete, deployed=deployed, task=task, queue=queue
     )
@@ -222,18 +239,8 @@ def failure(view: View) -> Response:
 # -- the rest ------------------------------------------------------------------------------------------------
 
 
-def flows(view: View) -> Response:
-    return view.page("flows.html", flows=view.reading.fresh("flows", lambda app: app.flows.list(limit=100)))
-
-
 def flow(view: View) -> Response:
     return view.page("flow.html", flow=view.reading.app.flows.get(view.values["id"]))
-
-
-def schedules(view: View) -> Response:
-    return view.page(
-        "schedules.html", schedules=view.reading.fresh("schedules", lambda app: app.schedules.list())
-    )
 
 
 def schedule(view: View) -> Response:
@@ -242,24 +249,9 @@ def schedule(view: View) -> Response:
 
 
 def limits(view: View) -> Response:
-    prefix = view.request.args.get("prefix", "")
+    prefix = view.request.args.get("prefix") or None
     found = view.reading.fresh(("limits", prefix), lambda app: app.limits.list(prefix, limit=200))
     return view.page("limits.html", limits=found, prefix=prefix)
-
-
-def queues(view: View) -> Response:
-    fresh = view.reading.fresh
-    return view.page(
-        "queues.html",
-        queues=fresh("queues", lambda app: app.queues.status()),
-        pauses=fresh("pauses", lambda app: app.queues.pauses()),
-    )
-
-
-def workers(view: View) -> Response:
-    return view.page(
-        "workers.html", workers=view.reading.fresh("workers+", lambda app: app.workers.list(silent=True))
-    )
 
 
 def audit(view: View) -> Response:
@@ -286,20 +278,20 @@ def storage_of(view: View) -> Storage:
     return replace(found, readings=tuple(replace(each, query=None) for each in found.readings))
 
 
-PAGES: Mapping[str, Callable[[View], Response]] = {
-    "/": overview,
-    "/jobs": jobs,
-    "/jobs/<int:id>": job,
-    "/failures": failures,
-    "/failures/<fingerprint>": failure,
-    "/flows": flows,
-    "/flows/<int:id>": flow,
-    "/schedules": schedules,
-    "/schedules/<path:name>": schedule,
-    "/limits": limits,
-    "/queues": queues,
-    "/workers": workers,
-    "/database": database,
-    "/audit": audit,
+PAGES: Mapping[str, tuple[str, Page]] = {
+    "overview": ("/", overview),
+    "jobs": ("/jobs", jobs),
+    "job": ("/jobs/<int:id>", job),
+    "failures": ("/failures", failures),
+    "failure": ("/failures/<fingerprint>", failure),
+    "flows": ("/flows", _shows("flows")),
+    "flow": ("/flows/<int:id>", flow),
+    "schedules": ("/schedules", _shows("schedules")),
+    "schedule": ("/schedules/<path:name>", schedule),
+    "limits": ("/limits", limits),
+    "queues": ("/queues", _shows("queues", "pauses")),
+    "workers": ("/workers", _shows("workers")),
+    "database": ("/database", database),
+    "audit": ("/audit", audit),
 }
-"""The pages by their paths. Each is called by the name of its function."""
+"""The pages by their names, with their paths."""

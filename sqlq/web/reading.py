@@ -20,7 +20,9 @@ FRESH_SECONDS, LONGEST_SECONDS = 2.0, 10.0
 SHARE = 100
 """A look may take this part of the time at most: however large the tables are, viewers do not slow down the
 workers."""
-MOST_KEPT = 200
+MOST_KEPT = 16 << 20
+"""How many characters the kept answers may have, written out."""
+OLDEST_SECONDS = 60.0
 
 
 def too_slow(error: SQLAlchemyError) -> str:
@@ -37,7 +39,7 @@ class Reading:
         self._looking: App = app
         read_url(url, of=app.url)  # one that is none is refused now
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[float, float, Any]] = {}
+        self._kept: dict[Hashable, tuple[float, float, Any, int]] = {}
         self._busy: dict[Hashable, threading.Lock] = {}
 
     @property
@@ -63,7 +65,7 @@ class Reading:
         with self._lock:
             turn = self._busy.setdefault(key, threading.Lock())
         with turn:
-            moment, took, value = self._kept.get(key, (float("-inf"), 0.0, None))
+            moment, took, value, _ = self._kept.get(key, (float("-inf"), 0.0, None, 0))
             began = time.monotonic()
             # guard: looks-take-a-small-share
             if began - moment < max(seconds, min(took * SHARE, LONGEST_SECONDS)):
@@ -72,11 +74,19 @@ class Reading:
             found = look(app)
             ended = time.monotonic()
             took = 0.0 if moment == float("-inf") else ended - began  # the first one may have connected, too
+            size = len(repr((key, found)))
             with self._lock:
-                if len(self._kept) >= MOST_KEPT:
-                    self._kept.clear()
-                    self._busy = {key: turn}
-                self._kept[key] = (ended, took, found)
+                self._kept[key] = (ended, took, found, size)
+                young = {
+                    each: entry for each, entry in self._kept.items() if ended - entry[0] < OLDEST_SECONDS
+                }
+                # guard: kept-answers-are-bounded
+                if sum(entry[3] for entry in young.values()) > MOST_KEPT:
+                    young = {key: self._kept[key]}
+                self._kept = young
+                self._busy = {
+                    each: lock for each, lock in self._busy.items() if each in young or lock.locked()
+                }
             return found
 
     def forget(self) -> None:

@@ -2,18 +2,130 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sqlq.app.app import App
+from sqlq.config.listen import listen
 from sqlq.errors import ConfigurationError
-from sqlq.web.access import ROLES, Logins, Role, User, digest
+from sqlq.web.access import ROLES, RefusedError, User, same
 from sqlq.web.site import Site, required
 
+required("waitress")
+
+# `Site` has checked for werkzeug; waitress is checked first, so that its absence is named
+from werkzeug import Request, Response  # noqa: E402
+from werkzeug.exceptions import HTTPException  # noqa: E402
+from werkzeug.security import check_password_hash  # noqa: E402
+from werkzeug.utils import redirect  # noqa: E402
+
+log = logging.getLogger("sqlq.web")
+
 THREADS = 8
+CONNECTIONS, SILENT_SECONDS = 500, 20
+"""The most connections, and the time that one may be silent."""
+LOGINS_A_MINUTE = 10
+KEY_COOKIE = "sqlq_key"
+
+
+class ByLink:
+    """Lets in the browser that opens a URL, which works once; from then on by a cookie, until the process
+    ends."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        """`show` is called with the query of each URL."""
+        self._show = show
+        self._key, self._token = secrets.token_urlsafe(32), ""
+
+    def renew(self) -> None:
+        """Show a URL. Until then none lets in."""
+        self._token = secrets.token_urlsafe(24)
+        self._show(f"?token={self._token}")
+
+    def __call__(self, request: Request) -> User:
+        if self._token and same(request.args.get("token", ""), self._token):
+            self.renew()  # guard: a-link-works-once
+            answer = redirect("/")
+            answer.set_cookie(KEY_COOKIE, self._key, httponly=True, samesite="Strict")
+            raise HTTPException(response=answer)
+        if same(request.cookies.get(KEY_COOKIE, ""), self._key):
+            return User("local", "admin")
+        raise RefusedError(
+            "open the link that sqlq web has printed: it works once, and the terminal then shows the next"
+        )
+
+
+class ByPassword:
+    """Lets in the users of a file by HTTP Basic. It has a line `name:role:hash` for each."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._salt = secrets.token_bytes(32)
+        self._failures: list[float] = []
+        self._read()
+
+    def _read(self) -> None:
+        """Raises `ConfigurationError` for a file that cannot be read, or has something else in it."""
+        users: dict[str, tuple[User, str]] = {}
+        try:
+            stamp, lines = self._stamp(), self._file.read_text().splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"--users {self._file} cannot be read: {error}") from None
+        for line in filter(None, lines):
+            name, _, rest = line.partition(":")
+            role, _, hashed = rest.partition(":")
+            known = next((each for each in ROLES if each == role), None)
+            if known is None or not name or "$" not in hashed:
+                raise ConfigurationError(
+                    f"--users {self._file}: the line of {name!r} is not name:role:hash, with a role of "
+                    f"{', '.join(ROLES)} and a hash of werkzeug.security.generate_password_hash"
+                )
+            users[name] = User(name, known), hashed
+        self._state: tuple[Any, dict[str, tuple[User, str]], set[bytes]] = stamp, users, set()
+
+    def _stamp(self) -> tuple[int, ...]:
+        found = self._file.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def __call__(self, request: Request) -> User:
+        try:
+            if self._stamp() != self._state[0]:
+                self._read()
+        except (OSError, ConfigurationError) as error:
+            log.error("nobody can log in: %s", error)
+            raise RefusedError("the users cannot be read: the log of sqlq web has the reason", 503) from None
+        _, users, accepted = self._state
+        given = request.authorization
+        name, password = (given and given.username) or "", (given and given.password) or ""
+        if name:
+            # the hash is slow on purpose, and a browser sends the password with each request
+            key = hmac.digest(self._salt, f"{name}:{password}".encode(), "sha256")
+            if key in accepted or self._matches(users, name, password):
+                accepted.add(key)  # of this reading of the file
+                return users[name][0]
+        challenge = {"WWW-Authenticate": 'Basic realm="sqlq", charset="UTF-8"'}
+        raise HTTPException(response=Response("give a name and its password", 401, challenge))
+
+    def _matches(self, users: dict[str, tuple[User, str]], name: str, password: str) -> bool:
+        now = time.monotonic()
+        self._failures = [each for each in self._failures if each > now - 60]
+        if len(self._failures) >= LOGINS_A_MINUTE:  # guard: guesses-are-slow
+            raise RefusedError("too many failed logins: try again in a minute", 429)
+        _, hashed = users.get(name, (None, _NOBODY))
+        if check_password_hash(hashed, password) and name in users:
+            return True
+        self._failures.append(now)
+        return False
+
+
+_NOBODY = "scrypt:32768:8:1$KpSJ0OcUlnTxlzxm$" + "0" * 128
+"""The hash of no password: a wrong name takes as long as a wrong password."""
 
 
 def is_loopback(host: str) -> bool:
@@ -26,67 +138,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def logins_of(file: Path | None) -> Logins:
-    """Return the users and tokens of a file in TOML; without one, a token that works once is the only
-    login. Raises `ConfigurationError` for a file that cannot be read, or has something else in it."""
-    if file is None:
-        return Logins()
-    try:
-        said = tomllib.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--users {file} cannot be read: {error}") from None
-    users, tokens = said.pop("users", {}), said.pop("tokens", {})
-    if said or not isinstance(users, dict) or not isinstance(tokens, dict) or not (users or tokens):
-        raise ConfigurationError(
-            f"--users {file} has to have tables [users.NAME] with role and password, or [tokens.NAME] with "
-            "role and sha256, and nothing else: sqlq web --new-user NAME prints one"
-        )
-    passwords = {
-        name: (_role(file, name, each), _text(file, name, each, "password")) for name, each in users.items()
-    }
-    known = {
-        _text(file, name, each, "sha256"): User(name, _role(file, name, each))
-        for name, each in tokens.items()
-    }
-    return Logins(passwords, known)
-
-
-def _role(file: Path, name: str, said: Any) -> Role:
-    role = said.get("role") if isinstance(said, Mapping) else None
-    for known in ROLES:
-        if role == known:
-            return known
-    raise ConfigurationError(
-        f"--users {file}: the role of {name} is {role!r}: it is one of {', '.join(ROLES)}"
-    )
-
-
-def _text(file: Path, name: str, said: Mapping[str, Any], key: str) -> str:
-    text = said.get(key)
-    if not isinstance(text, str) or (key == "password" and ":" not in text):
-        raise ConfigurationError(
-            f"--users {file}: {name} has no {key} of sqlq web --new-user, which is a hash and never plain"
-        )
-    return text
-
-
-def new_user(name: str, role: Role, password: str) -> str:
-    """Return the lines of a user for the file."""
-    made = required("werkzeug.security").generate_password_hash(password)
-    return f'[users.{_key(name)}]\nrole = "{role}"\npassword = "{made}"'
-
-
-def new_token(name: str, role: Role, token: str) -> str:
-    """Return the lines of a token for the file."""
-    return f'[tokens.{_key(name)}]\nrole = "{role}"\nsha256 = "{digest(token)}"'
-
-
-def _key(name: str) -> str:
-    if not name.isprintable() or '"' in name or "\\" in name or not name:
-        raise ConfigurationError(f"the name {name!r} has to be printable, without quotes and backslashes")
-    return f'"{name}"'
-
-
 class Server:
     """The dashboard at an address of its own, from its making on."""
 
@@ -96,36 +147,35 @@ class Server:
         *,
         host: str,
         port: int,
-        logins: Logins,
+        users: Path | None = None,
         hosts: Sequence[str] = (),
         link: Callable[[str], None],
         **options: Any,
     ) -> None:
         """`link` is called with each URL that logs in once. Raises `ConfigurationError` for an address that
         is taken, or that others can reach without a login."""
-        waitress = required("waitress")
-        if not is_loopback(host) and not logins.passwords and not logins.tokens:
-            # guard: strangers-need-a-login
+        is_own = is_loopback(host)
+        if not is_own and users is None:  # guard: strangers-need-a-login
             raise ConfigurationError(
-                f"--host {host} can be reached from other machines: name who may log in with --users FILE "
-                "(sqlq web --new-user NAME makes its lines), or leave --host out"
+                f"--host {host} can be reached from other machines: name who may log in with --users FILE, "
+                "which has a line name:role:hash for each, or leave --host out"
             )
-        names = {host, "localhost", "127.0.0.1", "::1", *hosts} if is_loopback(host) else {host, *hosts}
-        anywhere = host in ("0.0.0.0", "::")
-        self.site = Site(app, logins, hosts=None if anywhere and not hosts else names, **options)
-        try:
-            self._server = waitress.create_server(
-                self.site, host=host, port=port, threads=THREADS, ident=None, max_request_body_size=1 << 20
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {host}, port {port}: {error.strerror or error}"
-            ) from None
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.effective_port}/"
-        if is_loopback(host) and not logins.passwords:
-            logins.links = lambda token: link(f"{self.url}login?token={token}")
-            logins.links(logins.new_link())
+        names = {host, *hosts, *(("localhost", "127.0.0.1", "::1") if is_own else ())}
+        is_anywhere = host in ("0.0.0.0", "::") and not hosts
+        login = ByLink(lambda query: link(self.url + query)) if users is None else ByPassword(users)
+        self.site = Site(app, login, hosts=None if is_anywhere else names, **options)
+        self._server, self.url = listen(
+            self.site,
+            host,
+            port,
+            threads=THREADS,
+            max_request_body_size=1 << 20,
+            connection_limit=CONNECTIONS,
+            channel_timeout=SILENT_SECONDS,
+            cleanup_interval=SILENT_SECONDS // 4,
+        )
+        if isinstance(login, ByLink):
+            login.renew()
 
     def run(self) -> None:
         """Serve until the process is stopped."""

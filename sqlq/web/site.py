@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import secrets
 from collections.abc import Collection, Iterable
@@ -13,11 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, word
-from sqlq.database.database import MissingFileError
 from sqlq.database.dialects import refusal
 from sqlq.errors import (
     ConfigurationError,
     JobNotFoundError,
+    MissingFileError,
     SchemaVersionError,
     SqlqError,
     UnsupportedDatabaseError,
@@ -25,7 +26,6 @@ from sqlq.errors import (
 from sqlq.web.access import (
     SECRET_NAMES,
     Authorize,
-    Logins,
     Redaction,
     RefusedError,
     User,
@@ -42,7 +42,7 @@ def required(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the dashboard needs the package {error.name}: pip install 'sqlq[web]'"
+            f"the dashboard needs the package {error.name}: pip install 'sqlq-jobs[web]'"
         ) from None
 
 
@@ -74,6 +74,10 @@ HEADERS = {
 LARGEST_FORM = 1 << 20
 FORM_COOKIE, SAID_COOKIE = "sqlq_form", "sqlq_said"
 ASSETS = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+_NOBODY = User("nobody")
+"""The user of pages that need none."""
 
 
 class View:
@@ -142,7 +146,7 @@ class View:
         values = {
             **values,
             "view": self,
-            "user": self.user,
+            "user": None if self.user is _NOBODY else self.user,
             "said": said,
             "endpoint": template.removesuffix(".html"),
         }
@@ -198,21 +202,23 @@ class Site:
                 "authorize says who may look and act: give a function that takes the request and returns a "
                 'sqlq.web.User("ada", "operator"), or None to refuse'
             )
+        if any(map(inspect.iscoroutinefunction, (authorize, type(authorize).__call__))):
+            raise ConfigurationError(
+                "authorize is an async def, and sqlq.web.wsgi has no event loop: write it as def, or mount "
+                "sqlq.web.asgi"
+            )
         self.app = app
         self.hides = hide_from_viewers
         self.redact = Redaction(redact)
         self.reading = Reading(app, read_url)
         self._authorize = authorize
+        self._has_warned = False
         self._hosts = hosts
-        self._logins = authorize if isinstance(authorize, Logins) else None
-        self.has_logins = self._logins is not None
-        named = {page.__name__: (path, page) for path, page in pages.PAGES.items()}
-        named |= {path: (path, page) for path, page in api.PAGES.items()}
+        named = {**pages.PAGES, **{path: (path, page) for path, page in api.PAGES.items()}}
         self._handlers = {name: page for name, (_, page) in named.items()} | {"act": actions.act}
         rules = [Rule(path, endpoint=name, methods=["GET"]) for name, (path, _) in named.items()]
         rules += [Rule("/act/<verb>", endpoint="act", methods=["POST"])]
         rules += [Rule("/static/<name>", endpoint="static", methods=["GET"])]
-        rules += [Rule("/login", endpoint="login"), Rule("/logout", endpoint="logout", methods=["POST"])]
         self._map = Map(rules, strict_slashes=False)
 
     def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -225,7 +231,7 @@ class Site:
 
     def _answer(self, request: Request) -> Response:
         urls = self._map.bind_to_environ(request.environ)
-        view = View(self, request, urls, User("", "viewer"))
+        view = View(self, request, urls, _NOBODY)
         try:
             check_host(request, self._hosts)
             if not request.environ.get("PATH_INFO"):  # mounted at /sqlq, and no slash came after it
@@ -236,17 +242,18 @@ class Site:
             if request.method == "POST":
                 check_origin(request)
                 self._check_token(view)
-            if endpoint in ("login", "logout"):
-                return self._log_in_or_out(view, endpoint)
-            user = self._authorize(request)
+            user = self._user(request)
             if user is None:
-                return self._nobody(view, endpoint)
+                status = 401 if endpoint.startswith("/api/") else 403
+                raise RefusedError("you have no access to this dashboard", status)
             view = View(self, request, urls, user)
             view.values = dict(values)
             return self._handlers[endpoint](view)
         except RequestRedirect:
             return Response(status=308, headers={"Location": view.url("overview")})
         except HTTPException as error:
+            if isinstance(error.response, Response):  # an answer of `authorize`
+                return error.response
             return self._problem(view, error.description or error.name, error.code or 500)
         except RefusedError as error:
             return self._problem(view, str(error), error.status)
@@ -261,6 +268,22 @@ class Site:
             said = f"The database did not answer: {refusal(error)}. This page tries again by itself."
             return self._problem(view, said, 503)
 
+    def _user(self, request: Request) -> User | None:
+        """Return the user of a request. Any answer of `authorize` but a `User` refuses it."""
+        user: Any = self._authorize(request)
+        if user is None or isinstance(user, User):  # guard: only-a-user-enters
+            return user
+        if not self._has_warned:
+            self._has_warned = True
+            log.error(
+                "authorize returned a %s, so the request is refused, and each one like it: return "
+                "sqlq.web.User(name, role), or None for nobody; sqlq.web.asgi alone awaits an async def",
+                type(user).__name__,
+            )
+        if inspect.iscoroutine(user):
+            user.close()
+        return None
+
     def _problem(self, view: View, said: str, status: int) -> Response:
         if view.request.path.startswith("/api/"):
             return api.problem(said, status)
@@ -271,31 +294,6 @@ class Site:
         known = view.request.cookies.get(FORM_COOKIE, "")
         if not known or not same(known, view.request.form.get("token", "")):  # guard: forms-have-their-token
             raise RefusedError("the form has expired: go back, load the page anew and send it again")
-
-    def _nobody(self, view: View, endpoint: str) -> Response:
-        if endpoint.startswith("/api/"):
-            return api.problem("give a token of the dashboard: Authorization: Bearer …", 401)
-        if self._logins is None:
-            raise RefusedError("you have no access to this dashboard")
-        return Response(status=303, headers={"Location": view.url("login")})
-
-    def _log_in_or_out(self, view: View, endpoint: str) -> Response:
-        logins, request = self._logins, view.request
-        if logins is None:
-            raise RefusedError("the application that this dashboard is part of has its own login", 404)
-        if endpoint == "logout":
-            logins.end(request)
-            return Response(status=303, headers={"Location": view.url("login")})
-        if request.method == "GET":
-            key = logins.by_link(request.args["token"]) if "token" in request.args else None
-        else:
-            key = logins.by_password(request.form.get("name", ""), request.form.get("password", ""))
-        if key is None:
-            tried = request.method == "POST" or "token" in request.args
-            return view.page("login.html", 401 if tried else 200, tried=tried, names=bool(logins.passwords))
-        response = Response(status=303, headers={"Location": view.url("overview")})
-        view.set_cookie(response, logins.cookie, key)
-        return response
 
 
 def _asset(name: str) -> Response:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -17,10 +17,10 @@ from sqlq.database.database import Database
 from sqlq.database.values import Ask, Claimant, ClaimOrder, QueuePosition
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Failed, Paused
+from sqlq.model.outcome import Failed
 from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Registry, Task
-from sqlq.payload.encryption import HEAD, Encryption, opened_without_keys
+from sqlq.payload.encryption import HEAD, NO_KEYS, Encryption
 from sqlq.store.flows import flows
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.workers import look
@@ -36,15 +36,15 @@ REST_SECONDS = 0.25
 RECENT_JOBS = 50
 """The duration of a job is measured over about so many of the last ones."""
 QUEUES_KNOWN_SECONDS = 1.0
-QUEUES_KEPT_SECONDS = 600.0
-"""A queue in which nothing waits any more is claimed from for so long without looking for it."""
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
 """A claim takes some milliseconds, most of them to flush it to disk, and up to so long for each job. A longer
 one has read many rows in vain."""
 SLOW_SECONDS = 1.0
 """After a longer claim, as of rows of many megabytes, the next ones are smaller. Leases run meanwhile, and on
 a database with one writer all other writers wait."""
-ANEW_ONCE_IN = 20
+CLAIM_BYTES = 16 * 1024**2
+"""After a claim of large payloads the next one brings as many jobs as fit this, by their mean size."""
+ANEW_ONCE_IN, LONGEST_SECONDS = 20, 5.0
 POSITIONS_KEPT = 10_000
 
 
@@ -84,79 +84,50 @@ class Pace:
         return self._per_second
 
 
-class Frontier:
-    """How far claims have come in each queue and priority, for while a scan from the head is slow
-    (PostgreSQL).
+class ScanCursor:
+    """The last claimed job of each queue and priority, for while a scan from the head is slow.
 
     An open transaction keeps the server from removing the rows that were claimed since it began. A claim from
-    the head of a queue reads all of them again. While that takes long, claims begin where the last one ended.
-    A twentieth of the time goes to claims from the head. They find the jobs before that position, which were
-    committed late or lost their worker, and those of new queues and priorities.
+    the head of a queue reads all of them again. After two slow ones, claims begin where the last one ended.
+    They do so for twenty times as long as the last one took, and at most for `LONGEST_SECONDS`. The next
+    claim from the head finds the jobs before that position, which were committed late or lost their worker,
+    and new priorities.
     """
 
     def __init__(self) -> None:
         self._positions: dict[tuple[str, int], tuple[int, int]] = {}
-        self._dear_seconds = self._last_seconds = 0.0
-        """How long a claim from the head takes: the quicker one of the last two, and the last one. It is 0
-        for one that is not dear."""
-        self._begun_at = float("-inf")
+        self._goes_on_until = float("-inf")
+        self._was_dear = False
 
-    def begins_anew(self) -> bool:
-        """Whether the next claim is one from the head."""
-        return time.monotonic() - self._begun_at >= self._dear_seconds * ANEW_ONCE_IN
-
-    def began_anew(self, claimed: Sequence[ClaimedJob], seconds: float) -> None:
-        """Note a claim from the head: behind its last job of each priority everything is due later, or
-        another worker's."""
-        is_dear = seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
-        dear_seconds = seconds if is_dear else 0.0
-        # A COMMIT may wait seconds for a standby, once, and no scan was long.
-        self._dear_seconds = min(dear_seconds, self._last_seconds)  # guard: dear-claims-are-measured
-        self._last_seconds = dear_seconds
-        self._begun_at = time.monotonic()
-        self.went_on(claimed)
-
-    def went_on(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Note the claimed jobs, in the order of the queue."""
+    def note(self, claimed: Sequence[ClaimedJob], head_seconds: float = 0.0) -> None:
+        """Note the claimed jobs, in the order of the queue, and how long a claim from the head took. After an
+        empty claim the next one is from the head."""
+        if not claimed:
+            self._goes_on_until = float("-inf")
+        elif head_seconds:
+            is_dear = head_seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
+            # A COMMIT may wait seconds for a standby, once, and no scan was long.
+            if is_dear and self._was_dear:  # guard: dear-claims-are-measured
+                rest = min(head_seconds * ANEW_ONCE_IN, LONGEST_SECONDS)
+                self._goes_on_until = time.monotonic() + rest
+            self._was_dear = is_dear
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
         self._positions |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
 
     def positions(self, names: Sequence[str]) -> list[QueuePosition]:
-        """Return where to go on in these queues, in the order in which jobs should start."""
+        """Return where to go on in these queues, in the order in which jobs should start. Without any, the
+        next claim is one from the head."""
+        if time.monotonic() >= self._goes_on_until:
+            return []
         order = {name: i for i, name in enumerate(names)}
         known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]
         return sorted(known, key=lambda place: (order[place[0]], -place[1]))
 
 
-class Turns:
-    """Gives queues turns by their weights, evenly mixed: a smooth weighted round robin. With the weights 5, 1
-    and 1 seven turns are a a b a c a a."""
-
-    def __init__(self, weights: Mapping[str, int]) -> None:
-        self._weights = weights
-        self._credit = dict.fromkeys(weights, 0)
-
-    def take(self, names: Sequence[str], number: int) -> list[str]:
-        """Return the queues whose turn is next, so many of these. A queue that is not among them has no
-        turn, and saves none up."""
-        total = sum(self._weights[name] for name in names)
-        rounds, rest = divmod(number, total)
-        # after a whole round the credits are as they were before it
-        whole = [self._next(names, total) for _ in range(total)] if rounds else []
-        return whole * rounds + [self._next(names, total) for _ in range(rest)]
-
-    def _next(self, names: Sequence[str], total: int) -> str:
-        for name in names:
-            self._credit[name] += self._weights[name]
-        first = max(names, key=self._credit.__getitem__)  # of equals the first named
-        self._credit[first] -= total
-        return first
-
-
 class Claimer:
     """Claims for one worker. Without queues in its options it serves every queue there is, in rotation.
-    Queues with weights have turns as well."""
+    Queues with weights come in a random order by weight."""
 
     def __init__(
         self,
@@ -170,11 +141,7 @@ class Claimer:
         self._largest = LARGEST_BATCH if options.claim_batch is None else options.claim_batch
         self._ahead_seconds = AHEAD_SECONDS if options.ahead_ms is None else options.ahead_ms / 1000
         self._newest_first = newest_first
-        self._turns = None if options.weights is None else Turns(options.weights)
-        self._had_too_few: set[str] = set()
-        """Queues that had fewer jobs than turns in the last claim from them."""
-        self._had_turn: set[str] = set()
-        """Queues that came first in a claim since the last one that had to begin anew."""
+        self._weights = options.weights
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if options.queues is None else list(dict.fromkeys(options.queues))
@@ -183,14 +150,13 @@ class Claimer:
         self._lease_ms = options.lease_ms
         self._drain = options.drain
         self._pace = Pace(options.concurrency)
-        self._frontier = Frontier()
-        self._seen: dict[str, float] = {}
-        """The queues there are, and those there were: when each last held a job."""
+        self._cursor = ScanCursor()
         self._tasks = {} if tasks is None else tasks
+        self._known = look.KnownQueues(self._fixed, {task.queue for task in self._tasks.values()})
+        self._claimed_from: set[str] = set()
+        """The queues of the jobs that were claimed since the last look."""
         self._tasks_say = "{}"
         self._seen_tasks: tuple[Any, ...] = ()
-        self._follow_ups: str | None = None
-        """The callbacks of the tasks, for rows without callbacks; None where no task has one."""
         self._looked_at = float("-inf")
         self._short = True
         """Whether the last claim found less than it looked for."""
@@ -198,7 +164,7 @@ class Claimer:
         """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
         self._turn = 0
         self._most = self._largest
-        """How many jobs a claim may bring, by how long the last ones took."""
+        """How many jobs a claim may bring, by the time and the bytes that the last ones took."""
         self.passes_again_at = float("-inf")
         """When jobs may be claimed again past those that are held until they get processes of their own."""
 
@@ -234,12 +200,13 @@ class Claimer:
             or (self._short and self._database.dialect.one_writer)
             or (self._fixed is None and time.monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
         )
-        names = self._look() if looks_first else (self._fixed or list(self._seen))
-        claimed = self._claim_in_turns(names, limit)
+        names = self._look() if looks_first else (self._fixed or self._known.with_jobs)
+        claimed = self._claim(self._in_turn(names), limit)
         if not claimed and not looks_first:
             found = self._look()
             if self._fixed is None:  # due jobs of the others were locked, or taken meanwhile
                 claimed = self._claim([name for name in found if name not in names], limit)
+        self._claimed_from.update(job.queue for job in claimed)
         self._short = len(claimed) < limit
         seconds = time.monotonic() - began
         # guard: slow-claims-get-smaller
@@ -248,30 +215,10 @@ class Claimer:
             if seconds > SLOW_SECONDS
             else min(2 * self._most, self._largest)
         )
+        if payload_bytes := sum(len(job.payload) for job in claimed):
+            fits = len(claimed) * CLAIM_BYTES // payload_bytes
+            self._most = max(1, min(self._most, fits))  # guard: large-claims-get-smaller
         return claimed
-
-    def _claim_in_turns(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        """Claim as many jobs of each queue as it has turns, and return them in the order of these. The turns
-        of a queue with too few jobs go to the others. The next claim looks whether it has some again."""
-        if self._turns is None:
-            return self._claim(self._in_turn(names), limit)
-        if short := [name for name in names if name in self._had_too_few]:
-            due = look.due_in(self._database, short)
-            self._had_too_few -= {name for name, ms in due.items() if ms <= 0}
-        left = [name for name in names if name not in self._had_too_few]
-        found: dict[str, list[ClaimedJob]] = defaultdict(list)
-        turns: list[str] = []
-        while left and (room := limit - sum(map(len, found.values()))):
-            taken = self._turns.take(left, room)
-            turns += taken
-            for name, share in Counter(taken).items():
-                some = self._claim([name], share)
-                found[name] += some
-                if len(some) < share:
-                    left.remove(name)
-                    self._had_too_few.add(name)
-        each = {name: iter(some) for name, some in found.items()}
-        return [job for name in turns if (job := next(each[name], None)) is not None]
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if self._newest_first.isdisjoint(names):
@@ -296,12 +243,20 @@ class Claimer:
     def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if not names:
             return []
-        if self._may_go_on(names[0]):
-            claimed = self._go_on(names, limit)
+        dialect, schema = self._database.dialect, self._database.schema
+        positions = self._cursor.positions(names)
+        has_turns = self._fixed is None or self._weights is not None
+        # guard: a-turn-finds-its-queue
+        if positions and (not has_turns or positions[0][0] == names[0]):
+            claimed = self._run(
+                lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
+                names,
+                limit,
+            )
+            self._cursor.note(claimed)
             if claimed or not self._drain:  # guard: drain-claims-anew
                 return claimed
         begun = time.monotonic()
-        dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
             lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), self._order),
             names,
@@ -309,31 +264,7 @@ class Claimer:
         )
         if dialect.claims_beyond:
             parts = len({job.queue for job in claimed}) if dialect.claims_queues_apart else 1
-            self._frontier.began_anew(claimed, (time.monotonic() - begun) / max(1, parts))
-        return claimed
-
-    def _may_go_on(self, first: str) -> bool:
-        """Whether this claim begins where the last one ended. It does not in a queue's first turn: no
-        position may be known there."""
-        if self._frontier.begins_anew():
-            self._had_turn.clear()
-            return False
-        if self._turns is None or first in self._had_turn:
-            return True
-        self._had_turn.add(first)  # guard: a-turn-finds-its-queue
-        return False
-
-    def _go_on(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        positions = self._frontier.positions(names)
-        if not positions:
-            return []
-        dialect, schema = self._database.dialect, self._database.schema
-        claimed = self._run(
-            lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
-            names,
-            limit,
-        )
-        self._frontier.went_on(claimed)
+            self._cursor.note(claimed, (time.monotonic() - begun) / max(1, parts))
         return claimed
 
     def _run(
@@ -342,26 +273,20 @@ class Claimer:
         return self._database.run_raw(lambda ask: claiming.claimed(claim(ask), names, limit, self._order))
 
     def _claimant(self) -> Claimant:
-        """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts and
-        callbacks for rows without them."""
+        """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts, for
+        rows without any."""
         tasks = tuple(self._tasks.values())
         if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
             self._seen_tasks = tasks
             named = {name: task.max_attempts for task in tasks for name in (task.name, *task.aliases)}
             self._tasks_say = json.dumps(named, ensure_ascii=False)
-            followed = {
-                name: {"on_success": task.on_success, "on_failure": task.on_failure}
-                for task in tasks
-                if task.on_success is not None or task.on_failure is not None
-                for name in (task.name, *task.aliases)
-            }
-            # guard: a-claim-says-what-follows
-            self._follow_ups = json.dumps(followed, ensure_ascii=False) if followed else None
-        return Claimant(self._owner, self._lease_ms, self._tasks_say, self._follow_ups)
+        return Claimant(self._owner, self._lease_ms, self._tasks_say)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Return the queues in the order of this claim. Queues without a given order take turns, so that a
         busy one starves no other."""
+        if (weights := self._weights) is not None:
+            return sorted(names, key=lambda name: random.random() ** (1 / weights[name]), reverse=True)
         if not names or self._fixed is not None:
             return list(names)
         ordered = sorted(names, key=repr)  # SQLite lets in bytes, too
@@ -372,9 +297,8 @@ class Claimer:
     def _look(self) -> list[str]:
         """Return those of the served queues that have due jobs, and note when the next job will be due."""
         self._looked_at = time.monotonic()
-        found = look.due_in(self._database, self._fixed)
-        kept = {name: at for name, at in self._seen.items() if at > self._looked_at - QUEUES_KEPT_SECONDS}
-        self._seen = kept | dict.fromkeys(found, self._looked_at)
+        found = look.due_in(self._database, self._known, self._claimed_from)
+        self._claimed_from.clear()
         later = [ms for ms in found.values() if ms > 0]
         self.next_due = time.monotonic() + min(later) / 1000 if later else float("inf")
         order = self._fixed or found
@@ -411,13 +335,9 @@ class Intake:
         self.on_start: Callable[[Attempt], None] | None = None
         """Called with each job that starts; None without listeners."""
 
-    def readable(self, claimed: list[ClaimedJob], paused: Collection[str] = ()) -> flows.Filled:
+    def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
-        arguments. Those of `paused` tasks do not start."""
-        # guard: the-paused-do-not-start
-        if held := [job for job in claimed if job.task in paused]:
-            ready, unready = self.readable([job for job in claimed if job.task not in paused])
-            return flows.Filled(ready, [*unready, *((job, Paused()) for job in held)])
+        arguments."""
         seal = self._database.seal
         if seal is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
             return self._with_results(claimed)
@@ -443,6 +363,12 @@ class Intake:
     def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
         """Return a claimed job as its handler sees it, with its task and how it is to run."""
         task = self._tasks.get(job.task)
+        if task is not None and (task.on_success is not None or task.on_failure is not None):
+            # guard: a-row-without-follow-ups-has-its-tasks
+            job = job._replace(
+                on_success=task.on_success if job.on_success is None else job.on_success,
+                on_failure=task.on_failure if job.on_failure is None else job.on_failure,
+            )
         # guard: lost-jobs-run-isolated
         isolates = task is not None and bool(self._all_isolated or task.isolate or job.losses > 0)
         running = Attempt(job, task, trusted_until, self.target, isolated=isolates and self._has_isolates)
@@ -464,13 +390,10 @@ def opened_by(seal: Encryption | None, claimed: Iterable[ClaimedJob]) -> flows.F
     done = flows.Filled([], [])
     for job in claimed:
         try:
-            if seal is None:
-                opened_without_keys("payload", job.payload)
-            else:
-                job = job._replace(payload=seal.opened("payload", job.task, job.queue, job.payload))
+            plain = (seal or NO_KEYS).opened("payload", job.task, job.queue, job.payload)
         except SealError as error:
             bad = Failed("bad_signature", describe(error))  # guard: a-bad-seal-fails
             done.unready.append((job, put_off_without_key(job, error) if error.lacks_key else bad))
         else:
-            done.ready.append(job)
+            done.ready.append(job._replace(payload=plain))
     return done

@@ -15,7 +15,6 @@ log = logging.getLogger("sqlq.worker")
 
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 5.0
-FAILED_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -109,8 +108,7 @@ class Gatherer(Threaded, Generic[T]):
         """Note that a batch could not be written; return in how many seconds to try again."""
         if isinstance(error, AWAY):
             return self._outage.met(error)
-        log.error("%s failed; trying again", self._doing, exc_info=error)
-        return FAILED_SECONDS
+        return self._outage.failed(error)
 
     def _run(self) -> None:
         gathering = True

@@ -6,9 +6,10 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from sqlq.config import pyproject
+from sqlq.config.constants import CONCURRENCY, LEASE_MS
 from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
@@ -20,11 +21,6 @@ from sqlq.model.schedule import Declarations
 from sqlq.model.task import Registry
 
 LARGEST_WEIGHT = 1_000
-POLLS_MS = 20, 5_000
-"""A longer one would come to the time after which a worker takes its poller for dead."""
-BATCHES = range(1, 1_001)
-AHEADS_MS = 0, 1_000
-"""A job that has not started after a second is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +49,12 @@ class WorkerOptions:
     grace_ms: int = 30_000
     drain: bool = False
     max_jobs: int | None = None
-    max_lifetime_ms: int | None = None
-    retention_ms: int | None = None
     name: str | None = None
     max_rss: int | None = None
     """In bytes."""
     max_idle_ms: int | None = None
     weights: dict[str, int] | None = None
-    """How many turns each queue has of those of all; None where queues come in the order given."""
+    """How often each queue comes first, beside the others; None where queues come in the order given."""
     isolate: bool = False
     """Whether every job runs in a subprocess, whatever option its task has."""
     poll_ms: int | None = None
@@ -69,19 +63,19 @@ class WorkerOptions:
     """The most jobs that a claim brings; None for the default."""
     ahead_ms: int | None = None
     """Jobs are held that start within so long; None for the default."""
+    retention_ms: int | None = None
+    """The retention of the App; None for the default."""
 
     @classmethod
     def of(
         cls,
         *,
-        queues: Sequence[str] | Mapping[str, int] | None,
-        concurrency: int,
-        lease: Duration,
-        grace: Duration,
-        drain: bool,
-        max_jobs: int | None,
-        max_lifetime: Duration | None = None,
-        retention_ms: int | None,
+        queues: Sequence[str] | Mapping[str, int] | None = None,
+        concurrency: int | None = None,
+        lease: Duration | None = None,
+        grace: Duration | None = None,
+        drain: bool = False,
+        max_jobs: int | None = None,
         name: str | None = None,
         max_rss: str | int | None = None,
         max_idle: Duration | None = None,
@@ -98,67 +92,32 @@ class WorkerOptions:
             raise ConfigurationError(
                 "queues is an empty list: name at least one queue, or leave it out to serve all"
             )
-        checked_whole(concurrency, "concurrency", range(1, 1_001), ConfigurationError)
-        lease_ms = milliseconds(lease, "lease")
-        if not 1_000 <= lease_ms <= 24 * 3_600_000:
-            raise ConfigurationError(
-                f"lease is {lease!r}: it must lie between 1s and 1d; 30s suits nearly all"
-            )
-        if max_jobs is not None and not (isinstance(max_jobs, int) and max_jobs >= 1):
-            raise ConfigurationError(f"max_jobs is {max_jobs!r}: it must be a whole number of at least 1")
-        max_lifetime_ms = None if max_lifetime is None else milliseconds(max_lifetime, "max_lifetime")
-        if max_lifetime_ms == 0:
-            raise ConfigurationError(
-                "max_lifetime is zero: a worker could claim nothing in it; leave it out for no limit"
-            )
         max_idle_ms = None if max_idle is None else milliseconds(max_idle, "max_idle")
         if max_idle_ms == 0:
             raise ConfigurationError("max_idle is zero: leave it out for no limit, or drain to end at once")
         return cls(
             names,
-            concurrency,
-            lease_ms,
-            milliseconds(grace, "grace"),
+            setting("concurrency", concurrency, CONCURRENCY),
+            setting("lease", lease, LEASE_MS),
+            setting("grace", grace, GRACE_MS),
             drain,
-            max_jobs,
-            max_lifetime_ms,
-            retention_ms,
+            None if max_jobs is None else SETTINGS["max_jobs"](max_jobs, "max_jobs"),
             None if name is None else checked_name(name, "name", ConfigurationError),
             None if max_rss is None else checked_bytes(max_rss, "max_rss"),
             max_idle_ms,
             weights,
             isolate,
-            _between(("poll", "SQLQ_POLL"), poll, *POLLS_MS),
-            _checked_batch(claim_batch),
-            _between(("ahead", "SQLQ_AHEAD"), ahead, *AHEADS_MS),
+            setting("poll", poll),
+            setting("claim_batch", claim_batch),
+            setting("ahead", ahead),
         )
 
     def jittered(self) -> WorkerOptions:
-        """Return these options with up to a tenth less of jobs and lifetime, so that workers started together
-        do not end together."""
-        return replace(self, max_jobs=_less(self.max_jobs), max_lifetime_ms=_less(self.max_lifetime_ms))
-
-
-def _between(names: tuple[str, str], argument: Duration | None, least: int, most: int) -> int | None:
-    """Return the milliseconds of a setting of workers that lies in a range; None where it is set nowhere."""
-    what, value = pyproject.setting(argument, *names, names[0])
-    if value is None:
-        return None
-    ms = milliseconds(value, what)
-    if not least <= ms <= most:
-        lie = f"it must lie between {readable(least)} and {readable(most)}"
-        raise ConfigurationError(f"{what} is {value!r}: {lie}")
-    return ms
-
-
-def _checked_batch(argument: int | None) -> int | None:
-    what, value = pyproject.setting(argument, "claim_batch", "SQLQ_CLAIM_BATCH", "claim_batch")
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    return None if value is None else checked_whole(number, what, BATCHES, ConfigurationError)
-
-
-def _less(limit: int | None) -> int | None:
-    return None if limit is None else limit - int(limit * random.uniform(0, 0.1))
+        """Return these options with up to a tenth fewer jobs, so that workers started together do not end
+        together."""
+        if self.max_jobs is None:
+            return self
+        return replace(self, max_jobs=self.max_jobs - int(self.max_jobs * random.uniform(0, 0.1)))
 
 
 def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
@@ -168,7 +127,7 @@ def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
         whole = isinstance(weight, int) and not isinstance(weight, bool)
         if not whole or not 1 <= weight <= LARGEST_WEIGHT:
             raise ConfigurationError(
-                f"queues[{name!r}] is {weight!r}: a weight is a whole number from 1 to {LARGEST_WEIGHT:,}"
+                f"queue {name!r} has the weight {weight!r}: it is a whole number from 1 to {LARGEST_WEIGHT:,}"
             )
     return dict(weights)
 
@@ -192,3 +151,54 @@ def checked_bytes(value: str | int, what: str) -> int:
     if number is None or number <= 0:
         raise ConfigurationError(f'{what} is {value!r}: give a size such as "400MB" or "1.5GB"')
     return number
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+GRACE_MS: Final = 25_000
+Check = Callable[[Any, str], int]
+"""Returns a value as a number, in milliseconds or bytes. Raises `ConfigurationError` for a wrong value; the
+second argument is its name."""
+
+
+def _whole(most: int) -> Check:
+    def check(value: Any, what: str) -> int:
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        return checked_whole(number, what, range(1, most + 1), ConfigurationError)
+
+    return check
+
+
+def _duration(least_ms: int, most_ms: int) -> Check:
+    def check(value: Any, what: str) -> int:
+        ms = milliseconds(value, what)
+        if not least_ms <= ms <= most_ms:
+            lie = f"it must lie between {readable(least_ms)} and {readable(most_ms)}"
+            raise ConfigurationError(f"{what} is {value!r}: {lie}")
+        return ms
+
+    return check
+
+
+SETTINGS: Final[Mapping[str, Check]] = {
+    "processes": _whole(1_000),
+    "concurrency": _whole(1_000),
+    "lease": _duration(1_000, 24 * 3_600_000),
+    "grace": milliseconds,
+    "max_jobs": _whole(1_000_000_000),
+    "max_rss": checked_bytes,
+    "wait": milliseconds,
+    # a longer one would come to the time after which a worker takes its poller for dead
+    "poll": _duration(20, 5_000),
+    "claim_batch": _whole(1_000),
+    # a job that has not started after a second is released
+    "ahead": _duration(0, 1_000),
+}
+"""The settings of workers: each is an option of `sqlq work`, a variable, and a key of [tool.sqlq]."""
+
+
+def setting(name: str, argument: Any, default: int | None = None) -> Any:
+    """Return a setting of workers: the argument, else the variable (SQLQ_LEASE for `lease`), else the key of
+    [tool.sqlq], else the default. Raises `ConfigurationError` for a wrong value."""
+    what, value = pyproject.setting(argument, name, f"SQLQ_{name.upper()}", name)
+    return default if value is None else SETTINGS[name](value, what)

@@ -7,12 +7,14 @@ import random
 import threading
 import time
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import readable
-from sqlq.database.database import Database, MissingFileError
+from sqlq.database.database import Database
 from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes, was_rolled_back
+from sqlq.errors import MissingFileError, SchemaVersionError, SqlqError
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """The loops of a worker wait these out: the database does not answer, or its file was moved."""
@@ -22,6 +24,9 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
 """The longest wait, and a connection attempt that is given up, leave a worker back at work within five
 seconds."""
 SAY_EVERY_SECONDS = 60.0
+OFTEN = 3
+"""After so many failures in a row, by no outage, a loop does not try the same again."""
+ODD_SECONDS = 1.0
 TAKES_NO_WRITES = "takes no writes"
 
 
@@ -35,10 +40,11 @@ class _Trouble:
         self.since: float | None = None
         self.number = 0
         """How many outages are over."""
+        self.fault: str | None = None
 
 
-_troubles: dict[Any, _Trouble] = {}
-"""By the place of the database."""
+_troubles: WeakValueDictionary[Any, _Trouble] = WeakValueDictionary()
+"""By the place of the database, as long as a loop uses it."""
 
 
 def begins(thread: threading.Thread) -> bool:
@@ -52,19 +58,29 @@ def begins(thread: threading.Thread) -> bool:
     return True
 
 
+def passed_over(what: str, error: Exception) -> None:
+    """Log an error after which the worker goes on. The loops log those of the database, so here they are for
+    debugging. Any other is a mistake, and needs its traceback."""
+    is_away = isinstance(error, AWAY)  # guard: a-mistake-is-no-outage
+    log.log(logging.DEBUG if is_away else logging.ERROR, "%s: %s", what, error, exc_info=not is_away)
+
+
 class Outage:
     """The trouble that one loop of a worker has with its database. All loops meet the same outage at the same
     time, so they log it once together."""
 
-    def __init__(self, doing: str, database: Database | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self, doing: str, database: Database | None = None, *, quiet: bool = False, is_vital: bool = False
+    ) -> None:
         """With `quiet` this loop does not log an outage, since other loops meet and log the same one. It logs
-        refusals of the database, which it meets alone."""
+        refusals of the database, which it meets alone. Without a loop that `is_vital` no worker goes on."""
         url = None if database is None else database.engine.url
         place = None if url is None else (url.host, url.port, url.database, str(url.query))
         self._shared = _troubles.setdefault(place, _Trouble())  # guard: each-database-has-its-own-outages
         self._doing = doing
         self._quiet = quiet
-        self._failures = 0
+        self._is_vital = is_vital
+        self._failures = self._odd = 0
         self._met_number = 0
 
     def met(self, error: BaseException) -> float:
@@ -92,11 +108,32 @@ class Outage:
         seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
+    def failed(self, error: Exception) -> float:
+        """Note an error that is not the database's; return how many seconds to wait before trying again."""
+        self._odd += not isinstance(error, SqlqError)
+        with self._shared.lock:
+            if self._is_to_be_said(f"{self._doing}: {type(error).__name__}"):
+                log.error("%s failed; trying again", self._doing, exc_info=error)
+        if self._is_vital and self._odd >= OFTEN:  # guard: a-fault-ends-the-worker
+            self.give_up(error)
+        return ODD_SECONDS
+
+    def give_up(self, error: Exception) -> None:
+        """Have the workers of this process end: they cannot go on, by no fault of the database."""
+        cause = f"{type(error).__name__}: {error}"
+        self._shared.fault = f"{self._doing} fails again and again, by no fault of the database: {cause}"
+
+    def fault(self) -> str | None:
+        """Take the reason why the workers of this process cannot go on."""
+        fault, self._shared.fault = self._shared.fault, None
+        return fault
+
     def _speak_of(self, error: BaseException) -> None:
         with self._shared.lock:
             if self._shared.since is None:
                 self._shared.since = time.monotonic()
             trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
+            trouble = "does not have its tables" if isinstance(error, SchemaVersionError) else trouble
             if self._is_to_be_said(trouble):
                 log.warning(
                     "the database %s (while %s: %s); trying again until it does",
@@ -126,11 +163,12 @@ class Outage:
     def forget(self) -> None:
         """Count this loop's failures anew, after a turn without a query. The database may still be away, so
         nothing is logged."""
-        self._failures = 0
+        self._failures = self._odd = 0
 
     def over(self, *, wrote: bool = True) -> None:
         """Note that the database answered. If it was not `wrote` to, it may be a standby, or its disk
         full."""
+        self._odd = 0
         if self._failures == 0:
             return
         with self._shared.lock:

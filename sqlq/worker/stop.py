@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
+from sqlq.worker.ipc.pipe import handle_here
+from sqlq.worker.outage import begins
 from sqlq.worker.run.executor import Executor
 
 if TYPE_CHECKING:
@@ -31,6 +35,39 @@ STATEMENT_SECONDS = 5.0
 """How long one of them may, where nothing presses."""
 LAST_MOMENT_SECONDS = 2.0
 """How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
+
+DEFAULTS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+"""The handlers of a program that has set none."""
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C call `stop` within the block, which runs in the main thread. Handlers of the
+    program's own stay."""
+    requests: SimpleQueue[int] = SimpleQueue()
+    replaced: list[int] = []
+
+    def serve() -> None:
+        while requests.get():
+            stop()
+
+    def note(number: int, frame: Any) -> None:
+        # `stop` takes locks that the interrupted thread may hold; `put` of this queue takes none
+        requests.put(number)
+
+    if threading.current_thread() is threading.main_thread() and begins(
+        threading.Thread(target=serve, name="sqlq-signals", daemon=True)
+    ):
+        # guard: handlers-of-the-program-stay
+        replaced = [number for number, default in DEFAULTS.items() if signal.getsignal(number) == default]
+    for number in replaced:
+        handle_here(number, note)  # guard: forked-children-take-signals-here
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, DEFAULTS[number])
+        requests.put(0)
 
 
 class Grace:

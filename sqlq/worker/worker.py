@@ -7,11 +7,12 @@
 `sqlq work` runs it in a child process under a supervisor (see there), a program of your own in itself
 (`app.worker()`). Each thread that uses the database has a connection of its own: the loop below (claim), the
 settler, the heartbeat and the maintenance (rescue, prune). The poller, the unblocker, the admissions, and the
-writers of progress and answers begin when they are needed. No handler ever sees these connections.
+writer of progress begin when they are needed. No handler ever sees these connections.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -23,8 +24,14 @@ from dataclasses import replace
 from typing import Any
 
 from sqlq.database.timeouts import waits_while
-from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.model.outcome import Outcome, Paused
+from sqlq.errors import (
+    ConfigurationError,
+    ExecutionError,
+    MissingFileError,
+    SchemaVersionError,
+    SqlqError,
+)
+from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
 from sqlq.schema import version
@@ -39,16 +46,16 @@ from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
-from sqlq.worker.maintain.services import Follow, Held, SchemaWatch, Vacuum
+from sqlq.worker.maintain.services import Follow, SchemaWatch
 from sqlq.worker.options import AppParts, WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
-from sqlq.worker.settle.after import Admissions, AfterSettling, Answers, Unblocker
+from sqlq.worker.settle.after import Admissions, AfterSettling, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
-from sqlq.worker.stop import Bounds, Grace, Lifespans
+from sqlq.worker.stop import Bounds, Grace, Lifespans, stopped_by_signals
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
 
@@ -90,7 +97,6 @@ class Worker(Background):
         self._left, self._ending = threading.Event(), threading.Lock()
         self._last_look = LastLook(self._supervision, options.poll_ms)
         self._wake = wake_for(database, self._last_look.is_recent, options.poll_ms)
-        self._keep_finished = keep_finished = options.retention_ms != 0
         self._deadlines = Deadlines(self._stuck, self._supervision.beat)
         schema = version.Watch()
         self._control = Control(
@@ -100,7 +106,6 @@ class Worker(Background):
             database,
             self._control.sign_of_life,
             options.lease_ms,
-            keep_finished,
             reporter,
             deadlines=self._deadlines,
             box=self._supervision.box,
@@ -108,17 +113,13 @@ class Worker(Background):
         self._progress = ProgressWriter(database)
         self._unblocker = Unblocker(database, lambda: self._wake.at(time.monotonic()), self._after_unblocking)
         self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=app.has_limits)
-        self._answers = Answers(database)
         self._settler = Settler(
             database,
             self._leases,
             reporter,
             self._progress,
-            AfterSettling(
-                self._unblocker, self._admissions, self._answers, self._wake.at, self._after_settling
-            ),
+            AfterSettling(self._unblocker, self._admissions, self._wake.at, self._after_settling),
             worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
-            keep_finished=keep_finished,
         )
         self._executors = Executor(
             options.concurrency,
@@ -152,8 +153,6 @@ class Worker(Background):
             [
                 *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
                 SchemaWatch(database, schema, self._stop_behind),
-                Vacuum(database, lambda: self._executors.ended),
-                Held(database, self.id, self._leases.unstarted, self._executors.release_forgotten),
                 self._control,
             ],
             reporter=reporter,
@@ -168,21 +167,34 @@ class Worker(Background):
                 *(database, options, self._sent),
                 last_look=self._last_look,
                 looked=self._looked,
-                awaited=self._answers.asked,
                 workers=lambda: [self.id],
             )
         )
         self._claimed = 0
-        self._left_behind: SchemaVersionError | None = None
+        self._fault: SqlqError | None = None
+        """Why it has stopped by itself, for `run` to raise."""
 
     # -- from outside ----------------------------------------------------------------------------------------
+
+    async def _arun(self) -> Tally:
+        """Run in a thread, and meanwhile `async def` handlers and the lifespan on this event loop. A cancel
+        stops it at once."""
+        loop = asyncio.get_running_loop()
+        self._executors.run_on(loop)
+        running = loop.run_in_executor(None, self.run)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop(0)
+            await running  # guard: a-cancelled-drain-leaves-no-worker
+            raise
 
     def stop(self, grace_ms: int | None = None) -> None:
         """Stop: the first call lets running jobs finish within the grace time, the second leaves at once.
 
         With `grace_ms` the grace time is no longer than that. Returns at once, and may be called from any
         thread. Do not call it from a signal handler, which may have interrupted the thread whose lock it
-        would wait for. See `sqlq.cli.work` for one way to come from signals to here.
+        would wait for. Let the signal handler start a thread.
         """
         self._grace.stop(grace_ms)
         self._wake.call()
@@ -198,14 +210,16 @@ class Worker(Background):
         self._control.pause(paused=False)
 
     def run(self, *, patient: bool | float = False) -> Tally:
-        """Work until stopped (or drained, or `max_jobs` or `max_lifetime` is reached), and return how many
-        attempts ended how.
+        """Work until stopped (or drained, or `max_jobs` is reached), and return how many attempts ended how.
 
         Raises `SqlqError` when the App's lifespan fails. Raises `SchemaVersionError` at once when this sqlq
         cannot use the tables. When a migration makes them so meanwhile, it raises that after it has stopped
-        in good order. With `patient` it waits for a database that is away at the start, with a number so
+        in good order. Raises `ExecutionError` likewise where it cannot go on by a fault that is not the
+        database's. With `patient` it waits for a database that is away at the start, with a number so
         many seconds. After the start it waits out all trouble with the database. Raises `ConfigurationError`
         for a worker that has been run before.
+
+        In the main thread SIGTERM and SIGINT call `stop` meanwhile, unless the program handles them itself.
         """
         if self._has_run:  # its parts have ended; guard: a-worker-runs-once
             raise ConfigurationError(STARTED_BEFORE)
@@ -216,18 +230,16 @@ class Worker(Background):
                 "renewed": self._renewed_for_us,
                 "events": self._events_of_dead_workers,
                 "look": lambda _: self._wake.hinted(),
-                "awaited": self._answers.asked,
                 **self._control.handlers(),
             },
             self._report,
         )
-        with waits_while(self._grace.patience):
+        with stopped_by_signals(self.stop), waits_while(self._grace.patience):
             if self._control.enter(patient=patient):
                 self._intake.target = Target(
                     lambda: self._app.database,
                     self._database.seal,
                     self._database.schema,
-                    self._keep_finished,
                     self._app.tasks,
                     self._app.plan,
                 )
@@ -237,8 +249,8 @@ class Worker(Background):
                             self._start_and_work()
                 finally:
                     self._control.sign_off()
-        if self._left_behind:
-            raise self._left_behind
+        if self._fault:
+            raise self._fault
         return self._settler.tally
 
     def _start_and_work(self) -> None:
@@ -258,10 +270,12 @@ class Worker(Background):
         self._supervision.ready(Facts.of(self.id, self._database, self._options))
         self._control.ready()
         self._is_ready.set()
+        self._database.on_another_file = self._another_file
         try:
             self._work()
         finally:
             self._shut_down()
+            self._database.on_another_file = lambda: None
 
     def _report(self) -> dict[str, Any]:
         running = self._executors.load()[0]
@@ -309,6 +323,18 @@ class Worker(Background):
         if self._supervision.supervised:
             self._retire("a handler does not stop")
 
+    def _another_file(self) -> None:
+        """Leave at once, and write no outcome. Jobs in another file may have the ids and tokens of those that
+        run here."""
+        why = "the database file was replaced by another one"
+        if not self._left.is_set():
+            self._left.set()
+            log.error("stopping at once: %s", why, extra={"event": "stopping"})
+            self._supervision.leaving(why, replace=True)
+            self.stop()
+            self.stop()
+        raise MissingFileError(why)  # guard: outcomes-stay-with-their-file
+
     def _lifespan_fell(self) -> None:
         log.error(
             "the lifespan has ended by itself: this worker claims no more, and ends when what it runs has"
@@ -317,13 +343,7 @@ class Worker(Background):
 
     def _renewed_for_us(self, message: dict[str, Any]) -> None:
         renewed = {(id, token): cancelled for id, token, cancelled in message["rights"]}
-        try:
-            self._leases.renewed_for_us(renewed, message["sent_at"])
-            if not message["entered"]:
-                with self._database.begin() as conn:
-                    self._control.register(conn)
-        except AWAY as error:
-            log.debug("the renewals of the supervisor could not be looked into: %s", error)
+        self._leases.renewed_for_us(renewed, message["sent_at"], entered=message["entered"])
 
     def _events_of_dead_workers(self, events: list[Any]) -> None:
         for event in map(unpacked, events):
@@ -341,23 +361,24 @@ class Worker(Background):
 
     def _stop_behind(self, error: SchemaVersionError) -> None:
         """Stop in good order: a migration has left this sqlq behind."""
-        if self._left_behind is not None:
-            return  # the service that found it may have another turn before its thread ends
-        self._left_behind = error
-        log.error("stopping: %s", error, extra={"event": "schema_changed"})
+        if self._fault is None:  # the service that found it may have another turn before its thread ends
+            self._stop_for(error, "schema_changed")
+
+    def _stop_for(self, fault: SqlqError, event: str) -> None:
+        self._fault = fault
+        log.error("stopping: %s", fault, extra={"event": event})
         if not self._grace.stopping.is_set():
             self.stop()
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        outage, quiet, is_last = Outage("claiming jobs", self._database), False, False
-        lifetime_ms = self._options.max_lifetime_ms
-        ends_at = float("inf") if lifetime_ms is None else time.monotonic() + lifetime_ms / 1000
+        outage = Outage("claiming jobs", self._database, is_vital=True)
+        quiet = is_last = False
         while not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse()
-            if time.monotonic() >= ends_at:
-                self._retire("its lifetime is over")
+            if (fault := outage.fault()) is not None:
+                self._stop_for(ExecutionError(fault), "stopping")
                 return
             if (why := self._bounds.is_too_large()) is not None:
                 self._retire(why)
@@ -367,7 +388,6 @@ class Worker(Background):
                 return
             if self._is_held_up():
                 continue
-            self._executors.put_off(self._control.paused_tasks)
             limit = self._room()
             # a drain would leave behind jobs due later; guard: drains-keep-what-waits-for-processes
             if not self._options.drain:
@@ -389,10 +409,9 @@ class Worker(Background):
                 self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
                 self._grace.stopping.wait(outage.met(error))
                 continue
-            except Exception:
+            except Exception as error:
                 self._bounds.cannot_look()
-                log.exception("claiming failed; trying again")
-                self._grace.stopping.wait(1.0)
+                self._grace.stopping.wait(outage.failed(error))
                 continue
             outage.over(wrote=claimed > 0)
             self._bounds.looked()
@@ -416,7 +435,7 @@ class Worker(Background):
             else:
                 self._admissions.look()
                 quiet = not self._wake.wait(self._claimer.next_due)
-                quiet = quiet and not self._rested_until_called(ends_at)
+                quiet = quiet and not self._rested_until_called()
 
     def _is_held_up(self) -> bool:
         """Whether an operator has paused this worker, or it retires. A paused worker first waits for
@@ -428,7 +447,7 @@ class Worker(Background):
         self._wake.wait()
         return True
 
-    def _rested_until_called(self, ends_at: float) -> bool:
+    def _rested_until_called(self) -> bool:
         """Rest as long as a poller looks for this worker. Return whether something happened. The rest is
         short while jobs wait for slots: no other thread sees when they have waited for too long."""
         # only this worker knows jobs that are due before the poller can see them
@@ -439,7 +458,7 @@ class Worker(Background):
             self._supervision.pulse(rests=True)
             if self._wake.wait(due):
                 return True
-            if time.monotonic() >= ends_at or (self._bounds.is_idle_for_long() and not self._has_work()):
+            if self._bounds.is_idle_for_long() and not self._has_work():
                 break
             # guard: who-holds-jobs-rests-no-longer
             if self._executors.load()[1] and time.monotonic() >= began + UNSTARTED_SECONDS / 4:
@@ -479,7 +498,7 @@ class Worker(Background):
             self._meter.claimed(claimed, time.monotonic() - sent_at)
         if claimed:
             trusted_until = self._leases.trusted_until(sent_at)
-            ready, unready = self._intake.readable(claimed, self._control.paused_among(claimed))
+            ready, unready = self._intake.readable(claimed)
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
@@ -490,7 +509,7 @@ class Worker(Background):
             self._executors.offer(running)
             for job, outcome in not_run:
                 self._settle(job, outcome)
-            self._claimed += len(claimed) - sum(isinstance(outcome, Paused) for _, outcome in unready)
+            self._claimed += len(claimed)
         return len(claimed)
 
     def _after_settling(self) -> None:
@@ -537,7 +556,7 @@ class Worker(Background):
             self._admissions.finish(self._grace.patience)
             self._control.sign_off()
         self._left.set()  # outcomes from here on come too late
-        for part in (self._settler, self._unblocker, self._admissions, self._answers, self._progress):
+        for part in (self._settler, self._unblocker, self._admissions, self._progress):
             part.abandon(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
         self._maintenance.join(self._grace.last_statement())

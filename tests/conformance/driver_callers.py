@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import aiosqlite
-import asyncmy.cursors
 import asyncpg
 import psycopg
 import psycopg2
@@ -69,12 +67,6 @@ def _automatic(connection: Any) -> Any:
     return connection
 
 
-async def _aiosqlite(url: str, **options: Any) -> Any:
-    connection = await aiosqlite.connect(_file(url), **options)
-    connection.row_factory = sqlite3.Row
-    return connection
-
-
 def _dict(cursor: Any, row: Any) -> dict[str, Any]:
     return dict(zip([column[0] for column in cursor.description], row, strict=True))
 
@@ -109,8 +101,6 @@ MODES: dict[str, dict[str, Mode]] = {
         "sqlite3-dicts": Mode(lambda url: _with_rows(sqlite3.connect(_file(url)), _dict)),
         "sqlite3-immediate": Mode(lambda url: sqlite3.connect(_file(url), isolation_level="IMMEDIATE")),
         "sqlite3-none": Mode(lambda url: sqlite3.connect(_file(url), isolation_level=None), "BEGIN"),
-        "aiosqlite": Mode(_aiosqlite, is_async=True),
-        "aiosqlite-none": Mode(lambda url: _aiosqlite(url, isolation_level=None), "BEGIN", is_async=True),
     },
 }
 MODES["mariadb"] = {
@@ -123,24 +113,15 @@ MODES["mariadb"] = {
     "mysqlclient": Mode(_mysqlclient),
     "mysqlclient-dicts": Mode(lambda url: _mysqlclient(url, "SSDictCursor")),
     "mysqlclient-autocommit": Mode(lambda url: _mysqlclient(url, autocommit=True), "BEGIN"),
-    "asyncmy": Mode(lambda url: asyncmy.connect(**_address(url)), is_async=True),
-    "asyncmy-dicts": Mode(
-        lambda url: asyncmy.connect(**_address(url), cursor_cls=asyncmy.cursors.DictCursor), is_async=True
-    ),
-    "asyncmy-autocommit": Mode(
-        lambda url: asyncmy.connect(**_address(url), autocommit=True), "BEGIN", is_async=True
-    ),
 }
 if sys.version_info >= (3, 12):
     MODES["sqlite"] |= {
         "sqlite3-autocommit": Mode(lambda url: sqlite3.connect(_file(url), autocommit=True), "BEGIN"),
         "sqlite3-pep249": Mode(lambda url: sqlite3.connect(_file(url), autocommit=False)),
-        "aiosqlite-autocommit": Mode(lambda url: _aiosqlite(url, autocommit=True), "BEGIN", is_async=True),
-        "aiosqlite-pep249": Mode(lambda url: _aiosqlite(url, autocommit=False), is_async=True),
     }
 
 
-COMMON = ("psycopg", "asyncpg", "sqlite3", "aiosqlite", "pymysql", "asyncmy")
+COMMON = ("psycopg", "asyncpg", "sqlite3", "pymysql")
 
 
 def modes(

@@ -17,7 +17,17 @@ import sqlq
 from sqlq.admin import cancel as cancels
 from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import (
+    ON_REQUEST,
+    Cancelled,
+    Completed,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+)
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import cancel, lease
 from sqlq.store.jobs import claim as claiming
@@ -57,24 +67,26 @@ class Play:
     def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
             return claiming.claim(
-                conn, list(look.due_in(self.app.database)), limit=limit, owner="worker", lease_ms=lease_ms
+                conn,
+                list(look.due_in(self.app.database, look.KnownQueues())),
+                limit=limit,
+                owner="worker",
+                lease_ms=lease_ms,
             )
 
-    def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
+    def settle(self, job: ClaimedJob, outcome: Outcome) -> set[int]:
         ended = [Settlement(job.id, job.lease_token, job.attempts, outcome)]
-        done = self.app.database.run(
-            lambda conn: settling.settle(conn, ended, keep_finished=keep_finished), tries=50
-        )
+        done = self.app.database.run(lambda conn: settling.settle(conn, ended), tries=50)
         return {id for id, _ in done}
 
     def extend(self, job: ClaimedJob) -> dict[tuple[int, int], bool]:
         with self.app.database.begin() as conn:
             return lease.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
 
-    def fate(self, job: ClaimedJob, *, keep_finished: bool = True) -> Fate:
+    def fate(self, job: ClaimedJob) -> Fate:
         right = (job.id, job.lease_token)
         with self.app.database.read() as conn:
-            return lease.fates(conn, [right], keep_finished=keep_finished)[right]
+            return lease.fates(conn, [right])[right]
 
     def requested(self) -> dict[int, Any]:
         with self.app.database.read() as conn:
@@ -122,7 +134,7 @@ def test_a_cancelled_waiting_job_keeps_its_options(play: Play) -> None:
     after = play.app.jobs.get(retried)
     assert (after.state, after.reason, after.ended_at is not None) == (
         "cancelled",
-        "cancelled by an operator",
+        "cancelled on request",
         True,
     )
     kept = (
@@ -174,11 +186,8 @@ def test_an_operators_retry_clears_the_cancel_request_of_the_failed_attempt(
 
 
 @pytest.mark.variants
-@pytest.mark.parametrize("keep_finished", [True, False])
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
-def test_after_a_forced_cancel_the_old_owner_changes_nothing(
-    play: Play, outcome: Outcome, keep_finished: bool
-) -> None:
+def test_after_a_forced_cancel_the_old_owner_changes_nothing(play: Play, outcome: Outcome) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     assert play.app.jobs.cancel([id], force=True) == {id: "cancelled"}
@@ -189,9 +198,9 @@ def test_after_a_forced_cancel_the_old_owner_changes_nothing(
         "worker",
     )
     assert "while it ran" in str(ended.reason)
-    assert play.settle(owner, outcome, keep_finished=keep_finished) == set()
+    assert play.settle(owner, outcome) == set()
     assert play.extend(owner) == {}
-    assert play.fate(owner, keep_finished=keep_finished) is Fate.LOST
+    assert play.fate(owner) is Fate.LOST
     with play.app.database.begin() as conn:
         assert settling.rescue(conn) == []
     assert play.app.jobs.get(id) == ended
@@ -229,7 +238,43 @@ def test_a_running_handler_sees_the_cancel_and_its_job_ends_as_cancelled(
     finally:
         worker.stop()
         thread.join(30)
-    assert (app.jobs.get(id).reason, app.jobs.get(id).attempts) == ("cancelled by an operator", 1)
+    assert (app.jobs.get(id).reason, app.jobs.get(id).attempts) == ("cancelled on request", 1)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_reason_of_a_cancel_is_stored_when_the_job_ends(play: Play, force: bool) -> None:
+    waiting, running, plain, other = play.enqueue(4)
+    for id in (waiting, other):
+        play.app.jobs.reschedule([id], delay="1h")
+    owned = {job.id: job for job in play.claim()}
+    why = 'the customer\'s "order" is void \\'
+    play.app.jobs.cancel([waiting, running], force=force, reason=why)
+    play.app.jobs.cancel([plain])
+    play.settle(owned[running], Cancelled(ON_REQUEST))
+    play.settle(owned[plain], Cancelled(ON_REQUEST))
+    reasons = [play.app.jobs.get(id).reason for id in (waiting, running, plain)]
+    assert reasons == [why, why, "cancelled on request"]
+    with pytest.raises(sqlq.JobCancelledError) as caught:
+        play.app.result(running)
+    assert caught.value.reason == why
+    with pytest.raises(ConfigurationError, match="reason has 300 characters: at most 255 are possible"):
+        play.app.jobs.cancel([other], reason="x" * 300)
+    assert play.states([other]) == ["scheduled"]
+
+
+def test_a_retry_ends_the_reason_of_an_earlier_request(play: Play) -> None:
+    (id,) = play.enqueue()
+    (owner,) = play.claim()
+    play.app.jobs.cancel([id], reason="too late")
+    play.settle(owner, Failed("error", ERROR))
+    play.app.jobs.retry([id])
+    (owner,) = play.claim()
+    play.app.jobs.cancel([id])
+    play.settle(owner, Cancelled(ON_REQUEST))
+    job = play.app.jobs.get(id)
+    assert job.reason == "cancelled on request"
+    assert [line.outcome for line in job.history] == ["cancel_requested", "failed", "put_back", "cancelled"]
+    assert job.history[0].reason == "too late"
 
 
 # -- which jobs are meant ------------------------------------------------------------------------------------

@@ -293,7 +293,10 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     "unknown": health.unknown_tasks,
 }
 """The queries of `status`, `jobs`, `workers`, and `doctor`."""
-NEED_STATISTICS = {"reserved", "stuck", "failures", "listing_queue", "listing_available"}
+NEED_STATISTICS = {
+    *("reserved", "stuck", "failures"),
+    *("listing_queue", "listing_available", "listing_running"),
+}
 """The others are bounded whatever the planner takes the tables for."""
 
 

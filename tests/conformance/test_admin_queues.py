@@ -196,7 +196,7 @@ def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
 @for_each("names", [[["mail"]], [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]])
 def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any) -> None:
     for switch in (play.app.queues.pause, play.app.queues.resume):
-        with pytest.raises(ConfigurationError, match=r"name at least one queue|queue (is|has) "):
+        with pytest.raises(ConfigurationError, match=r"name at least one queue|name (is|has) "):
             switch(*names)
         with pytest.raises(ConfigurationError, match="and not both"):
             switch("mail", all=True)

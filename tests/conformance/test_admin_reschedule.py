@@ -1,4 +1,4 @@
-"""Moving waiting jobs to another time: which are moved, and what stays as it is."""
+"""Moving waiting jobs to another time, queue or priority: which are moved, and what stays as it is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ErrorText, Retried, Settlement
+from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import reschedule, settle
 from sqlq.store.limits import admit
-from tests.kit import working
+from tests.kit import drain, working
 from tests.waiting import wait_until
 
 SOON = timedelta(minutes=5)
@@ -92,7 +93,7 @@ def test_a_job_claimed_meanwhile_is_not_touched(app: sqlq.App) -> None:
     claim(app, 1)
     before = app.jobs.get(first)
     with app.database.begin() as conn:
-        assert reschedule.reschedule(conn, [first, second], delay_ms=3_600_000) == [second]
+        assert reschedule.change(conn, [first, second], delay_ms=3_600_000) == {second: "changed"}
     after = app.jobs.get(first)
     assert after == before
     assert (after.state, after.available_at) == ("running", before.available_at)
@@ -166,3 +167,95 @@ def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None
 def test_a_wrong_reschedule_is_refused(app: sqlq.App, call: Callable[[object], object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         call(app.jobs)
+
+
+# -- change --------------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_job_changes_its_queue_priority_and_time(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    job, other = app.enqueue_many([task.new().set(delay="2h"), task.new().set(delay="2h")])
+    assert app.jobs.change([job], queue="bulk", priority=7) == {job.id: "changed"}
+    changed = app.jobs.get(job.id)
+    assert (changed.queue, changed.priority, changed.state) == ("bulk", 7, "scheduled")
+    assert app.jobs.change([job], delay="0s") == {job.id: "changed"}
+    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).priority) == ("bulk", 7)
+    assert drain(app, queues=["bulk"]).completed == 1
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert asyncio.run(app.jobs.achange([other.id], available_at=later)) == {other.id: "changed"}
+    assert due(app, other.id) > timedelta(hours=23)
+
+
+def test_running_ended_and_unknown_jobs_do_not_change(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    running, ended = (app.enqueue(task.new()).id for _ in range(2))
+    app.jobs.cancel([ended])
+    claim(app)
+    assert app.jobs.change([running, ended, 4711], queue="bulk") == dict.fromkeys(
+        (running, ended, 4711), "not waiting"
+    )
+    assert app.jobs.get(running).queue == "default"
+
+
+def test_a_job_whose_key_another_one_holds_stays_in_its_queue(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new().set(queue="bulk", unique_key="k"))
+    met, free, lasting = app.enqueue_many(
+        [
+            task.new().set(unique_key="k"),
+            task.new().set(unique_key="free"),
+            task.new().set(unique_key="lasts", unique_until="pruned"),
+        ]
+    )
+    ended = app.enqueue(task.new().set(queue="bulk", unique_key="lasts", unique_until="pruned"))
+    app.jobs.cancel([ended])
+    assert app.jobs.change([met, free, lasting], queue="bulk", priority=3) == {
+        met.id: "key held",
+        free.id: "changed",
+        lasting.id: "key held",
+    }
+    assert [(job.queue, job.priority) for job in map(app.jobs.get, (met.id, free.id))] == [
+        ("default", 0),
+        ("bulk", 3),
+    ]
+    assert app.jobs.change([met], queue="default", priority=4) == {met.id: "changed"}, "where it is"
+
+
+def test_a_key_that_is_taken_meanwhile_keeps_a_job_in_its_queue(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new().set(queue="bulk", unique_key="k"))
+    met, other = app.enqueue_many([task.new().set(unique_key="k"), task.new()])
+    monkeypatch.setattr(reschedule, "holder", lambda conn, queue, key: None)
+    assert app.jobs.change([met, other], queue="bulk") == {met.id: "key held", other.id: "changed"}
+
+
+def test_a_signed_job_stays_in_its_queue(app: sqlq.App) -> None:
+    signing = sqlq.App(app.database.engine.url, keys=[new_key()])
+    task = signing.task(name="t")(lambda: None)
+    job = signing.enqueue(task.new())
+    assert app.jobs.change([job.id], queue="bulk") == {job.id: "sealed"}
+    assert app.jobs.change([job.id], priority=9) == {job.id: "changed"}
+    assert drain(signing).completed == 1
+    signing.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "^nothing is to change: give a queue"),
+        ({"queue": ""}, "^queue is ''"),
+        ({"priority": 101}, "^priority is 101: it must be a whole number from -100 to 100"),
+        ({"delay": "1h", "available_at": datetime(2030, 1, 1, tzinfo=UTC)}, "give one of the two"),
+        ({"available_at": datetime(2030, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+        ({"delay": "soon"}, "^delay is 'soon'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_wrong_change_is_refused(app: sqlq.App, values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        app.jobs.change([1], **values)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"^name the waiting jobs"):
+        app.jobs.change([], priority=1)

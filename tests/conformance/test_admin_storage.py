@@ -11,20 +11,16 @@ from click.testing import CliRunner
 from sqlalchemy import Engine, make_url, text
 
 import sqlq
-from sqlq.admin.doctor import postgresql as checks
+from sqlq.admin.doctor import finding as checks
 from sqlq.admin.doctor.finding import Verdict, in_units
 from sqlq.admin.storage import Reading, Storage, storage
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command
-from sqlq.database.postgresql import health, sql
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 NAMES = {
-    "postgresql": (
-        *("size", "tables", "connections", "oldest transaction", "statements", "WAL", "replication slots"),
-        "standbys",
-    ),
+    "postgresql": ("size", "tables", "connections", "oldest transaction", "replication slots", "standbys"),
     "mariadb": ("size", "tables", "connections", "oldest transaction", "history list", "replicas"),
     "sqlite": ("file", "size", "free pages", "page size", "journal mode", "WAL file"),
 }
@@ -95,13 +91,13 @@ def test_a_role_without_a_right_loses_one_reading(app: sqlq.App, engine: Engine,
     role = f"poor_{uuid4().hex[:12]}"
     with engine.begin() as conn:
         conn.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
-        conn.exec_driver_sql("REVOKE SELECT ON pg_catalog.pg_stat_wal FROM PUBLIC")
+        conn.exec_driver_sql("REVOKE SELECT ON pg_catalog.pg_stat_replication FROM PUBLIC")
     poor = sqlq.App(make_url(database_url).set(username=role, password=role))
     try:
         found = storage(poor.database)
         denied = [each.name for each in found.readings if each.value.startswith("could not look")]
-        assert denied == ["WAL"]
-        assert "permission denied" in reading(found, "WAL").value
+        assert denied == ["standbys"]
+        assert "permission denied" in reading(found, "standbys").value
         assert {each.name for each in found.tables} > {"jobs"}
     finally:
         poor.close()
@@ -121,29 +117,6 @@ def test_a_reading_that_takes_too_long_ends(
     assert "statement timeout" in reading(found, "tables").value
     assert found.tables == ()
     assert "iB" in reading(found, "size").value
-
-
-@on_postgresql
-def test_timings_are_of_claims_and_settles_alone(app: sqlq.App, engine: Engine) -> None:
-    """pg_stat_statements is imitated: the extension itself is not everywhere."""
-    said = reading(storage(app.database), "statements").value
-    assert said.startswith("not known: add pg_stat_statements")
-    claim = sql.claim("public", follow_ups=False)
-    with engine.begin() as conn:
-        conn.exec_driver_sql("CREATE SCHEMA stats")
-        conn.exec_driver_sql(
-            "CREATE TABLE stats.pg_stat_statements AS SELECT d.oid AS dbid, 2::bigint AS calls, "
-            "3::float AS total_exec_time, ''::text AS query FROM pg_database d "
-            "WHERE datname = current_database()"
-        )
-        conn.exec_driver_sql(
-            "INSERT INTO stats.pg_stat_statements SELECT dbid, calls, total_exec_time, %s "
-            "FROM stats.pg_stat_statements",
-            (claim,),
-        )
-    with app.database.read() as conn:
-        rows = health.timings_in(conn, "stats")
-    assert rows == {"claim": health.Timing(2, 1.5)}
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,7 @@ def test_each_action_of_an_actor_leaves_one_row(app: sqlq.App) -> None:
         app.jobs.move_back(all=True)
         app.jobs.delete(queue="mail")
         app.jobs.prune(finished="7d", failed="30d")
-        app.jobs.replay(ids[0], args=[7])
-        app.jobs.replay(ids[0], again=True, dry_run=True)
+        app.jobs.replay(ids[0])
         app.queues.pause("mail", "pdf", lasting="10m")
         app.queues.resume(all=True)
         app.limits.set("stripe", running=1)
@@ -53,7 +52,7 @@ def test_each_action_of_an_actor_leaves_one_row(app: sqlq.App) -> None:
         app.flows.skip(flow.jobs[0].id)
         app.flows.cancel(flow.id)
     assert said(app) == [
-        ("ada", "reschedule", "reschedule --task plain --in 1h", 1),
+        ("ada", "reschedule", "reschedule --in 1h --task plain", 1),
         ("ada", "cancel", f"cancel {ids[0]} 4711 --force", 1),
         ("ada", "retry", "retry --task 'mail send'", 0),
         ("ada", "retry", "retry --all", 0),
@@ -72,6 +71,15 @@ def test_each_action_of_an_actor_leaves_one_row(app: sqlq.App) -> None:
         ("ada", "flows skip", f"flows skip {flow.jobs[0].id}", 1),
         ("ada", "cancel", f"cancel --flow {flow.id}", 1),
     ]
+
+
+def test_an_action_has_the_user_of_the_database(app: sqlq.App, engine: Engine) -> None:
+    with app.acting_as("ada"):
+        app.queues.pause("mail")
+    (row,) = app.audit.list()
+    user = {"postgresql": "SELECT session_user", "mariadb": "SELECT user()", "sqlite": "SELECT NULL"}
+    with engine.connect() as conn:
+        assert row.database_user == conn.scalar(text(user[engine.dialect.name]))
 
 
 def test_many_ids_are_recorded_by_their_number(app: sqlq.App) -> None:

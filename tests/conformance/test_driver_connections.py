@@ -18,8 +18,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-import aiosqlite
-import asyncmy.errors
 import asyncpg
 import psycopg
 import psycopg2
@@ -297,7 +295,7 @@ def test_a_row_that_the_database_refuses_raises_the_drivers_error(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     kinds: list[Any] = [psycopg.IntegrityError, psycopg2.IntegrityError, sqlite3.IntegrityError]
-    kinds += [asyncpg.PostgresError, pymysql.OperationalError, asyncmy.errors.OperationalError]
+    kinds += [asyncpg.PostgresError, pymysql.OperationalError]
     if importlib.util.find_spec("MySQLdb"):
         kinds.append(importlib.import_module("MySQLdb").OperationalError)
     with Caller(database_url, mode) as caller:
@@ -634,22 +632,23 @@ def test_a_connection_to_another_database_warns(
         app.enqueue(send.new(1), session=conn)
 
 
+@on_postgresql
 def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
-    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
+    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path, database_url: str
 ) -> None:
     async def main() -> None:
-        async with aiosqlite.connect(tmp_path / "a.db") as conn:
+        async with await psycopg.AsyncConnection.connect(dsn(database_url)) as conn:
             wrong: Any = conn
             with pytest.raises(
                 sqlq.EnqueueError,
-                match=r"this is an aiosqlite.Connection, which .*: write await app.aenqueue",
+                match=r"this is a psycopg.AsyncConnection, which .*: await the call .* await app.aenqueue",
             ):
                 app.enqueue(send.new(1), session=wrong)
 
     asyncio.run(main())
     with (
         closing(sqlite3.connect(tmp_path / "a.db")) as conn,
-        pytest.raises(sqlq.EnqueueError, match=r"not a sqlite3.Connection: use enqueue for that"),
+        pytest.raises(sqlq.EnqueueError, match=r"not a sqlite3.Connection: use the call of the same name"),
     ):
         asyncio.run(app.aenqueue(send.new(1), session=cast(Any, conn)))
 
@@ -701,15 +700,16 @@ def test_enqueue_takes_wrapped_connections(
 @on_sqlite
 def test_enqueue_imports_no_other_driver(database_url: str) -> None:
     program = f"""
-import sqlite3, sys
+import sqlalchemy, sqlite3, sys
+before = set(sys.modules)
 import sqlq
 app = sqlq.App({database_url!r})
 task = app.task(name="t")(print)
 conn = sqlite3.connect({file_of(database_url)!r})
 app.enqueue(task.new(), session=conn)
 conn.commit()
-foreign = {{"psycopg", "psycopg2", "asyncpg", "aiosqlite", "django", "sqlalchemy.orm", "greenlet"}}
-print(sorted(foreign & set(sys.modules)))
+foreign = {{"psycopg", "psycopg2", "asyncpg", "django", "sqlalchemy.orm", "greenlet"}}
+print(sorted(foreign & (set(sys.modules) - before)))
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

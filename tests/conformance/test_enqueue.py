@@ -339,7 +339,7 @@ def test_enqueue_needs_a_bind_for_the_jobs_table(
         session.add(Order(id=1))
         with pytest.raises(
             sqlq.EnqueueError,
-            match=r"this session has no bind for the jobs table: .* to the binds of one with several",
+            match=r"this session has no bind for the jobs table: make it with Session\(engine\)",
         ):
             app.enqueue(send.new(1), session=session)
         session.commit()
@@ -446,6 +446,16 @@ def test_another_database_than_the_apps_warns_once(
         session.commit()
     assert len(committed(other)) == 2
     theirs.close()
+    other.dispose()
+
+
+def test_a_session_of_another_database_is_named_before_its_missing_tables(
+    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
+) -> None:
+    other = create_engine(sqlite_url(tmp_path / "other.db"))
+    said = r"^session is connected to .*other.db, but this App's workers look into .*: give a session of that"
+    with Session(other) as session, pytest.raises(sqlq.errors.SchemaVersionError, match=said):
+        app.enqueue(send.new(1), session=session)
     other.dispose()
 
 

@@ -240,7 +240,7 @@ def test_a_replace_does_not_wait_for_an_open_completion(
     first = app.enqueue(index.new(1).set(unique_key="k"))
     (held,) = claim_all(app)
     with engine.begin() as handler, in_schema(handler, "public"):
-        settling.complete(handler, (held.id, held.lease_token), Completed(), keep_finished=True)
+        settling.complete(handler, (held.id, held.lease_token), Completed())
         new = index.new(2).set(unique_key="k", on_conflict="replace")
         again = pool.submit(app.enqueue, new).result(20)
     assert (again.id, again.created, again.replaced) == (first.id, False, False)

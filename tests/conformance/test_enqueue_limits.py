@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
-from sqlq.store.jobs import expire
 from sqlq.testing import tick
 from tests.conformance import callers, driver_callers
 from tests.conformance.callers import Way, common_ways
@@ -177,18 +176,6 @@ def test_the_jobs_of_a_schedule_are_under_the_limit_of_their_task(
     assert str(job.state) == "blocked"
     assert committed(watch, JOBS) == [("stripe", "limit", True)]
     assert committed(watch, WAKES) == [STRIPE]
-
-
-def test_an_expired_job_of_a_waiting_list_is_cancelled(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
-) -> None:
-    job = app.enqueue(call.new(1).set(expires="90s"))
-    with watch.begin() as conn:
-        past = "1000" if watch.dialect.name == "sqlite" else "'1970-01-02'"
-        conn.execute(text(f"UPDATE jobs SET start_by = {past}"))
-    with app.database.begin() as conn:
-        assert [gone.id for gone in expire.expire(conn, limit=10)] == [job.id]
-    assert str(app.jobs.get(job.id).state) == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
     "an asynchronous session": (
         lambda bad: bad.enqueue(bad.task.new(1), AsyncSession()),
         EnqueueError,
-        "write await app.aenqueue",
+        "as in await app.aenqueue",
     ),
 }
 
@@ -276,7 +276,7 @@ def test_a_synchronous_session_is_refused_where_an_asynchronous_one_belongs(
     for session in (Session(engine), engine, create_async_engine(async_database_url(database_url))):
         with pytest.raises(
             EnqueueError,
-            match=r"aenqueue takes an AsyncSession, an AsyncConnection or .*, not an? .*(Session|Engine)",
+            match=r"an awaited call takes an AsyncSession, an AsyncConnection or .*, not an? .*(Session|Eng)",
         ):
             asyncio.run(app.aenqueue(task.new(), session=session))  # type: ignore[arg-type]
 

@@ -142,6 +142,7 @@ def test_duplicates_within_a_batch(
     assert count(app) == 5
 
 
+@pytest.mark.slow
 def test_a_batch_may_have_more_keys_than_a_statement_has_parameters(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
 ) -> None:

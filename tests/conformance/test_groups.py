@@ -91,8 +91,8 @@ def test_replayed_jobs_are_in_their_group(app: sqlq.App, load: Any) -> None:
     job, other = enqueued(app, load, 1)[0], enqueued(app, load, 2, group="b")[0]
     drain(app)
     done = app.jobs.replay(group=IMPORT)
-    assert list(done.jobs) == [job.id]
-    assert [each.id for each in app.jobs.of_group(IMPORT)] == [job.id, done.jobs[job.id]]
+    assert list(done) == [job.id]
+    assert [each.id for each in app.jobs.of_group(IMPORT)] == [job.id, done[job.id]]
     assert [each.id for each in app.jobs.of_group("b")] == [other.id]
 
 

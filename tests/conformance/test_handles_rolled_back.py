@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, Pool, event, text
+from sqlalchemy.exc import IntegrityError, SAWarning
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
 from tests.conformance import driver_callers
-from tests.conformance.callers import Caller, Way, common_ways
+from tests.conformance.callers import Caller, Way, common_ways, ways
 from tests.conformance.test_django_connections import connection as _connection
 from tests.waiting import wait_until
 
@@ -72,7 +74,7 @@ def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
     assert app.result(job) == result
     assert app.wait([job]).ended[0].id == job.id
     assert app.jobs.cancel([job]) == {job.id: "ended"}
-    assert app.jobs.replay(job).number == 1
+    assert app.jobs.replay(job)
 
 
 def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any]) -> sqlq.Job[Any]:
@@ -130,6 +132,68 @@ def test_a_rolled_back_savepoint_invalidates_its_handles_alone(
             refuses(app, job)
         serves(app, kept, 2)
         serves(app, late, 8)
+
+
+@ways("sqlite", "postgresql")
+def test_a_handle_of_a_commit_that_fails_names_no_other_job(
+    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
+) -> None:
+    """SQLAlchemy reports no rollback after it."""
+    with references_enforced(database_url), Caller(database_url, way) as caller:
+        caller.execute("CREATE TABLE shops (id integer PRIMARY KEY)")
+        caller.execute("CREATE TABLE orders (shop integer REFERENCES shops DEFERRABLE INITIALLY DEFERRED)")
+        kept = caller.enqueue(app, task.new(1))
+        caller.commit()
+        caller.execute("INSERT INTO orders VALUES (7)")
+        stale = caller.enqueue(app, task.new(2))
+        with pytest.raises(IntegrityError):
+            caller.commit()
+        caller.rollback()
+    is_taken_again(app, stale, task)
+    app.worker(drain=True).run()
+    refuses(app, stale)
+    serves(app, kept, 2)
+
+
+@contextmanager
+def references_enforced(url: str) -> Iterator[None]:
+    """SQLite checks foreign keys only on connections with this setting."""
+
+    def connected(connection: Any, record: Any) -> None:
+        connection.cursor().execute("PRAGMA foreign_keys = ON")
+
+    if not url.startswith("sqlite"):
+        yield
+        return
+    event.listen(Pool, "connect", connected)
+    yield
+    event.remove(Pool, "connect", connected)
+
+
+def test_an_outer_savepoint_takes_the_handles_of_an_inner_one(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    with engine.connect() as conn:
+        conn.begin_nested().rollback()
+        kept = app.enqueue(task.new(1), session=conn)
+        outer = conn.begin_nested()
+        stale = [app.enqueue(task.new(2), session=conn)]
+        with conn.begin_nested():
+            stale.append(app.enqueue(task.new(3), session=conn))
+        conn.begin_nested()
+        stale.append(app.enqueue(task.new(4), session=conn))
+        with pytest.warns(SAWarning, match="already deassociated"):
+            outer.rollback()
+        late = app.enqueue(task.new(5), session=conn)
+        conn.commit()
+    assert (late.id == stale[0].id) is (engine.dialect.name == "sqlite")
+    app.worker(drain=True).run()
+    for job in stale:
+        refuses(app, job)
+    serves(app, kept, 2)
+    serves(app, late, 10)
 
 
 @driver_callers.common_modes
@@ -223,7 +287,7 @@ def test_many_handles_are_checked_in_few_statements(
         jobs = app.enqueue_many([task.new(n) for n in range(30)], session=session)
     app.database.require_tables()
     with counting(app.database.engine) as statements:
-        assert app.jobs.ids_of(jobs) == [job.id for job in jobs]
+        assert ids_of(jobs, app.jobs._read) == [job.id for job in jobs]
     assert len(statements) < 10, statements
     assert set(app.jobs.cancel(set(jobs)).values()) == {"cancelled"}
 

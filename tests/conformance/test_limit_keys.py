@@ -134,19 +134,9 @@ def at_a_slow_rate(app: sqlq.App) -> None:
     assert app.jobs.get(1).state == "finished"
 
 
-def blocked_by_a_pause(app: sqlq.App) -> None:
-    app.queues.pause(task="call")
-    app.enqueue(call(app).new())
-    drain(app)
-    assert app.jobs.get(1).blocked_by == "pause"
-
-
 @pytest.mark.parametrize(
     "use",
-    [
-        *(in_line, holding_a_slot, failed, a_step_that_waits, set_by_an_operator, at_a_slow_rate),
-        blocked_by_a_pause,
-    ],
+    [in_line, holding_a_slot, failed, a_step_that_waits, set_by_an_operator, at_a_slow_rate],
 )
 def test_a_key_that_is_still_needed_is_kept(
     app: sqlq.App, engine: Engine, use: Callable[[sqlq.App], None]

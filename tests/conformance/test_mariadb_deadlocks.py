@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 __all__ = ["connection"]  # a fixture
 
 on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-UNDONE = "MariaDB has undone the whole transaction, .* run it again from its start"
+UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
 
 
 @pytest.fixture
@@ -209,3 +209,88 @@ def test_a_lock_timeout_undoes_one_statement_only(
         session.execute(text("INSERT INTO orders VALUES (2)"))
         session.commit()
     assert committed(watch) == [1, 2]
+
+
+@on_mariadb
+def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+) -> None:
+    """An ended key stays in the index until the purge, which an old snapshot holds back."""
+
+    def with_key(key: str) -> sqlq.NewJob:
+        return send.new().set(unique_key=key)
+
+    a, b, _ = app.enqueue_many([with_key(key) for key in "abm"])
+    with watch.connect() as old, Session(watch) as session, Session(watch) as other:
+        old.execute(text("START TRANSACTION WITH CONSISTENT SNAPSHOT"))
+        old.execute(text("SELECT COUNT(*) FROM jobs"))
+        app.jobs.cancel([a, b])
+        for each in (session, other):
+            each.execute(text("SET SESSION innodb_lock_wait_timeout = 2"))
+        app.enqueue(with_key("a"), session=session)
+        app.enqueue(with_key("b"), session=other)  # waits for nobody
+        other.commit()
+        app.enqueue_many([with_key("ab"), with_key("ac")], session=session)
+        session.commit()
+    assert len(app.jobs.list(state="available")) == 5
+
+
+@on_mariadb
+def test_a_met_key_is_read_anew_in_an_old_snapshot(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+) -> None:
+    first = app.enqueue(keyed(send))
+    with Session(watch) as session:
+        session.execute(text("SELECT COUNT(*) FROM jobs"))
+        app.jobs.cancel([first])
+        second = app.enqueue(keyed(send))
+        met = app.enqueue(keyed(send), session=session)
+        session.rollback()
+    assert (met.id, met.created) == (second.id, False)
+
+
+WRITES: dict[str, Callable[[sqlq.App, Any, list[int]], object]] = {
+    "enqueue": lambda app, send, ids: app.enqueue(send.new()),
+    "enqueue a key": lambda app, send, ids: app.enqueue(keyed(send)),
+    "enqueue_many": lambda app, send, ids: app.enqueue_many([keyed(send), send.new()]),
+    "enqueue a flow": lambda app, send, ids: app.enqueue(sqlq.chain(send.new(), send.new())),
+    "cancel": lambda app, send, ids: app.jobs.cancel(ids[:1]),
+    "reschedule": lambda app, send, ids: app.jobs.reschedule(ids[:1], delay="1h"),
+    "retry": lambda app, send, ids: app.jobs.retry(ids[1:]),
+    "delete": lambda app, send, ids: app.jobs.delete(ids[1:]),
+    "replay": lambda app, send, ids: app.jobs.replay(ids[1]),
+    "pause": lambda app, send, ids: app.queues.pause("default"),
+    "limit": lambda app, send, ids: app.limits.set("stripe", running=2),
+    "schedule": lambda app, send, ids: app.schedules.add("nightly", send.new(), cron="0 0 * * *"),
+}
+"""Transactions of sqlq's own, of a job that waits and one that failed."""
+WRITTEN = ("jobs", "finished_jobs", "failed_jobs", "sqlq_queues", "sqlq_limits", "sqlq_schedules")
+
+
+@on_mariadb
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, write: Callable[..., object]
+) -> None:
+    @app.task(name="shop.fail", max_attempts=1)
+    def fail() -> None:
+        raise ValueError
+
+    app.limit("stripe", running=1)
+    failed = app.enqueue(fail.new()).id
+    app.worker(drain=True).run()
+    waiting = app.enqueue(send.new().set(delay="1d")).id
+    with watch.begin() as conn:
+        conn.execute(text("CREATE TABLE deadlocks (number integer) ENGINE = Aria TRANSACTIONAL = 0"))
+        for table in WRITTEN:
+            for event in ("INSERT", "UPDATE", "DELETE"):
+                conn.execute(
+                    text(
+                        f"CREATE TRIGGER {event}_{table} AFTER {event} ON {table} FOR EACH ROW "
+                        "IF NOT EXISTS (SELECT 1 FROM deadlocks) THEN INSERT INTO deadlocks VALUES (1); "
+                        "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF"
+                    )
+                )
+    write(app, send, [waiting, failed])
+    with watch.connect() as conn:
+        assert conn.scalar(text("SELECT COUNT(*) FROM deadlocks")) == 1

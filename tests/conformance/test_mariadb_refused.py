@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -51,6 +53,32 @@ def test_a_url_without_a_database_needs_a_schema(mariadb: MariaDB) -> None:
     works_in_a_schema(mariadb, mariadb.url(""))
 
 
+def test_pymysqls_connections_share_a_tls_context_unless_the_url_has_tls_options(
+    mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    make = ssl.create_default_context
+
+    def counted(**options: Any) -> ssl.SSLContext:
+        made.append(options)
+        return make(**options)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    with fresh_database(mariadb) as url, closing(sqlq.App(url)) as app:
+        app.migrate()
+        for _ in range(3):
+            app.close()
+            assert app.queues.status() == []
+        assert len(made) <= 1
+        pooled = [app.database.engine.raw_connection() for _ in range(2)]
+        drivers: list[Any] = [each.driver_connection for each in pooled]
+        assert drivers[0].ctx is drivers[1].ctx
+        assert not drivers[0]._ssl_required, "a server without TLS is still taken"
+        assert drivers[0]._create_ssl_ctx({"ca": None}) is not drivers[0].ctx
+        for each in pooled:
+            each.close()
+
+
 def test_a_schema_is_another_database_that_migrate_creates(mariadb: MariaDB) -> None:
     with fresh_database(mariadb) as url:
         works_in_a_schema(mariadb, url)
@@ -69,7 +97,7 @@ def works_in_a_schema(mariadb: MariaDB, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "package"), [("pymysql", r"'sqlq\[mariadb\]'"), ("mysqldb", "mysqlclient")]
+    ("driver", "package"), [("pymysql", r"'sqlq-jobs\[mariadb\]'"), ("mysqldb", "mysqlclient")]
 )
 def test_a_missing_driver_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch, driver: str, package: str

@@ -144,8 +144,8 @@ def test_a_job_that_ends_during_an_enqueue_of_its_key_keeps_it(
     first = app.enqueue(once(charge))
     held, looks = unique.held, list[int]()
 
-    def ends_after_the_first_look(*what: Any, live: bool = False) -> Any:
-        found = held(*what, live=live)
+    def ends_after_the_first_look(*what: Any, live: bool = False, met: bool = False) -> Any:
+        found = held(*what, live=live, met=met)
         if not live:
             looks.append(len(found))
             if len(looks) == 1:
@@ -217,7 +217,7 @@ def test_a_job_is_found_by_its_key(app: sqlq.App, charge: Any) -> None:
     for queue, key in (("default", "live"), ("default", "none"), ("mail", "order-7")):
         with pytest.raises(sqlq.JobNotFoundError, match=f"^no job holds the unique key '{key}' in the queue"):
             app.jobs.get_by_key(queue, key)
-    with pytest.raises(sqlq.errors.ConfigurationError, match="the key is 7: it must be text"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="key is 7: it must be text"):
         app.jobs.get_by_key("default", 7)  # type: ignore[arg-type]
 
 

@@ -41,7 +41,11 @@ class Play:
     def claim(self, limit: int = 10_000, owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
             return claiming.claim(
-                conn, list(look.due_in(self.app.database)), limit=limit, owner=owner, lease_ms=30_000
+                conn,
+                list(look.due_in(self.app.database, look.KnownQueues())),
+                limit=limit,
+                owner=owner,
+                lease_ms=30_000,
             )
 
     def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
@@ -275,7 +279,7 @@ def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("retry", (retry, "retry_failed")), ("delete", (pruning, "forget_failed"))]
+    ("name", "where"), [("retry", (retry, "retry_failed")), ("delete", (pruning, "forget"))]
 )
 def test_retry_and_delete_work_in_batches(
     play: Play, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
@@ -320,6 +324,16 @@ def test_deleted_jobs_are_gone(play: Play) -> None:
     assert [job.id for job in play.app.jobs.list()] == a[1:]
     with pytest.raises(JobNotFoundError):
         play.app.jobs.get(a[0])
+
+
+def test_delete_takes_finished_and_cancelled_jobs_by_their_ids(play: Play) -> None:
+    finished, cancelled, waiting = play.enqueue(3)
+    play.app.jobs.cancel([cancelled])
+    play.app.jobs.reschedule([waiting], delay="1h")
+    assert play.end(Completed()) == [finished]
+    assert play.app.jobs.delete(all=True) == []
+    assert play.app.jobs.delete([finished, cancelled, waiting]) == [finished, cancelled]
+    assert [job.id for job in play.app.jobs.list()] == [waiting]
 
 
 # -- pruning (T15) -------------------------------------------------------------------------------------------
@@ -443,11 +457,11 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
     play.enqueue(1, queue="later", delay="1d")
     with play.app.database.begin() as conn:
         claiming.claim(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
-    assert sorted(look.due_in(play.app.database)) == sorted(["ä", "A", "a b", "later"])
+    assert sorted(look.due_in(play.app.database, look.KnownQueues())) == sorted(["ä", "A", "a b", "later"])
 
 
 def test_no_queue_is_to_serve_without_jobs(play: Play) -> None:
-    assert look.due_in(play.app.database) == {}
+    assert look.due_in(play.app.database, look.KnownQueues()) == {}
     assert play.app.queues.status() == []
 
 
@@ -482,20 +496,17 @@ def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
     assert {job.id for job in play.app.jobs.list()} == {finished_kept, failed_kept}
 
 
-# -- queues of one's own (the demo) --------------------------------------------------------------------------
+# -- counts of a queue -------------------------------------------------------------------------------------
 
 MINE = lookup.Selection(queue="mine")
 
 
-def test_queues_are_counted_and_erased_alone(play: Play) -> None:
+def test_queues_are_counted_alone(play: Play) -> None:
     play.failed(1, queue="mine")
     play.enqueue(2, queue="mine")
     play.end(Completed())
     play.enqueue(1, queue="mine")
     play.enqueue(1, queue="mine", delay="1h")
-    others = play.enqueue(1, queue="others")
+    play.enqueue(1, queue="others")
     with play.app.database.begin() as conn:
         assert lookup.counts(conn, MINE) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
-        pruning.erase(conn, ["mine"])
-        assert lookup.counts(conn, MINE) == {}
-    assert [job.id for job in play.app.jobs.list()] == others

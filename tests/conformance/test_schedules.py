@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import Engine, text
@@ -186,6 +185,18 @@ def test_a_job_that_no_driver_takes_fails_alone(
     assert sorted(str(job.schedule) for job in app.jobs.list()) == ["before", "later"]
     assert list(ticked.errors) == ["odd"]
     assert app.schedules.get("odd").state == "failing"
+
+
+def test_a_stored_plan_beyond_all_bounds_hides_no_other(app: sqlq.App, engine: Engine, report: Any) -> None:
+    for name in ("a", "b"):
+        app.schedules.add(name, report.new(), every="1h", repeats=7)
+    with engine.begin() as conn:
+        conn.execute(
+            text("UPDATE sqlq_schedules SET plan = replace(plan, '7', :many) WHERE name = 'a'"),
+            {"many": str(10**30)},
+        )
+    assert [(each.name, each.state) for each in app.schedules.list()] == [("a", "failing"), ("b", "active")]
+    assert "from 1 to 1,000,000,000" in str(app.schedules.get("a").error)
 
 
 def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: Engine, report: Any) -> None:
@@ -447,37 +458,18 @@ def test_a_schedule_of_another_service_is_left_alone(database_url: str) -> None:
         app.close()
 
 
-def test_an_override_and_a_pause_hold_across_deploys_until_reset(database_url: str) -> None:
-    old = deploy(database_url, nightly="0 1 * * *", weekly="0 2 * * 1")
+def test_a_pause_holds_across_deploys(database_url: str) -> None:
+    old = deploy(database_url, weekly="0 2 * * 1")
     starts(old, hours_ago=2)
-    old.schedules.change("nightly", cron="0 9 * * *")
     assert old.schedules.pause("weekly")
-    new = deploy(database_url, nightly="0 3 * * *", weekly="0 4 * * 1")
-    assert sorted(starts(new).changed) == ["nightly", "weekly"]
-    assert plans(new) == {"nightly": ("active", "0 9 * * *"), "weekly": ("paused", "0 4 * * 1")}
-    assert new.schedules.get("nightly").is_pinned
-    assert tick(new, NOON + timedelta(days=30), since=NOON) != []
-    assert {job.schedule for job in new.jobs.list()} == {"nightly"}
-    assert new.schedules.reset("nightly")
-    assert not new.schedules.reset("nightly")
+    new = deploy(database_url, weekly="0 4 * * 1")
+    assert starts(new).changed == ["weekly"]
+    assert plans(new) == {"weekly": ("paused", "0 4 * * 1")}
+    assert tick(new, NOON + timedelta(days=30), since=NOON) == []
     assert new.schedules.resume("weekly")
     assert not new.schedules.resume("weekly")
-    assert plans(new) == {"nightly": ("active", "0 3 * * *"), "weekly": ("active", "0 4 * * 1")}
+    assert plans(new) == {"weekly": ("active", "0 4 * * 1")}
     for app in (old, new):
-        app.close()
-
-
-def test_an_override_holds_when_a_retired_schedule_comes_back(database_url: str) -> None:
-    first = deploy(database_url, nightly="0 1 * * *")
-    starts(first, hours_ago=3)
-    first.schedules.change("nightly", cron="0 9 * * *")
-    without = deploy(database_url)
-    without.task(name="nightly")(lambda: None)
-    assert starts(without, hours_ago=2).retired == ["nightly"]
-    again = deploy(database_url, nightly="0 2 * * *")
-    assert starts(again).changed == ["nightly"]
-    assert plans(again) == {"nightly": ("active", "0 9 * * *")}
-    for app in (first, without, again):
         app.close()
 
 
@@ -511,16 +503,30 @@ def test_a_schedule_is_added_in_the_callers_transaction(app: sqlq.App, engine: E
         app.schedules.pause("dayly")
 
 
+def test_a_schedule_runs_first_at_its_start_when_that_is_now(app: sqlq.App, report: Any) -> None:
+    start = datetime.now(UTC)
+    app.schedules.add("hourly", report.new(), every="1h", starts=start)
+    whole = start.replace(microsecond=start.microsecond // 1000 * 1000)
+    assert [job.scheduled_for for job in tick(app, start + MINUTE)] == [whole]
+    assert tick(app, start + MINUTE) == []
+    assert [job.scheduled_for for job in tick(app, start + HOUR)] == [whole + HOUR]
+
+
+def test_a_schedule_has_no_run_at_a_start_long_ago(app: sqlq.App, report: Any) -> None:
+    start = datetime.now(UTC) - 2 * MINUTE
+    app.schedules.add("hourly", report.new(), every="1h", starts=start)
+    assert tick(app, start + 3 * MINUTE) == []
+
+
 def test_a_schedule_is_added_on_a_drivers_connection(app: sqlq.App, engine: Engine, report: Any) -> None:
     connection = engine.raw_connection()
     app.schedules.add("hourly", report.new(), every="1h", session=connection)
     connection.rollback()
     assert app.schedules.list() == []
     app.schedules.add("hourly", report.new(), every="1h", session=connection)
-    app.schedules.change("hourly", every="2h", session=connection)
     connection.commit()
     connection.close()
-    assert str(app.schedules.get("hourly").plan) == "every 2 h"
+    assert str(app.schedules.get("hourly").plan) == "every 60 min"
 
 
 def test_a_paused_schedule_enqueues_no_runs(app: sqlq.App, report: Any) -> None:
@@ -532,25 +538,14 @@ def test_a_paused_schedule_enqueues_no_runs(app: sqlq.App, report: Any) -> None:
     assert moments(tick(app, NOON + HOUR, since=NOON)) == [60]
 
 
-def test_run_and_backfill_enqueue_beside_the_plan(app: sqlq.App, report: Any) -> None:
+def test_run_enqueues_beside_the_plan(app: sqlq.App, report: Any) -> None:
     app.schedules.add("hourly", report.new(7), every="1h")
     job = app.jobs.get(app.schedules.run("hourly").id)
     assert (job.schedule, job.state) == ("hourly", "available")
     assert job.scheduled_for is not None
     assert abs(job.scheduled_for - datetime.now(UTC)) < timedelta(minutes=1)
-    made = app.schedules.backfill("hourly", NOON - 3 * HOUR, NOON)
-    assert moments([app.jobs.get(each.id) for each in made]) == [-180, -120, -60]
     found = app.schedules.get("hourly")
     assert (found.ticks, [each.id for each in found.jobs]) == (0, [job.id])
-    assert app.schedules.backfill("hourly", NOON + MINUTE, NOON + 2 * MINUTE) == []
-    with pytest.raises(ConfigurationError, match="has more than 10,000 moments"):
-        app.schedules.backfill("hourly", NOON - timedelta(days=500), NOON)
-    with pytest.raises(ConfigurationError, match="which is not after since"):
-        app.schedules.backfill("hourly", NOON, NOON)
-    with pytest.raises(ConfigurationError, match="has no time zone"):
-        app.schedules.backfill("hourly", datetime(2030, 1, 1), NOON)  # noqa: DTZ001
-    with pytest.raises(ConfigurationError, match="no code declares it"):
-        app.schedules.reset("hourly")
 
 
 def test_a_schedules_job_takes_no_result_of_a_step(app: sqlq.App, report: Any) -> None:
@@ -561,16 +556,6 @@ def test_a_schedules_job_takes_no_result_of_a_step(app: sqlq.App, report: Any) -
         ):
             add("hourly", job, every="1h")
     assert tick(app, NOON) == []
-
-
-def test_a_backfill_in_a_repeated_hour_respects_fold(app: sqlq.App, report: Any) -> None:
-    app.schedules.add("minutely", report.new(7), every="20m")
-    first = datetime(2030, 10, 27, 2, 40, tzinfo=ZoneInfo("Europe/Berlin"))
-    second = first.replace(hour=2, minute=0, fold=1)
-    made = app.schedules.backfill("minutely", first, second)
-    made += app.schedules.backfill("minutely", second, second + HOUR)
-    found = [app.jobs.get(job.id).scheduled_for for job in made]
-    assert found == [datetime(2030, 10, 27, 0, 40, tzinfo=UTC) + step * 20 * MINUTE for step in range(4)]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -591,15 +576,11 @@ def test_asynchronous_code_has_the_same_calls(app: sqlq.App, report: sqlq.Task[.
         schedules = app.schedules
         await schedules.aadd("nightly", report.new(7), cron="0 3 * * *")
         assert str((await schedules.aget("nightly")).plan) == "0 3 * * *"
-        await schedules.achange("nightly", every="90s")
         assert await schedules.apause("nightly")
         assert (await schedules.aget("nightly")).state == "paused"
         assert await schedules.aresume("nightly")
         ran = await schedules.arun("nightly")
-        made = await schedules.abackfill("nightly", NOON, NOON + 3 * MINUTE)
-        assert [job.id for job in app.jobs.list()] == [job.id for job in reversed([ran, *made])]
-        with pytest.raises(ConfigurationError, match="was added at run time"):
-            await schedules.areset("nightly")
+        assert [job.id for job in app.jobs.list()] == [ran.id]
         await schedules.aremove("nightly")
         assert await schedules.alist() == []
 

@@ -26,9 +26,9 @@ from sqlalchemy.orm import Session
 import sqlq
 import sqlq.alembic
 from sqlq.admin.doctor.doctor import Doctor
+from sqlq.database.migrate import location
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.rules import DOMAINS
 from sqlq.store import rights
 from sqlq.store.jobs import claim, insert, settle
 from sqlq.testing import drain
@@ -64,9 +64,10 @@ def names() -> tuple[set[str], set[str]]:
 def domains() -> dict[str, list[str]]:
     """Return the domains of sqlq by the types that they are of."""
     found: dict[str, list[str]] = {}
-    for name, (kind, _) in DOMAINS.items():
-        base = re.split(r"[ (]", kind.lower())[0]
-        found.setdefault(IN_DOMAINS.get(base, base), []).append(f"public.sqlq_{name}")
+    script = (location() / "versions" / "0001" / "postgresql.sql").read_text()
+    for name, base in re.findall(r"CREATE DOMAIN \{prefix\}(\w+) AS (\w+)", script):
+        base = base.lower()
+        found.setdefault(IN_DOMAINS.get(base, base), []).append(f"public.{name}")
     return found
 
 
@@ -291,12 +292,12 @@ def work_through(app: sqlq.App, url: str) -> None:
     failed = app.jobs.list(state="failed")
     assert failed
     assert app.jobs.retry([failed[0].id])
-    assert app.jobs.replay(task="plain", state="finished")
+    assert app.jobs.replay(task="plain")
     app.queues.pause("default")
     drain(app)
     app.queues.resume("default")
     drain(app)
-    app.queues.status(), app.workers.list(), app.schedules.list(), app.limits.list(""), app.flows.list()
+    app.queues.status(), app.workers.list(), app.schedules.list(), app.limits.list(), app.flows.list()
     with app.database.begin() as held:
         insert.insert(held, [plain.new()])
         claim.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)

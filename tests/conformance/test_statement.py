@@ -9,6 +9,8 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import aiosqlite
+import asyncmy
 import asyncpg
 import psycopg
 import pymysql
@@ -117,3 +119,29 @@ def test_statement_refuses_a_bad_job_and_an_unknown_paramstyle(app: sqlq.App) ->
         app.statement(wrong)
     with pytest.raises(sqlq.EnqueueError, match="paramstyle is 'colon': it is one of qmark, numeric, named"):
         app.statement(app.named("t").new(), paramstyle="colon")
+
+
+@pytest.mark.parametrize(
+    "database_url", [name for name in DATABASES if name in ("sqlite", "mariadb")], indirect=True
+)
+def test_a_connection_that_enqueue_refuses_takes_the_statement(app: sqlq.App, database_url: str) -> None:
+    where = make_url(database_url)
+    sql, parameters = app.statement(app.named("t").new(7))
+
+    async def main() -> None:
+        conn: Any
+        if where.get_backend_name() == "sqlite":
+            conn = await aiosqlite.connect(where.database or "")
+        else:
+            conn = await asyncmy.connect(**where.translate_connect_args(username="user"))
+        with pytest.raises(sqlq.EnqueueError, match=r"sqlq does not know: run what app\.statement"):
+            await app.aenqueue(app.named("t").new(8), session=conn)
+        async with conn.cursor() as cursor:
+            await cursor.execute(sql, parameters)
+        await conn.commit()
+        closed = conn.close()
+        if closed is not None:
+            await closed
+
+    asyncio.run(main())
+    assert [job.payload["args"] for job in app.jobs.list()] == [[7]]

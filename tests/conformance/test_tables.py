@@ -120,7 +120,7 @@ def test_tables_of_ended_jobs_refuse_times_that_python_cannot_read(
     job = app.enqueue(app.task(name="t", max_attempts=1)(lambda: ended == "finished" or 1 / 0).new())
     drain(app)
     table = ended_tables.metadata.tables[f"__sqlq__.{ended}_jobs"]
-    columns = [c for c in table.columns if isinstance(c.type, Moment) and c.computed is None]
+    columns = [c for c in table.columns if isinstance(c.type, Moment) and c.name != "expires_at"]
     assert len(columns) == 6
     century = timedelta(days=36_600) // timedelta(milliseconds=1)
     late: dict[str, Any] = {f"{ended}_at": datetime(9998, 1, 1, tzinfo=UTC), "retention_ms": century}

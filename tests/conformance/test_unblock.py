@@ -206,7 +206,7 @@ def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engin
     completing, other = seam.claim()
     with engine.connect() as conn, in_schema(conn, "public"):
         right = (completing.id, completing.lease_token)
-        assert settling.complete(conn, right, Completed(), keep_finished=True)
+        assert settling.complete(conn, right, Completed())
         seam.settle([other])
         assert not unblock.after(seam.claims, [other.id])
         conn.commit()
@@ -297,6 +297,7 @@ def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> N
     assert prune(seam) == 1, "jobs of no flow go as ever"
     unblock.after(seam.claims, parents)
     assert prune(seam) == 0, "the step may still take their results"
+    assert seam.app.jobs.delete(parents) == []
     seam.end(Failed("error", ERROR))
     make_old(engine)
     assert prune(seam) == 0, "it may be retried"

@@ -166,3 +166,13 @@ class Command:
 
     def touch(self, name: str) -> None:
         (self.directory / name).touch()
+
+
+def other_distribution(folder: Path, name: str = "sqlq", scripts: str = "") -> None:
+    """Make a folder on the path look as if a distribution were installed there."""
+    there = folder / f"{name}-1.6.0.dist-info"
+    there.mkdir(exist_ok=True)
+    (there / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.6.0\n"
+    )
+    (there / "entry_points.txt").write_text(scripts)

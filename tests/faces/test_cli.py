@@ -18,7 +18,7 @@ import sqlq
 from sqlq.cli import STAYING, main
 from sqlq.cli.root import sqlq as command_line
 from sqlq.schema.version import HEAD
-from tests.faces.command import Command
+from tests.faces.command import Command, other_distribution
 from tests.kit import for_each
 
 # -- help ----------------------------------------------------------------------------------------------------
@@ -52,6 +52,7 @@ finally:
         "retry",
         "cancel",
         "reschedule",
+        "change",
         "delete",
         "replay",
         "prune",
@@ -97,6 +98,18 @@ def test_every_command_has_help(bare: Command, command: str) -> None:
 
 def test_version(bare: Command) -> None:
     assert bare.ok("--version").strip() == f"sqlq, version {sqlq.__version__}"
+
+
+def test_version_names_another_distribution_of_the_same_name(bare: Command) -> None:
+    path = {"PYTHONPATH": str(bare.directory)}
+    other_distribution(bare.directory, scripts="[console_scripts]\nsqlq = sqlq.cli:main\n")
+    assert bare("--version", env=path).err == ""
+    other_distribution(bare.directory)
+    done = bare("--version", env=path)
+    assert (done.code, done.out) == (0, f"sqlq, version {sqlq.__version__}\n")
+    assert done.err.startswith(
+        "sqlq 1.6.0 is another project's, and overwrites files of sqlq-jobs: pip uninstall"
+    )
 
 
 # -- migrate -------------------------------------------------------------------------------------------------
@@ -256,7 +269,7 @@ def test_a_missing_server_database_or_role_is_reported_in_one_sentence(
 def test_an_unmigrated_database_is_one_sentence_for_every_command(
     tmp_path: Path, empty_database_url: str
 ) -> None:
-    run, shown = Command(tmp_path, SQLQ_DATABASE_URL=empty_database_url), empty_database_url
+    run = Command(tmp_path, SQLQ_DATABASE_URL=empty_database_url)
     if empty_database_url.startswith("sqlite"):
         engine = create_engine(empty_database_url)
         with engine.begin() as conn:
@@ -272,7 +285,7 @@ def test_an_unmigrated_database_is_one_sentence_for_every_command(
     )
     for command in commands:
         done = run.shop(*command)
-        assert f"create them with `sqlq migrate -a shop:app -d {shown}`" in done.sentence()
+        assert "create them with `sqlq migrate -a shop:app`" in done.sentence()
 
 
 # -- the App -------------------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ def test_cancel_all_shows_the_number_and_needs_a_confirmation(sqlq_: Command, ap
     said = sqlq_("cancel", "--all").sentence()
     assert said == "nobody is here to confirm: cancel 3 jobs; nothing was done; --yes goes without"
     code, said = on_terminal(sqlq_, "n", "cancel", "--all")
-    assert (code, said) == (1, "cancel 3 jobs? [y/N]: sqlq: nothing was done\n")
+    # Some releases of click move the blanks around their prompt.
+    assert (code, said.replace(" ", "")) == (1, "cancel3jobs?[y/N]:sqlq:nothingwasdone\n")
     assert states(app) == ["available", "available", "scheduled"]
     code, said = on_terminal(sqlq_, "y", "cancel", "--all")
     assert code == 0
@@ -103,5 +104,5 @@ def test_delete_needs_a_confirmation_unless_ids_are_given(sqlq_: Command, app: s
     assert f"deleted 2 jobs in queue mail: {mails[0]}, {mails[1]}\n" in said
     assert sqlq_.ok("delete", str(exports[0])) == f"deleted 1 job: {exports[0]}\n"
     answer: Any = sqlq_("delete", "--all", "-y", "--json").json()
-    assert answer == {"deleted": exports[1:], "not_failed": []}
+    assert answer == {"deleted": exports[1:], "not_deleted": []}
     assert sqlq_.ok("delete", "--queue", "mail") == "no failed jobs in queue mail to delete\n"

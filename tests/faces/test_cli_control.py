@@ -8,12 +8,14 @@ import signal
 import subprocess
 from collections.abc import Callable
 
+import psutil
 import pytest
+from sqlalchemy import make_url
 
 import sqlq
 from sqlq.model.job import State
 from tests.faces.command import Command
-from tests.kit import drain, for_each
+from tests.kit import for_each
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -166,6 +168,21 @@ def test_the_title_of_a_process_shows_busy_idle_or_paused(
         wait_until(lambda: title(pid) == "sqlq: mail-1 worker paused")
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("titled", [True, False])
+def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App, titled: bool) -> None:
+    if not titled:
+        (sqlq_.directory / "setproctitle.py").write_text("raise ModuleNotFoundError('setproctitle')\n")
+    url = make_url(app.url).set(password="geheim-7").render_as_string(hide_password=False)
+    with sqlq_.working("-d", url, "--isolate", anew=True) as worker:
+        wait_until(lambda: "working on" in sqlq_.log(), timeout=60)
+        first = psutil.Process(worker.pid)
+        lines = [each.cmdline() for each in (first, *first.children(recursive=True))]
+    assert len(lines) > 2
+    assert "geheim" not in str(lines)
+    assert sqlq_.log().count("WARNING -d has a password") == 1
+
+
 @on_sqlite
 def test_without_setproctitle_titles_stay_as_they_are(sqlq_: Command) -> None:
     (sqlq_.directory / "setproctitle.py").write_text("raise ModuleNotFoundError('setproctitle')\n")
@@ -180,7 +197,7 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("queues", "resume"), "name the queues, or give --all"),
     (("queues", "pause", "--all", "--for", "soon"), "--for is 'soon': give a duration such as \"30s\""),
     (("queues", "pause", "mail", "--for", "0s"), "--for is zero: a pause has a length"),
-    (("work", "-q", "high=many"), "--queue has 'high' with the weight 'many': it is a whole number from 1"),
+    (("work", "-q", "high=many"), "--queue 'high' has the weight 'many': it is a whole number from 1"),
     (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
     (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
     (("work", "--max-idle", "0s"), "--max-idle is zero"),
@@ -199,27 +216,6 @@ def test_a_wrong_command_line_of_workers_is_reported_in_one_sentence(
 @on_sqlite
 def test_an_unknown_worker_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert "no worker that is alive is called 'mail-7'" in sqlq_("workers", "pause", "mail-7").sentence()
-
-
-def test_a_task_is_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
-    assert sqlq_.ok("queues", "pause", "--task", "shop.send", "--for", "10m") == "paused shop.send for 10m\n"
-    said = sqlq_.ok("queues", "pause", "--task", "shop.send")
-    assert said == "shop.send is paused already, and from now on without an end\n"
-    for listing in ("queues", "status"):
-        assert "paused tasks: shop.send; go on with sqlq queues resume --task shop.send" in sqlq_.ok(listing)
-    assert list(sqlq_("status", "--json").json()["paused_tasks"]) == ["shop.send"]
-    id = app.enqueue(app.task(name="shop.send")(lambda: None).new()).id
-    for state in ("available", "blocked"):
-        assert f"job {id}: {state}" in sqlq_.ok("show", str(id))
-        assert re.search("queues resume --task shop.send .*its task is paused", sqlq_.ok("show", str(id)))
-        drain(app)
-    assert "by its task's pause, since " in sqlq_.ok("jobs")
-    assert sqlq_("queues", "resume", "--task", "shop.send", "--json").json() == {
-        "task": "shop.send",
-        "resumed": True,
-    }
-    assert sqlq_.ok("queues", "resume", "--task", "shop.send") == "shop.send is not paused\n"
-    assert "and not both" in sqlq_("queues", "pause", "mail", "--task", "shop.send").misuse()
 
 
 def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:

@@ -182,9 +182,9 @@ def test_the_doctor_names_a_flow_behind_a_failed_step(app: sqlq.App) -> None:
     def said() -> str:
         return "\n".join(each.said for each in Doctor(app.database).examine() if each.check == "flows")
 
-    assert said() == "no flow stands still behind a failed step"
+    assert said() == "no flow is blocked by a failed step"
     with app.database.begin() as conn:
         conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at - {span(conn, 3_600)}"))
-    assert f"flow {done.id} (order 7) stands still: its step {done.jobs[0].id} (step) failed" in said()
+    assert f"flow {done.id} (order 7) is blocked: its step {done.jobs[0].id} (step) failed" in said()
     assert "2 steps wait for it" in said()
     assert f"flow {alone.id}" not in said(), "nothing waits there"

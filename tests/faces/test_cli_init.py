@@ -25,6 +25,10 @@ KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
         *("plain Python", "tasks:app"),
     ),
     "a package": ({"shop/__init__.py": "", "tests/__init__.py": ""}, "plain Python", "shop.tasks:app"),
+    "a package in src": (
+        {"src/shop/__init__.py": "", "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["src"]\n'},
+        *("plain Python", "shop.tasks:app"),
+    ),
     "Flask by its import": (
         {"web.py": FLASK, "pyproject.toml": '[project]\nname = "x"'},
         "Flask",
@@ -49,7 +53,7 @@ def project(tmp_path: Path) -> Command:
 def make(run: Command, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         file = run.directory / name
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
 
@@ -93,6 +97,7 @@ def test_the_steps_that_init_names_run(project: Command) -> None:
     assert project.ok("show", "1", "--result") == '"Hello, Ada!"\n'
 
 
+@pytest.mark.slow
 def test_init_in_a_project_of_django(project: Command) -> None:
     python(project, "-m", "django", "startproject", "site_", ".")
     python(project, "manage.py", "startapp", "shop")
@@ -135,6 +140,10 @@ REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
     "an App in a package": (
         {"shop/__init__.py": "from sqlq import App\nqueue = App(engine=engine)\n"},
         'write app = "shop:queue" under [tool.sqlq]',
+    ),
+    "an App in a package in src": (
+        {"src/shop/__init__.py": "from sqlq import App\napp = App()\n", "pyproject.toml": ""},
+        'write app = "shop:app" under [tool.sqlq]',
     ),
     "Django without an app": ({"manage.py": ""}, "this Django project has no app yet"),
 }

@@ -8,11 +8,9 @@ import re
 import pytest
 from sqlalchemy import Engine, text
 
-from sqlq.payload.encryption import new_key
 from tests.faces.command import Command, Done
 
 KEY = "iVpDmEGzqNKTMHisH6ZAI3_1f1WK0SKuciK6m3GX1po"  # names tests, so it is the same in all processes
-OLD = new_key()
 SECRET = "4111-1111"
 
 
@@ -57,8 +55,10 @@ def test_arguments_and_results_are_shown_with_the_key_alone(sealed: Command) -> 
     for command in (("show", "1"), ("show", "1", "--json"), ("jobs",), ("jobs", "--json")):
         nothing_of(sealed(*command, env=WITHOUT), SECRET)
     said = sealed("show", "1", env=WITHOUT).out
-    assert re.search(rf"arguments +\({how} with key [0-9a-f]{{8}}, which is not here\)\n", said)
-    assert re.search(rf"result +\({how} with key [0-9a-f]{{8}}, which is not here\)\n", said)
+    for what, kind in (("arguments", "payload"), ("result", "result")):
+        assert re.search(
+            rf"{what} +\(its {kind} is sealed with key [0-9a-f]{{8}}, which this App does not", said
+        )
     sealed.shop("enqueue", "shop.fail", SECRET)
     sealed.work()
     # of what a handler raised a job that fails keeps the text, as it is
@@ -76,38 +76,11 @@ def test_show_reports_a_row_whose_signature_does_not_fit(sealed: Command, engine
     assert "does not fit" in shown
 
 
-def test_rotate_rewrites_rows_with_the_new_key(sqlq_: Command) -> None:
-    sqlq_.environment |= {"SQLQ_KEYS": OLD}
-    assert sqlq_.ok("keys").startswith("there are no rows in ")
-    for n in range(3):
-        sqlq_.shop("enqueue", "shop.send", str(n))
-    both = {"SQLQ_KEYS": f"{KEY},{OLD}"}
-    assert [each["state"] for each in json.loads(sqlq_.ok("keys", "--json", env=both))] == ["known"]
-    assert re.search(r"jobs\.payload +3 +signed +[0-9a-f]{8} +not here", sqlq_.ok("keys", env=WITHOUT))
-    unopened = sqlq_("keys", "rotate", "--check", env={"SQLQ_KEYS": KEY})
-    assert (unopened.code, unopened.out) == (1, "0 sealed texts opened, 3 did not\n")
-    assert unopened.err.count("which this App does not have") == 3
-    assert sqlq_.ok("keys", "rotate", env=both) == "sealed anew: 3 in jobs.payload\n"
-    assert sqlq_.ok("keys", "rotate", env=both) == (
-        "sealed anew: nothing, all is sealed with the first key\n"
-    )
-    new = {"SQLQ_KEYS": KEY}
-    assert sqlq_.ok("keys", "rotate", "--check", env=new) == "3 sealed texts opened, 0 did not\n"
-    assert json.loads(sqlq_.ok("keys", "rotate", "--check", "--json", env=new))["opened"] == {
-        "jobs.payload": 3
-    }
-    wrong = sqlq_("keys", "rotate", env={"SQLQ_KEYS": OLD})
-    assert (wrong.code, wrong.out) == (1, "sealed anew: nothing\n")
-    assert wrong.err.count("which this App does not have") == 3
-    failed = sqlq_("keys", "rotate", "--json", env={"SQLQ_KEYS": OLD})
-    assert (failed.code, json.loads(failed.out)["bad"]) == (1, 3)
-
-
 @pytest.mark.parametrize(
     ("keys", "wrong"), [("c2hvcnQ", "SQLQ_KEYS[0] has 5 bytes"), (f"{KEY} ~~~~", "SQLQ_KEYS[1] is no base64")]
 )
 def test_a_key_that_is_none_is_reported_in_one_sentence(sqlq_: Command, keys: str, wrong: str) -> None:
-    for command in (("status",), ("keys", "rotate"), ("doctor",), ("show", "1")):
+    for command in (("status",), ("doctor",), ("show", "1")):
         done = sqlq_(*command, env={"SQLQ_KEYS": keys})
         assert (
             done.sentence() == f"{wrong}: a key is 32 random bytes in base64, as `sqlq keys new` prints them"
@@ -115,8 +88,6 @@ def test_a_key_that_is_none_is_reported_in_one_sentence(sqlq_: Command, keys: st
         nothing_of(done, *keys.split())
 
 
-def test_rotate_without_a_key_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert sqlq_("keys", "rotate").sentence().startswith("there are no keys: name the App that has them")
-    assert sqlq_("keys", "rotate", "--check").sentence().startswith("there are no keys")
+def test_encryption_without_a_key_is_reported_in_one_sentence(sqlq_: Command) -> None:
     seal = sqlq_("status", env={"SQLQ_SEAL": "encrypt"})
     assert seal.sentence().startswith("SQLQ_SEAL is set, but there is no key")

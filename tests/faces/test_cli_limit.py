@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 import sqlq
 from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from tests.faces.command import Command
@@ -88,7 +89,7 @@ def test_a_key_that_is_set_before_its_first_job_keeps_the_order(app: sqlq.App) -
 
     app.enqueue_many([book.new() for _ in range(3)])
     assert admit.look(app.database).number == 1
-    (found,) = app.limits.list("", limit=10)
+    (found,) = app.limits.list(limit=10)
     assert (found.says, found.set_at is None) == ("in order, held by failures, 5/1s", False)
 
 
@@ -160,17 +161,23 @@ def test_mistakes_are_reported_in_one_sentence(sqlq_: Command) -> None:
 def test_the_doctor_names_stalled_waiting_lists(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue_many([call.new(n).set(queue="nowhere") for n in range(3)])
     admit.look(app.database)
-    assert "no line of a limit stands still" in said_of_limits(app)
+    assert "no job has waited long for a limit" in said_of_limits(app)
     with app.database.begin() as conn:
         earlier = f"due_at - {span(conn, 3_600)}"
         conn.execute(text(f"UPDATE jobs SET due_at = {earlier} WHERE blocked_by = 'limit'"))
-    said = said_of_limits(app)
-    assert "a job has been in line for the key 'stripe' since" in said
-    assert "held by 2 jobs that no worker claims, in queue 'nowhere'" in said
+    (found,) = of_limits(app)
+    assert "a job has been in line for the key 'stripe' since" in found.said
+    assert "no worker serves its queue" in found.said
+    assert found.verdict is Verdict.TO_DO
+    assert "work -q nowhere" in str(found.remedy)
+
+
+def of_limits(app: sqlq.App) -> list[Finding]:
+    return [each for each in Doctor(app.database).examine() if each.check == "limits"]
 
 
 def said_of_limits(app: sqlq.App) -> str:
-    return "\n".join(each.said for each in Doctor(app.database).examine() if each.check == "limits")
+    return "\n".join(each.said for each in of_limits(app))
 
 
 def make_late(app: sqlq.App) -> None:
@@ -187,9 +194,9 @@ def test_the_doctor_names_the_reason_for_a_stalled_waiting_list(
         workers.register(conn, id="one", host="here", pid=1, version="0", queues=["default"], concurrency=1)
     make_late(app)
     admit.look(app.database)
-    assert "no worker serves its queue 'nowhere'" in said_of_limits(app)
+    assert "no worker serves its queue" in said_of_limits(app)
     app.queues.pause("nowhere")
-    assert "its queue 'nowhere' is paused" in said_of_limits(app)
+    assert "its queue is paused" in said_of_limits(app)
 
 
 def test_the_doctor_names_the_failed_job_that_holds_a_key(app: sqlq.App) -> None:
@@ -200,4 +207,4 @@ def test_the_doctor_names_the_failed_job_that_holds_a_key(app: sqlq.App) -> None
     first, _ = app.enqueue_many([book.new(), book.new()])
     app.worker(drain=True).run()
     make_late(app)
-    assert f"job {first.id} has failed, and holds those after it" in said_of_limits(app)
+    assert f"it waits for job {first.id}, book, which is failed" in said_of_limits(app)

@@ -192,6 +192,8 @@ PATHS = {
     "two": ("a, b = sqlq.App(), sqlq.App()", "a module with 2 Apps, not one: did you mean two:a or two:b?"),
     "none": ("", "a module with 0 Apps, not one: no App is in that module"),
     "other:number": ("number, app = 3, sqlq.App()", "of type int, not a sqlq.App; did you mean other:app?"),
+    "shards:apps.eu": ("apps = {'eu': sqlq.App()}", None),
+    "shards:apps.us": ("apps = {'eu': sqlq.App()}", "has no 'apps.us'; no App is in that module"),
 }
 
 
@@ -212,6 +214,7 @@ def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
     [
         (("purge",), "sqlq cancel --queue QUEUE ends what waits"),
         (("worker",), "write sqlq work"),
+        (("flows", "retry", "1"), "write sqlq retry --flow ID"),
         (("work", "--burst"), "no such option --burst: write --drain"),
         (("result", "7"), "write sqlq show ID --result"),
         (("queues", "--json", "pause", "mail"), "--json comes after pause, where pause takes it"),
@@ -250,11 +253,11 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_command_in_an_error_mends_it(bare: Command, way: str) -> None:
-    """Without the variables, which may have been set for one command alone."""
     (bare.directory / "own.py").write_text("import sqlq\napp = sqlq.App('sqlite:///the own.db')\n")
     options, env = WAYS[way]
     said = bare("status", *options, env=env).sentence()
-    bare.ok(*pasted(said))
+    bare.ok(*pasted(said), env=env)
+    assert not env.keys() & {"SQLQ_APP"} or "-a" not in said
     assert [file.name for file in bare.directory.glob("*.db")] == ["the own.db"]
     assert "no jobs wait" in bare.ok("status", *options, env=env)
 
@@ -303,7 +306,6 @@ def test_no_output_shows_a_password(bare: Command, database_url: str, secret: st
             "doctor --json",
             "migrate",
             "limits",
-            "keys",
         ):
             told += [bare(*words.split(), "-d", place), bare(*words.split(), env=env)]
         told += [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -59,16 +58,12 @@ def test_cancel_prints_an_outcome_for_each_job(sqlq_: Command, app: sqlq.App, en
 
 
 @on_sqlite
-def test_cancel_counts_the_refusals_beyond_twenty_by_reason(sqlq_: Command, app: sqlq.App) -> None:
+def test_cancel_counts_the_refusals_beyond_twenty(sqlq_: Command, app: sqlq.App) -> None:
     ids = _enqueue(app, 25)
     app.jobs.cancel(ids[-3:])
     done = sqlq_("cancel", "--queue", "other", *map(str, ids), "4711")
     assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
-    assert done.err.splitlines()[20:] == [
-        "sqlq: 3 more jobs have ended already",
-        "sqlq: 1 more job does not exist",
-        "sqlq: 2 more jobs are not of those named",
-    ]
+    assert done.err.splitlines()[20:] == ["sqlq: 6 more jobs not changed"]
 
 
 @on_sqlite
@@ -114,7 +109,7 @@ def test_workers_reports_silent_workers(sqlq_: Command, app: sqlq.App, engine: E
         conn.execute(text("UPDATE sqlq_workers SET seen_at = seen_at - 600000"))
     said = sqlq_.ok("workers")
     assert "no worker is running" in said
-    assert "1 worker fell silent within the last day without signing off: sqlq workers --all -d " in said
+    assert "1 worker fell silent within the last day without signing off: sqlq workers --all shows" in said
     said = sqlq_.ok("workers", "--all")
     assert re.match(r"box pid 1234\n  version 0\.1, heartbeat silent for 10[.\d]* min, ", said)
     assert [worker["alive"] for worker in sqlq_("workers", "--all", "--json").json()] == [False]
@@ -148,8 +143,7 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     _, *rows = sqlq_.ok("status").splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
-    url = shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
-    assert f"paused: mail, nope; go on with sqlq queues resume mail -d {url}" in rows
+    assert "paused: mail, nope; go on with sqlq queues resume mail" in rows
     assert sqlq_.ok("queues", "resume", "mail", "other") == "resumed mail\nother is not paused\n"
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "finished"
@@ -179,8 +173,7 @@ def test_doctor(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     assert header.split() == ["about", "found"]
     (row,) = (row for row in rows if row.split()[:3] == ["to", "do", "workers"])
     assert row.rstrip().endswith(
-        "no worker is alive, and 1 job is due → start one with sqlq work -a module:attribute -d "
-        + shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
+        "no worker is alive, and 1 job is due → start one with sqlq work -a module:attribute"
     )
     app.jobs.cancel(queue="mail")
     done = sqlq_("doctor", "--json")
@@ -247,8 +240,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     for arguments, complaint in (
         (("cancel", "--queue", ""), "queue is ''"),
         (("cancel", "--task", "x" * 300), "task has 300 characters"),
-        (("queues", "pause", "mail", " "), "queue is ' '"),
-        (("queues", "resume", "x" * 256), "queue has 256 characters"),
+        (("queues", "pause", "mail", " "), "name is ' '"),
+        (("queues", "resume", "x" * 256), "name has 256 characters"),
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [

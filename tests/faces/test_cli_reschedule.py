@@ -1,4 +1,4 @@
-"""`sqlq reschedule`."""
+"""`sqlq reschedule` and `sqlq change`."""
 
 from __future__ import annotations
 
@@ -37,3 +37,28 @@ def test_reschedule_refuses_a_wrong_command_line(sqlq_: Command) -> None:
     assert "name the waiting jobs" in sqlq_("reschedule").misuse()
     assert "--at and --in" in sqlq_("reschedule", "1", "--in", "1h", "--at", "2030-01-01T00:00:00Z").misuse()
     assert "--in is 'soon'" in sqlq_("reschedule", "1", "--in", "soon").misuse()
+
+
+def test_change_moves_jobs_to_a_queue_and_explains_the_others(sqlq_: Command, app: sqlq.App) -> None:
+    send = app.task(name="send")(lambda: None)
+    app.enqueue(send.new().set(queue="bulk", unique_key="k"))
+    met, plain = (job.id for job in app.enqueue_many([send.new().set(unique_key="k"), send.new()]))
+    done = sqlq_("change", str(met), str(plain), "4711", "--queue", "bulk", "--priority", "-10", "--in", "1h")
+    assert (done.code, done.out) == (1, f"changed 1 job: {plain}\n")
+    assert done.err.splitlines() == [
+        f"sqlq: job {met}: another job holds its unique key in that queue",
+        "sqlq: job 4711: there is no such job",
+    ]
+    changed = app.jobs.get(plain)
+    assert (changed.queue, changed.priority, changed.state) == ("bulk", -10, "scheduled")
+    assert sqlq_("change", str(plain), "--priority", "1", "--json").json() == {str(plain): "changed"}
+    number, target = app.audit.list()[1].number, app.audit.list()[1].target
+    assert (number, target) == (1, f"change {met} {plain} 4711 --queue bulk --priority -10 --in 1h")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_change_refuses_a_wrong_command_line(sqlq_: Command) -> None:
+    assert "name the waiting jobs" in sqlq_("change", "--queue", "bulk").misuse()
+    assert "nothing is to change" in sqlq_("change", "1").sentence()
+    assert "--priority is 101" in sqlq_("change", "1", "--priority", "101").misuse()
+    assert "--at and --in" in sqlq_("change", "1", "--in", "1h", "--at", "2030-01-01T00:00:00Z").misuse()

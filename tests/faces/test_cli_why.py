@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import sqlq
+from sqlq.testing import drain
 from tests.faces.command import Command
-from tests.kit import execute, for_each
+from tests.kit import execute, for_each, span
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -64,8 +65,31 @@ def test_why_shows_the_end_of_an_ended_job(sqlq_: Command) -> None:
     assert f"is failed: ValueError: cannot it for several reasons\n  sqlq retry {failed} " in said
     assert "doctor" not in said
     said = sqlq_.ok("why", cancelled)
-    assert "is cancelled: cancelled by an operator\n" in said
+    assert "is cancelled: cancelled on request\n" in said
     assert "it has ended and runs no more" in said
+
+
+def test_a_job_that_was_cancelled_before_its_time_was_not_due_ago(sqlq_: Command, app: sqlq.App) -> None:
+    job = app.enqueue(app.named("shop.where").new().set(delay="1h"))
+    app.jobs.cancel([job])
+    (due,) = (line for line in sqlq_.ok("show", str(job.id)).splitlines() if " due " in f" {line}")
+    assert "ago" not in due
+
+
+def test_each_command_that_show_and_why_advise_for_an_ended_job_is_accepted(
+    sqlq_: Command, app: sqlq.App
+) -> None:
+    send = app.named("shop.send")
+    plain, step = app.enqueue(send.new(1)).id, app.enqueue(sqlq.chain(send.new(2), send.new(3))).jobs[0].id
+    sqlq_.work()
+    for id in (plain, step):
+        advised = [
+            each["command"].split(" -a ")[0] for each in sqlq_("why", str(id), "--json").json()["reasons"]
+        ]
+        assert advised
+        for line in advised:
+            assert line in sqlq_.ok("show", str(id))
+            assert sqlq_.shop(*line.split()[1:]).code == 0, line
 
 
 def test_why_reports_a_task_that_no_worker_knows(sqlq_: Command, app: sqlq.App) -> None:
@@ -73,20 +97,58 @@ def test_why_reports_a_task_that_no_worker_knows(sqlq_: Command, app: sqlq.App) 
     sqlq_.work()
     reasons, found = sqlq_.ok("why", str(id)).split("\ndoctor\n")
     assert "the last worker that met it does not know its task, and it was put back: deploy it" in reasons
-    assert "no worker that met it knows the task elsewhere.send: 1 job was put back" in found
+    assert "no worker takes jobs of the task elsewhere.send: 1 job was put back" in found
     other = app.enqueue(app.named("elsewhere.post").new().set(queue="mail")).id
     assert "elsewhere.send" not in sqlq_.ok("why", str(other)), "which is the trouble of another job"
+
+
+def test_why_and_the_doctor_name_the_unknown_task_at_the_head_of_a_line(
+    sqlq_: Command, app: sqlq.App
+) -> None:
+    pay = app.task(name="elsewhere.pay", limit=sqlq.Serial("account"))(lambda: None)
+    first, later = app.enqueue(pay.new().set(queue="mail")).id, app.enqueue(pay.new().set(queue="mail")).id
+    sqlq_.work()
+    reasons, found = sqlq_.ok("why", str(first)).split("\ndoctor\n")
+    assert "the last worker that met it does not know its task, and it was put back: deploy it" in reasons
+    assert "its turn" not in reasons
+    assert "no worker takes jobs of the task elsewhere.pay: 1 job was put back" in found
+    reasons = sqlq_.ok("why", str(later))
+    assert f"it waits for job {first}, elsewhere.pay, which is blocked, and before it" in reasons
+    assert "in the line of account: the last worker that met it does not know its task" in reasons
+    assert f"sqlq why {first}" in reasons
+    doctor = " ".join(sqlq_("doctor").out.split())
+    assert "no worker takes jobs of the task elsewhere.pay: 1 job was put back" in doctor
+    with app.database.begin() as conn:
+        conn.exec_driver_sql(f"UPDATE jobs SET due_at = created_at - {span(conn, 3_600)}")
+    doctor = " ".join(sqlq_("doctor").out.split())
+    assert "in line for the key 'account' since" in doctor
+    assert "the last worker that met it does not know its task" in doctor
+    assert f"→ sqlq why {first}" in doctor
 
 
 def test_why_names_the_limit_or_the_step_that_blocks_a_job(sqlq_: Command, app: sqlq.App) -> None:
     pack = app.task(name="shop.pack", limit=sqlq.Serial("van"))(lambda: None)
     post = app.task(name="shop.post")(lambda: None)
-    _, second = app.enqueue(pack.new()), app.enqueue(pack.new())
+    first = app.enqueue(pack.new())
+    assert "its limit van has room: a worker admits it at its next look" in sqlq_.ok("why", str(first.id))
+    second = app.enqueue(pack.new())
     assert "it waits for its turn under the limit van" in sqlq_.ok("why", str(second.id))
     flow = app.enqueue(sqlq.chain(post.new(), post.new()))
     step = flow.jobs[-1].id
     before = flow.jobs[0].id
     assert f"it waits for job {before}, shop.post, which is available" in sqlq_.ok("why", str(step))
+
+
+def test_why_names_the_live_job_for_which_a_retry_is_refused(sqlq_: Command, app: sqlq.App) -> None:
+    fail = app.task(name="shop.fail", max_attempts=1)(lambda: 1 / 0)
+    failed = app.enqueue(fail.new().set(unique_key="k"))
+    drain(app)
+    assert f"sqlq retry {failed.id} " in sqlq_.ok("why", str(failed.id))
+    live = app.enqueue(fail.new().set(unique_key="k", delay="1h"))
+    said = sqlq_.ok("why", str(failed.id))
+    assert f"job {live.id} has its unique key: a retry is refused until that ends" in said
+    assert f"sqlq show {live.id}" in said
+    assert f"sqlq retry {failed.id}" not in said
 
 
 def test_why_distinguishes_pruned_ids_from_unknown_ids(sqlq_: Command, app: sqlq.App) -> None:

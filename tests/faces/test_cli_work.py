@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -135,6 +136,24 @@ def test_another_file_is_no_health_file(sqlq_: Command) -> None:
     assert other.read_text() == "root:x:0:0\n"
 
 
+@pytest.mark.parametrize("target", ["none", "empty", "health"])
+def test_a_health_file_is_refused_when_it_is_a_symlink(tmp_path: Path, target: str) -> None:
+    there, alive = tmp_path / target, tmp_path / "alive"
+    if target != "none":
+        there.write_bytes(health_file.MARK if target == "health" else b"")
+    before = there.read_bytes() if there.exists() else None
+    alive.symlink_to(there)
+    with pytest.raises(OSError, match="symbolic"):
+        health_file.touch(alive)
+    assert (there.read_bytes() if there.exists() else None) == before
+
+
+def test_a_health_file_is_refused_when_it_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    with pytest.raises(OSError, match="another file"):
+        health_file.touch(tmp_path / "alive")
+
+
 def test_health_imports_neither_sqlalchemy_nor_asyncio(tmp_path: Path) -> None:
     """It is run every few seconds, on the machine of the worker."""
     alive = tmp_path / "alive"
@@ -219,13 +238,13 @@ def test_the_second_signal_leaves_at_once(
 
         wait_until(asked_again, what="it leaving, once the repeat is no part of the first request")
         assert worker.wait(30) == code
-    assert app.jobs.get(running).state is State.RUNNING, "its lease runs out, and somebody else takes over"
+    assert app.jobs.get(running).state is State.AVAILABLE, "the supervisor has released it"
     assert "Traceback" not in sqlq_.log()
 
 
 WRONG: dict[tuple[str, ...], str] = {
     ("--lease", "5"): "--lease is '5': give a duration such as \"30s\"",
-    ("--lease", "10ms"): "it must lie between 1s and 1d",
+    ("--lease", "10ms"): "it must lie between 1 s and 24 h",
     ("--grace", "soon"): "--grace is 'soon'",
     ("-c", "0"): "--concurrency is 0",
     ("-p", "0"): "--processes is 0",
@@ -239,3 +258,77 @@ WRONG: dict[tuple[str, ...], str] = {
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_wrong_options_are_reported_in_one_sentence(sqlq_: Command, args: tuple[str, ...]) -> None:
     assert WRONG[args] in sqlq_.shop("work", *args).misuse()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_variables_come_before_pyproject_and_options_before_variables(sqlq_: Command) -> None:
+    (sqlq_.directory / "pyproject.toml").write_text("[tool.sqlq]\nprocesses = 2\nconcurrency = 4\n")
+    assert "4 slots in each of 2 processes" in sqlq_.work().err
+    sqlq_.environment["SQLQ_CONCURRENCY"] = "3"
+    assert "3 slots in each of 2 processes" in sqlq_.work().err
+    assert " 5 slots, " in sqlq_.work("-c", "5", "-p", "1").err
+    sqlq_.environment["SQLQ_PROCESSES"] = "many"
+    said = sqlq_.shop("work", "--drain").sentence()
+    assert said == "SQLQ_PROCESSES is 'many': it must be a whole number from 1 to 1,000"
+    sqlq_.environment["SQLQ_WAIT"] = "soon"
+    assert sqlq_.shop("migrate").sentence().startswith("SQLQ_WAIT is 'soon': give a timedelta")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_bounds_of_variables_replace_worker_processes(sqlq_: Command, app: sqlq.App) -> None:
+    for n in range(2):
+        _enqueue(sqlq_, "shop.send", str(n))
+    sqlq_.environment["SQLQ_MAX_JOBS"] = "1"
+    assert "it has had its number of jobs" in sqlq_.work().err
+
+
+FAULTY = """
+import re
+import psycopg
+import sqlq
+
+app = sqlq.App()
+
+@app.task(name="t")
+def t() -> None:
+    pass
+
+execute = psycopg.Cursor.execute
+
+def fails(self, query, *more, **options):
+    if re.search({pattern!r}, str(query)):
+        raise TypeError("Compiled.process() got multiple values for keyword argument 'ashint'")
+    return execute(self, query, *more, **options)
+
+psycopg.Cursor.execute = fails
+"""
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "INSERT INTO public.finished_jobs",
+        "INSERT INTO public.finished_jobs|SELECT public.finished_jobs.id",
+        "SET reserved_at",
+    ],
+    ids=["settle", "settle and look", "claim"],
+)
+def test_a_worker_ends_with_code_1_when_its_library_fails(
+    sqlq_: Command, app: sqlq.App, pattern: str
+) -> None:
+    (sqlq_.directory / "faulty.py").write_text(FAULTY.format(pattern=pattern))
+    app.enqueue_many([app.task(name="t")(lambda: None).new()] * 3)
+    done = subprocess.run(
+        [sys.executable, "-m", "sqlq", "--app", "faulty:app", "work", "--grace", "1s"],
+        cwd=sqlq_.directory,
+        env=sqlq_.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    assert "fails again and again, by no fault of the database: TypeError: Compiled.process()" in done.stderr
+    assert done.stderr.count("Traceback") < 5, done.stderr

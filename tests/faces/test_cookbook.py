@@ -6,17 +6,22 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
 from sqlalchemy import Engine, Insert, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -95,7 +100,7 @@ class Service:
 
 def test_a_recipe_is_short_and_explains_its_safety() -> None:
     parts = PAGES[COOKBOOK].split("\n## ")[1:]
-    assert len(parts) == 12
+    assert len(parts) == 13
     for part in parts:
         assert "**Why it is safe.**" in part
         assert "](guide/" in part
@@ -292,3 +297,50 @@ def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:
 
 def test_a_recipe_tests_its_schedule(names: dict[str, Any], app: sqlq.App) -> None:
     cook("cron_under_test", names).test_each_night_is_closed_once(app)
+
+
+class Memory(Transport):
+    """Keeps what Sentry's SDK would send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.events += [dict(event) for item in envelope.items if (event := item.get_event()) is not None]
+
+
+def test_a_recipe_makes_one_issue_of_a_failed_job(
+    names: dict[str, Any], app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory()
+    init = partial(sentry_sdk.init, transport=memory, auto_enabling_integrations=False)
+    monkeypatch.setattr("sentry_sdk.init", init)
+    monkeypatch.setattr("logging.Logger.callHandlers", logging.Logger.callHandlers)  # Sentry replaces it
+    with sentry_sdk.isolation_scope():
+        cook("sentry", names)
+
+        @app.task(name="shop.charge", max_attempts=2, backoff="0s")
+        def charge(tenant: str) -> None:
+            sentry_sdk.set_tag("tenant", tenant)
+            sentry_sdk.capture_message("asking the bank")
+            raise ValueError(f"declined {sqlq.current_job().attempts}")
+
+        @app.task(name="shop.wait")
+        def wait() -> None:
+            raise sqlq.Snooze("1h")
+
+        job = app.enqueue_many([charge.new("blue"), wait.new()])[0]
+        drain(app)
+        logging.getLogger("sqlq.worker").error("worker process 7 died")
+        sentry_sdk.get_global_scope().set_client(None)
+    of_job = {"sqlq.job": str(job.id), "sqlq.task": "shop.charge"}
+    issues = [event for event in memory.events if "exception" in event]
+    assert [event["exception"]["values"][-1]["value"] for event in issues] == ["declined 2"]
+    assert issues[0]["tags"] == of_job | {"sqlq.reason": "error"}
+    assert issues[0]["transaction"] == "shop.charge"
+    others = [event for event in memory.events if "exception" not in event]
+    assert [event.get("message") or event["logentry"]["message"] for event in others] == [
+        *("asking the bank", "asking the bank", "worker process 7 died")
+    ]
+    assert [event["tags"] for event in others[:2]] == [of_job | {"tenant": "blue"}] * 2

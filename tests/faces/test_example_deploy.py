@@ -65,10 +65,17 @@ def test_each_command_is_parsed_by_sqlq() -> None:
     words += [each["command"] for each in CONTAINERS]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     words += [yaml.safe_load(line) for line in re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)]
-    assert len(words) == 13
+    assert len(words) == 16
     for each in words:
         parse(each)
     assert {each[1] for each in words} == {"migrate", "work", "web", "metrics"}
+
+
+def test_each_shard_has_a_worker() -> None:
+    of_shards = [each["command"] for each in SERVICES.values() if "profiles" in each]
+    assert of_shards == [["sqlq", "work", "--app", f"shards:apps.{name}"] for name in ("eu", "us")]
+    (worker,) = [unit(path)["Service"] for path in UNITS if path.name.startswith("shard-worker")]
+    assert "sqlq work --app shards:apps.%i --name %i" in worker["ExecStart"]
 
 
 def test_a_worker_has_time_to_stop_and_a_probe() -> None:

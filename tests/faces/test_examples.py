@@ -250,6 +250,22 @@ def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
     assert taken == ([sent] * 2 if example is FASTAPI else []), "an attempt that fails, and one that does not"
 
 
+@pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_the_tests_of_the_asynchronous_example_pass(empty_database_url: str, tmp_path: Path) -> None:
+    """With drivers of each database that refuse the connections of another event loop."""
+    directory = tmp_path / "example"
+    shutil.copytree(EXAMPLES / "fastapi", directory, ignore=shutil.ignore_patterns("__pycache__"))
+    running = Running(FASTAPI, directory, empty_database_url, mail_url="http://none.invalid")
+    for name in [name for name in running.environment if name.startswith("PYTEST_")]:
+        del running.environment[name]
+    running.environment |= {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "SQLQ_TEST_DATABASE_URL": empty_database_url,
+    }
+    passed = running.run("pytest -q -p sqlq.testing.fixtures -p anyio -p no:cacheprovider")
+    assert "4 passed" in passed
+
+
 @pytest.mark.parametrize("example", [FLASK, FASTAPI, PYRAMID, SQLMODEL], ids=lambda example: example.folder)
 def test_the_readme_of_an_example_has_the_tested_commands(example: Example) -> None:
     readme = (EXAMPLES / example.folder / "README.md").read_text()

@@ -10,12 +10,16 @@ from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
+import click
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.cli.root import sqlq as command_line
 from sqlq.config.command_hint import KINDS
+from sqlq.config.durations import FAR
+from sqlq.database.postgresql import online
 from sqlq.store import rights
 from tests.faces.pages import PAGES, ROOT
 from tests.faces.test_cli_jobs import BOOM, Desk
@@ -30,6 +34,17 @@ ATTACKS = {
     "enqueue any task with any arguments, before others' jobs, and without end": (
         "INSERT INTO jobs (task, payload, priority, available_at) VALUES ('t', '{}', 100, '1970-01-01')",
     ),
+    "make any number of queues, which a worker without `-q` reads in turn": (
+        "INSERT INTO jobs (queue, task, payload) SELECT 'q' || i, 't', '{}' FROM generate_series(1, 1000) i",
+    ),
+    "make any number of lines of limits": (
+        "INSERT INTO jobs (task, blocked_by, limit_key, available_at) "
+        f"SELECT 't', 'limit', 'k' || i, '{FAR}' FROM generate_series(1, 1000) i",
+    ),
+    "notify without end, so that workers poll": (
+        "SELECT pg_notify('sqlq_1', 'x' || i) FROM generate_series(1, 1000) i",
+    ),
+    "keep a migration waiting": (f"SELECT pg_try_advisory_xact_lock({online.MIGRATIONS})",),
     "read arguments, results and errors of others' jobs": (
         "SELECT payload FROM jobs",
         "SELECT result FROM finished_jobs",
@@ -60,12 +75,17 @@ ATTACKS = {
     ),
     "delete others' jobs": ("DELETE FROM jobs",),
     "change the results of others' jobs": ("UPDATE finished_jobs SET result = '1'",),
-    "pause queues": (
-        "UPDATE sqlq_queues SET paused_at = now()",
-        "UPDATE sqlq_tasks SET paused_at = now()",
-    ),
+    "pause queues": ("UPDATE sqlq_queues SET paused_at = now()",),
     "change schedules": ("UPDATE sqlq_schedules SET task = 't'",),
     "stop workers": ("UPDATE sqlq_workers SET asked = 'stop'",),
+    "write into the audit under any name, or over another one's numbers": (
+        "INSERT INTO sqlq_audit (actor, action, target) VALUES ('ceo', 'delete', 'delete 1')",
+        "UPDATE sqlq_audit SET number = 0",
+    ),
+    "write into the audit as another user of the database": (
+        "INSERT INTO sqlq_audit (actor, action, target, database_user) VALUES ('a', 'b', 'c', 'ceo')",
+        "UPDATE sqlq_audit SET database_user = 'ceo'",
+    ),
     "see the list of workers": ("SELECT host FROM sqlq_workers",),
     "change the tables, or their recorded revision": (
         "UPDATE sqlq_version SET version_num = '0'",
@@ -126,6 +146,23 @@ def test_a_role_can_do_to_others_at_most_the_documented_statements(
             else:
                 with pytest.raises(DBAPIError, match=r"permission denied|must be owner"):
                     conn.exec_driver_sql(statement)
+            conn.rollback()
+
+
+def test_the_audit_has_the_database_user_of_an_operator(town: dict[str, Engine]) -> None:
+    with closing(sqlq.App(engine=town["operator"])) as app, app.acting_as("ceo"):
+        app.queues.pause("mail")
+        (action,) = app.audit.list()
+    assert (action.actor, action.database_user) == ("ceo", town["operator"].url.username)
+
+
+def test_an_untrusted_producer_writes_no_row_that_is_too_large_to_claim(town: dict[str, Engine]) -> None:
+    with town["untrusted-producer"].connect() as conn:
+        for column, most in (("payload", 1_572_864), ("headers", 65_536), ("backoff", 65_536)):
+            insert = f"INSERT INTO jobs (task, {column}) VALUES ('t', repeat('x', {{}}))"
+            conn.exec_driver_sql(insert.format(most))
+            with pytest.raises(DBAPIError, match=r"value for domain sqlq_(payload|short) violates check"):
+                conn.exec_driver_sql(insert.format(most + 1))
             conn.rollback()
 
 
@@ -199,7 +236,7 @@ class Poor:
         done = preloaded().run([*arguments], self._directory, environment, timeout=60)
         assert done.returncode == ends_with, f"{arguments}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
-        return done.stderr if ends_with == 1 else done.stdout
+        return (done.stderr or done.stdout) if ends_with == 1 else done.stdout
 
 
 @pytest.fixture
@@ -236,11 +273,10 @@ def test_one_command_mends_any_refusal(owner: Desk, poor: Poor) -> None:
 
 
 @on_postgresql
-def test_an_enqueue_and_keys_name_their_own_kinds(poor: Poor, tmp_path: Path) -> None:
+def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import sqlq\napp = sqlq.App()\n@app.task\ndef send(n: int): ...\n")
     for arguments, kind in (
         (("-a", "shop:app", "enqueue", "shop.send", "7"), "producer"),
-        (("keys",), "keys"),
         (("-a", "shop:app", "work", "--drain"), "worker"),
     ):
         poor.forget()
@@ -248,6 +284,20 @@ def test_an_enqueue_and_keys_name_their_own_kinds(poor: Poor, tmp_path: Path) ->
         assert words == ["grants", poor.role, "--as", kind]
         poor.as_owner(poor(*words))
         poor(*arguments)
+
+
+@on_postgresql
+def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: Poor) -> None:
+    looks = [["show", "1"], ["show", "1", "--result"], ["why", "1"], ["flows", "show", "1"], ["metrics"]]
+    looks += [["schedules", "show", "nightly"]]
+    lists = {name for name, each in command_line.commands.items() if isinstance(each, click.Group)} - {"keys"}
+    looks += [[name] for name in sorted(lists | {"status", "jobs", "failed", "audit"})]
+    assert len(looks) == 15
+    for words in looks:
+        assert mends(poor(*words, ends_with=1)) == ["grants", poor.role, "--as", "reader"], words
+    assert "--as reader" in poor("doctor", ends_with=1)
+    assert mends(poor("retry", "1", ends_with=1))[-1] == "operator"
+    assert "connect as the role that owns the tables" in poor("prune", "--audit", "1d", ends_with=1)
 
 
 # -- --apply and --only --------------------------------------------------------------------------------------
@@ -289,9 +339,9 @@ def test_only_revokes_rights_beyond_the_kind(owner: Desk, poor: Poor) -> None:
 @on_postgresql
 def test_grants_name_the_schema(owner: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
-    said = owner("grants", "select", "--as", "keys").splitlines()
+    said = owner("grants", "select", "--as", "reader").splitlines()
     assert said[0] == 'GRANT USAGE ON SCHEMA queueing TO "select";'
-    assert said[-1] == 'GRANT UPDATE (result) ON queueing.finished_jobs TO "select";'
+    assert said[-1] == 'GRANT SELECT ON queueing.job_states, queueing.queue_stats TO "select";'
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -553,7 +553,7 @@ def test_a_wrong_session_is_refused_as_outside_inline(shop: Shop) -> None:
                 shop.app.enqueue(shop.note.new("x"), session=session)  # type: ignore[arg-type]
         with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
             shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]
-        with pytest.raises(sqlq.EnqueueError, match="aenqueue takes an AsyncSession"):
+        with pytest.raises(sqlq.EnqueueError, match="an awaited call takes an AsyncSession"):
             asyncio.run(shop.app.aenqueue(shop.note.new("x"), session=unbound))  # type: ignore[arg-type]
     assert shop.done == []
 

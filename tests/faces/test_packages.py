@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import sqlq
+from tests import pythons
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_a_source_distribution_has_the_tracked_files(folder: Path) -> None:
 @slow
 def test_metadata_has_the_fields_of_an_index(wheel: zipfile.ZipFile) -> None:
     found = metadata(wheel)
-    assert (found["Name"], found["Version"]) == ("sqlq", sqlq.__version__)
+    assert (found["Name"], found["Version"]) == ("sqlq-jobs", sqlq.__version__)
     assert (found["License-Expression"], found["Requires-Python"]) == ("MIT", ">=3.11")
     assert "Typing :: Typed" in found.get_all("Classifier", [])
     assert {"web", "metrics", "mariadb", "django"} < set(found.get_all("Provides-Extra", []))
@@ -86,11 +87,21 @@ def test_the_page_on_an_index_has_no_relative_urls(wheel: zipfile.ZipFile) -> No
     assert not re.findall(r"\]\((?!https?:)[^)]*\)", page)
     assert "<!--" not in page
     assert "](" not in page.replace("](http", "")
-    assert "pip install sqlq" in page
+    assert "pip install sqlq-jobs" in page
     assert "checkout" not in page
     headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
     assert headings[0] == "Quick start"
     assert headings[-3:] == ["More", "How it compares", "Licence"]
+
+
+OLD_NAME = re.compile(r"pip install\s+(?:-\S+\s+)*['\"]?sqlq(?![\w-])|(?<![\w./-])sqlq\[[a-z]+[],]")
+"""The distribution by its import name, which is another project's on the package index."""
+
+
+def test_texts_install_the_distribution_by_its_own_name() -> None:
+    for name in sorted(tracked()):
+        content = (ROOT / name).read_bytes().decode(errors="replace")
+        assert OLD_NAME.findall(content) == [], name
 
 
 def test_files_for_a_forge_are_read() -> None:
@@ -99,8 +110,13 @@ def test_files_for_a_forge_are_read() -> None:
     (job,) = yaml.safe_load((forge / "workflows" / "gate.yml").read_text())["jobs"].values()
     assert job["steps"][-1] == {"run": ".ci/run"}
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    versions = re.findall(r"python_of (3\.\d+)", (ROOT / ".ci" / "run").read_text())
-    assert sorted(job["steps"][1]["with"]["python-version"].split()) == sorted(versions)
+    versions = job["steps"][1]["with"]["python-version"].split()
+    classifiers = re.findall(
+        r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text()
+    )
+    assert versions == classifiers
+    assert versions == list(pythons.VERSIONS)
+    assert set(re.findall(r"python_of (3\.\d+)", (ROOT / ".ci" / "run").read_text())) <= set(versions)
     for path in (forge / "ISSUE_TEMPLATE").glob("*.yml"):
         template = yaml.safe_load(path.read_text())
         assert template["name"]

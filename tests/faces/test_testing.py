@@ -7,7 +7,8 @@ import functools
 import importlib
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -18,7 +19,17 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.testing import InlineJob, Tally, assert_enqueued, assert_not_enqueued, drain, inline, on_database
+from sqlq.model.job import JobOptions
+from sqlq.testing import (
+    InlineJob,
+    Tally,
+    adrain,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    inline,
+    on_database,
+)
 from tests.servers import async_database_url
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +159,20 @@ class TestInline:
         with inline(shop.app):
             asyncio.run(main())
         assert shop.done == [("sync", 1), "async"]
+
+    def test_synchronous_code_below_run_sync_runs_a_coroutine_on_the_callers_loop(self, shop: Shop) -> None:
+        @shop.app.task(name="shop.loop")
+        async def loop() -> None:
+            await asyncio.sleep(0)
+            shop.done.append((asyncio.get_running_loop(), sqlq.current_job().id))
+
+        async def main() -> None:
+            async with AsyncSession(create_async_engine("sqlite+aiosqlite://")) as session:
+                await session.run_sync(lambda sync: shop.app.enqueue(loop.new(), session=sync))
+            assert shop.done == [(asyncio.get_running_loop(), 1)]
+
+        with inline(shop.app):
+            asyncio.run(main())
 
     def test_exceptions_reach_the_test_at_the_first_attempt(self, shop: Shop) -> None:
         with inline(shop.app) as ran:
@@ -346,6 +371,62 @@ class TestDrain:
             with pytest.raises(sqlq.SqlqError, match="commit it or roll it back"):
                 drain(shop.app)
 
+    def test_adrain_runs_handlers_and_the_lifespan_on_the_loop_of_the_test(
+        self, shop: Shop, database_url: str
+    ) -> None:
+        loops: list[object] = []
+
+        @shop.app.lifespan
+        async def service() -> AsyncIterator[str]:
+            loops.append(asyncio.get_running_loop())
+            yield "service"
+            loops.append(asyncio.get_running_loop())
+
+        async def main() -> None:
+            engine = create_async_engine(async_database_url(database_url))
+
+            @shop.app.task(name="shop.ask")
+            async def ask() -> None:
+                loops.append(asyncio.get_running_loop())
+                async with engine.connect() as conn:  # one that the test has opened, and left in the pool
+                    await conn.execute(text("SELECT 1"))
+                await shop.app.aenqueue(shop.note.new("a"))
+
+            async with engine.connect() as conn:
+                await conn.execute(text("SELECT 1"))
+            await shop.app.aenqueue(ask.new())
+            for _ in range(2):  # the loop goes on after the first
+                assert await adrain(shop.app) == Tally(completed=2), shop.app.jobs.list(state="failed")
+                await shop.app.aenqueue(ask.new())
+            assert await adrain(shop.app, ["notes"]) == Tally()
+            await engine.dispose()
+            assert {*loops} == {asyncio.get_running_loop()}
+            assert len(loops) == 8, "two jobs, and three lifespans that were entered and left"
+
+        asyncio.run(main())
+        assert shop.done == [("a", 1)] * 2
+
+    def test_a_cancelled_adrain_leaves_no_worker_behind(self, shop: Shop) -> None:
+        async def main() -> None:
+            started, threads = asyncio.Event(), {*threading.enumerate()}
+
+            @shop.app.task(name="shop.wait")
+            async def wait() -> None:
+                started.set()
+                await asyncio.Event().wait()
+
+            job = await shop.app.aenqueue(wait.new())
+            draining = asyncio.create_task(adrain(shop.app))
+            await started.wait()
+            draining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await draining
+            assert (await shop.app.jobs.aget(job)).state == "available"
+            new = {thread.name for thread in {*threading.enumerate()} - threads}
+            assert not [name for name in new if name.startswith("sqlq-")]
+
+        asyncio.run(main())
+
 
 class TestAsserting:
     def test_a_call_is_found_whichever_way_its_arguments_were_passed(self, shop: Shop) -> None:
@@ -362,6 +443,47 @@ class TestAsserting:
         assert_not_enqueued(shop.note, args=["a"], queue="mail")
         assert_not_enqueued(shop.bad)
 
+    @pytest.mark.parametrize("where", ["row", "inline"])
+    def test_a_job_is_found_by_each_of_its_options(self, shop: Shop, where: str) -> None:
+        def alarm(ended: sqlq.JobResult) -> None: ...
+
+        failed = shop.app.task(name="alarm")(alarm)
+        noon = datetime(2098, 1, 1, 12, 0, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
+        options: list[JobOptions] = [
+            {"queue": "other", "priority": 5, "max_attempts": 2, "timeout": "7s", "retention": "1d"},
+            {"delay": "5m", "expires": "1h", "label": "blue", "group": "import-42", "backoff": "3s"},
+            {"available_at": noon, "expires": noon + timedelta(hours=1), "on_failure": failed},
+            {"unique_key": "k", "unique_until": "start", "headers": {"tenant": 7}, "timeout": None},
+            {"limit": sqlq.Limit("stripe", running=5), "delay": "7m"},
+        ]
+        with inline(shop.app) if where == "inline" else nullcontext():
+            for each in options:
+                shop.app.enqueue(shop.note.new("a").set(headers={"by": "test"}).set(**each))
+            for each in options:
+                assert_enqueued(shop.note, args=["a"], count=1, **each)
+                for name, value in each.items():
+                    one: Any = {"unique_key": each.get("unique_key"), name: value}
+                    assert_enqueued(shop.note, **one)
+            wrong: list[JobOptions] = [
+                {"queue": "mail"}, {"priority": 6}, {"timeout": "8s"}, {"delay": "6m"}, {"expires": "2h"},
+                {"available_at": noon + timedelta(seconds=1)}, {"label": "red"}, {"group": "import"},
+                {"unique_key": "l"}, {"headers": {"tenant": 8}}, {"limit": "other"}, {"backoff": "4s"},
+                {"delay": "5m", "label": "red"}, {"retention": None}, {"on_failure": None},
+            ]  # fmt: skip
+            for each in wrong:
+                assert_not_enqueued(shop.note, **each)
+            assert_enqueued(shop.note, count=5)
+            with pytest.raises(AssertionError, match=r"enqueued 1 times, and not 2: .* with delay='5m'; of"):
+                assert_enqueued(shop.note, count=2, delay="5m")
+
+    def test_a_wrong_option_is_refused_where_there_is_no_job(self, shop: Shop) -> None:
+        with pytest.raises(sqlq.EnqueueError, match="times"):
+            assert_not_enqueued(shop.note, times=2)  # type: ignore[call-arg]
+        with pytest.raises(sqlq.EnqueueError, match="delay"):
+            assert_not_enqueued(shop.note, delay="soon")
+        with pytest.raises(sqlq.errors.ConfigurationError, match="write assert_not_enqueued"):
+            assert_enqueued(shop.note, count=0)
+
     def test_the_assertion_message_lists_the_enqueued_jobs(self, shop: Shop) -> None:
         shop.app.enqueue(shop.note.new("a", copies=2))
         with pytest.raises(
@@ -371,7 +493,7 @@ class TestAsserting:
             assert_enqueued(shop.note, args=["b"])
         with pytest.raises(
             AssertionError,
-            match=r"not enqueued: shop.bad\(…\) in queue mail; of this task there is:\n  nothing",
+            match=r"not enqueued: shop.bad\(…\) with queue='mail'; of this task there is:\n  nothing",
         ):
             assert_enqueued(shop.bad, queue="mail")
         with pytest.raises(

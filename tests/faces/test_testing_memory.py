@@ -56,7 +56,7 @@ def tables(conn: Connection, schema: str | None = None) -> list[str]:
 OURS = [
     *("failed_jobs", "finished_jobs", "job_states", "jobs", "queue_stats"),
     *("sqlq_audit", "sqlq_edges", "sqlq_flows", "sqlq_limits", "sqlq_queues"),
-    *("sqlq_schedules", "sqlq_tasks", "sqlq_version", "sqlq_wakes", "sqlq_workers"),
+    *("sqlq_schedules", "sqlq_version", "sqlq_wakes", "sqlq_workers"),
 ]
 
 

@@ -317,6 +317,29 @@ def test_the_fixture_refuses_a_file_with_rows_of_sqlq(project: Path, real: str) 
         assert copy.read_bytes() == left
 
 
+@pytest.mark.parametrize(
+    ("definition", "refused"),
+    [
+        ("sqlalchemy.Table('orders', metadata)", "orders"),
+        ("sqlalchemy.Table('parcels', metadata, schema='depot')", "depot.parcels"),
+    ],
+)
+def test_tables_that_may_be_no_tests_are_not_dropped(project: Path, definition: str, refused: str) -> None:
+    url = sqlite_url(project / "own.db")
+    engine = create_engine(url)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id INTEGER)"))
+    (project / "conftest.py").write_text(
+        f"import pytest, sqlalchemy\nmetadata = sqlalchemy.MetaData()\n{definition}\n"
+        "@pytest.fixture\ndef sqlq_metadata():\n    return metadata\n"
+    )
+    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
+    assert done.returncode == 1
+    assert f"or name a schema: {refused}; sqlq_app drops" in done.stdout
+    assert inspect(engine).has_table("orders")
+    engine.dispose()
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize(
     ("ini", "said"),

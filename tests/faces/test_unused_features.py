@@ -68,21 +68,18 @@ otel.instrument(traced)
 print(json.dumps([off, imported, called_by(traced)]))
 """
 NOT_ASKED_FOR = (
-    *("otel.py", "sentry.py", "metrics/", "payload/encryption.py", "admin/replay.py", "admin/keys.py"),
+    *("otel.py", "metrics/", "payload/encryption.py", "store/jobs/replay.py"),
     *(
         "worker/claim.py:opened_by",
         "worker/report/meter.py",
         "results/",
         "store/jobs/results.py",
-        "store/keys.py",
     ),
 )
 EXTRAS = (
-    *("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle"),
+    *("prometheus_client", "opentelemetry", "cryptography", "setproctitle"),
     *("jinja2", "werkzeug", "a2wsgi", "waitress"),
 )
-OF_A_WORKER = ("__init__", "abandon", "are_wanted")
-"""Methods of `Answers` that are called anyway, once for a worker or once for a batch."""
 
 
 def test_unused_features_run_no_code_for_a_job(database_url: str) -> None:
@@ -98,11 +95,7 @@ def test_unused_features_run_no_code_for_a_job(database_url: str) -> None:
     off, imported, on = json.loads(done.stdout)
     assert Counter(off)["worker/attempt/call.py:execute"] == 4, "attempts of def handlers"
     assert {name: n for name, n in off.items() if name.startswith(NOT_ASKED_FOR)} == {}
-    answering = {
-        name.rpartition(".")[2] for name in off if name.startswith("worker/settle/after.py:Answers.")
-    }
-    assert answering <= set(OF_A_WORKER)
-    extras = {*EXTRAS, "sqlq.otel", "sqlq.sentry", "sqlq.metrics", "sqlq.web"}
+    extras = {*EXTRAS, "sqlq.otel", "sqlq.metrics", "sqlq.web"}
     if database_url.startswith("mariadb"):
         extras -= {"cryptography"}  # PyMySQL imports it
     assert [name for name in imported if name.startswith(tuple(extras))] == []

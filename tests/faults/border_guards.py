@@ -5,24 +5,41 @@ from __future__ import annotations
 from typing import Final
 
 HEARD, LINKS = "tests/faults/test_notifications.py::", "tests/faults/test_bad_messages.py::"
+QUEUES = "tests/conformance/test_many_queues.py::"
+FLOODS = "tests/faults/test_floods.py::"
 COSTS = "tests/faces/web/test_costs.py::"
 STAFF = "tests/faces/django/test_staff.py::"
 STEERING, METRICS = "tests/faces/test_cli_control_characters.py::", "tests/faces/test_metrics.py::"
 
+SETTINGS = "tests/conformance/test_session_settings.py::test_jobs_run_and_are_shown_whatever_is_set"
+LOST = "tests/faults/test_idle_transactions.py::test_a_host_that_is_lost_in_mid_transaction_frees_its_jobs"
+
 # ruff: noqa: E501 - a guard is one line
 # fmt: off
 BORDER: Final[list[tuple[str, str | None, str, str]]] = [
-    ("notifications-are-read-strictly", "not _IDS.fullmatch(words)", "not words", HEARD + "test_bytes_are_read_as_ids_or_as_nothing"),
-    ("floods-stand-for-any-job", "self._left < 0 or", "", HEARD + "test_too_many_ids_at_once_stand_for_any_job[postgresql]"),
-    ("ignored-is-told-seldom", None, "if True:", HEARD + "test_notifications_of_a_stranger_end_no_wait[postgresql]"),
-    ("what-is-remembered-is-bounded", "or len(self._until) + len(ids) > MOST_REMEMBERED", "", HEARD + "test_expired_requests_are_removed_once_a_second[sqlite]"),
+    ("own-sessions-have-own-settings", "_at_once(driver, in_catalog(statement))", "leads_to_one_server(driver)", SETTINGS + "[postgresql-database-datestyle-SQL-DMY-]"),
+    ("own-sessions-speak-utf8mb4", None, "pass", SETTINGS + "[mariadb-url-charset-latin1]"),
+    ("what-an-encoding-lacks-is-escaped", "_escaped(result)", "result", SETTINGS + "[postgresql-encoding-LATIN1]"),
+    ("depth-is-bounded", "is_deep", "False", "tests/unit/test_task.py::test_json_nested_too_deep_is_not_read_and_is_shown_in_part"),
+    ("errors-hold-no-value", "rpartition", "partition", "tests/unit/test_annotations.py::test_a_value_that_looks_like_a_path_is_not_in_the_error"),
+    ("idle-transactions-end", "str(IDLE_TRANSACTION_MS)", '"0"', LOST + "[frozen-postgresql]"),
+    ("idle-transactions-end-mariadb", "{IDLE_TRANSACTION_MS // 1000}", "0", LOST + "[frozen-mariadb]"),
+    ("idle-transactions-end-behind-a-pooler", None, "pass", "tests/faults/test_pgbouncer.py::test_settings_of_own_sessions_stay_with_them_behind_a_pooler[postgresql]"),
+    ("notifications-are-read-strictly", "not notification.extra", "True", HEARD + "test_only_an_empty_text_is_a_notification_of_jobs"),
+    ("ignored-is-told-seldom", None, "if True:", HEARD + "test_notifications_of_a_stranger_are_ignored[postgresql]"),
     ("a-flood-is-read-before-a-look", "and (not listens or self._hearing.is_dry)", "", HEARD + "test_the_poller_reads_all_notifications_before_the_next_poll[postgresql]"),
+    ("old-wakes-hold-up-no-new-ones", None, "if False:", FLOODS + "test_old_wakes_hold_up_no_limit[postgresql]"),
+    ("statements-end-with-their-client", None, "pass", FLOODS + "test_a_statement_ends_when_its_client_gives_up[postgresql]"),
+    ("partial-indexes-need-literals", """literal_column(f"'{reason}'")""", "reason", "tests/sql/test_statements.py::test_a_generic_plan_finds_the_indexes[postgresql]"),
+    ("a-task-is-put-back-in-one-line", None, "if True:", FLOODS + "test_many_rows_of_unknown_tasks_are_few_lines_of_the_log[postgresql]"),
+    ("what-is-put-back-has-one-line", " and not (isinstance(outcome, Released) and outcome.unknown_task)", "", FLOODS + "test_many_rows_of_unknown_tasks_are_few_lines_of_the_log[postgresql]"),
+    ("looks-reach-every-queue", "window[len(window)] if len(window) == LARGEST_WINDOW else ", "", QUEUES + "test_looks_read_all_queues_in_turn_when_there_are_more_than_a_window[sqlite]"),
+    ("known-queues-are-bounded", "[:LARGEST_WINDOW]", "", QUEUES + "test_known_queues_keep_those_with_the_latest_claims"),
     ("a-stopped-child-is-called-once", "droppable=True, ", "", LINKS + "test_notifications_do_not_pile_up_for_a_stopped_child"),
     ("no-word-ends-a-supervisor", "MISFITS", "KeyboardInterrupt", LINKS + "test_no_message_ends_a_supervisor"),
     ("what-an-isolate-says-can-be-read", "strictly:", "False:", "tests/worker/test_subprocesses.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost[no JSON\\n]"),
     ("an-isolate-says-outcomes", "not isinstance(outcome, Outcome)", "False", LINKS + "test_messages_of_a_subprocess_are_an_outcome_or_its_end"),
-    ("few-scrape-at-a-time", None, "return True", METRICS + "test_the_endpoint_bounds_connections_of_strangers[sqlite]"),
-    ("no-connection-stays", "time.monotonic() > end", "False", METRICS + "test_the_endpoint_closes_a_slow_client[sqlite]"),
+    ("few-scrape-at-a-time", "CONNECTIONS", "500", METRICS + "test_the_endpoint_bounds_connections_of_strangers[sqlite]"),
     ("lines-steer-no-terminal", "escaped(", "str(", STEERING + "test_a_worker_prints_no_control_characters[sqlite-text]"),
     ("tracebacks-steer-no-terminal", "escaped_lines(", "str(", STEERING + "test_a_worker_prints_no_control_characters[sqlite-text]"),
     ("looks-steer-no-terminal", "escaped(label), escaped(text)", "label, text", STEERING + "test_reading_commands_print_no_control_characters[sqlite]"),

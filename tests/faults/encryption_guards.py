@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 STORM = "tests/faults/test_operated.py::"
-SEAL, SEALED, BORDER, FAULTS, ROTATION = (
+SEAL, SEALED, BORDER, FAULTS = (
     "tests/unit/test_encryption.py::",
     "tests/worker/test_encrypted.py::",
     "tests/worker/test_plain_rows.py::",
     "tests/faults/test_encrypted_jobs.py::",
-    "tests/conformance/test_rotation.py::",
 )
 
 # ruff: noqa: E501 - a guard is one line
@@ -18,7 +17,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("bound-to-task-and-queue", "str(task), str(queue)", "'', str(queue)", SEALED + "test_payloads_of_two_tasks_cannot_be_exchanged[sqlite-sign]"),
     ("bound-to-task-and-queue", "str(task), str(queue)", "str(task), ''", SEALED + "test_a_row_that_was_tampered_with_fails_alone[sqlite-encrypt-moved to another queue]"),
     ("bound-to-task-and-queue", "kind, str(task)", "'', str(task)", SEAL + "test_a_signature_is_bound_to_task_queue_and_kind[encrypt]"),
-    ("signatures-are-checked", "plain is not None and fits", "plain is not None", SEAL + "test_a_changed_text_is_refused[sign]"),
+    ("signatures-are-checked", None, "pass", SEAL + "test_a_changed_text_is_refused[sign]"),
     ("plain-rows-are-refused", None, "if False:", SEALED + "test_a_row_that_was_tampered_with_fails_alone[sqlite-sign-without its seal]"),
     ("no-seal-without-a-key", None, "if False:", SEAL + "test_the_environment_sets_keys_unless_the_app_does"),
     ("a-bad-seal-fails", None, "bad = Failed('error', describe(error))", SEALED + "test_a_row_that_was_tampered_with_fails_alone[sqlite-sign-cut off]"),
@@ -28,16 +27,15 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("without-a-key-it-is-put-back", None, "return Failed('bad_signature', describe(error))", BORDER + "test_a_job_is_released_when_its_key_is_not_here[sqlite-keys1-sign]"),
     ("a-result-without-its-key-is-put-back", None, "elif False:", BORDER + "test_a_step_is_released_when_the_key_of_a_result_is_not_here[sqlite]"),
     ("nothing-follows-a-bad-seal", None, "case Failed('bad_seal'):", BORDER + "test_a_refused_row_gets_no_callback[sqlite-{}]"),
+    ("the-lost-are-trusted", None, "forged = set()", BORDER + "test_a_forged_row_that_is_cancelled_gets_no_callback[sqlite]"),
     ("the-lost-are-trusted", None, "forged = set()", BORDER + "test_a_forged_row_whose_worker_is_lost_gets_no_callback[sqlite]"),
     ("the-unstarted-are-trusted-by-their-seals", None, "return job", BORDER + "test_a_forged_row_of_a_dead_worker_gets_no_callback[sqlite]"),
-    ("a-refused-row-is-not-sealed", None, "pass", BORDER + "test_a_replay_signs_no_argument_of_a_row_that_was_refused[sqlite]"),
     ("plain-queues-feed-no-sealed", None, "if False:", BORDER + "test_a_plain_row_feeds_no_signed_step[sqlite-pay]"),
     ("a-result-that-is-not-opened-is-no-none", None, "if False:", BORDER + "test_a_plain_row_feeds_no_signed_step[sqlite-look]"),
     ("results-are-sealed", None, "pass", SEALED + "test_signed_and_encrypted_jobs_run_and_so_are_their_results[sqlite-encrypt]"),
     ("results-are-sealed", None, "pass", STORM + "test_every_waiter_gets_the_end_of_its_job_in_a_storm[sqlite]"),
     ("complete-seals", None, "stored = done", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
     ("a-result-that-is-not-opened-is-none", None, "if False:", SEALED + "test_a_plain_result_is_none_where_plain_rows_are_refused[sqlite]"),
-    ("changed-arguments-are-sealed", None, "return payload", SEALED + "test_a_replay_is_opened_like_its_job[sqlite-sign]"),
     ("results-of-steps-are-opened", None, "pass", SEALED + "test_a_step_refuses_a_changed_result[sqlite-sign]"),
     ("growth-is-sealed", None, "pass", SEALED + "test_a_handler_sees_results_and_grows_its_flow[sqlite-sign]"),
     ("follow-ups-are-sealed", None, "return new", SEALED + "test_callbacks_are_signed_whoever_writes_them[sqlite-sign]"),
@@ -46,7 +44,5 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("schedules-are-sealed", None, "pass", SEALED + "test_schedules_are_signed_when_they_are_stored[sqlite-sign]"),
     ("a-sealed-schedule-stays", None, "if True:", SEALED + "test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs[sqlite-encrypt]"),
     ("djangos-keys-are-shown-nowhere", "repr=False", "repr=True", "tests/faces/django/test_inside.py::test_in_memory[sqlite]"),
-    ("rotation-skips-the-locked", "lock(conn, query)", "lock(conn, query, waits=True)", ROTATION + "test_a_rotation_skips_and_counts_a_locked_row[postgresql]"),
-    ("rotation-leaves-what-does-not-open", None, "raise", ROTATION + "test_a_rotation_reports_a_row_with_a_bad_signature_and_keeps_it[sqlite]"),
 ]
 # fmt: on

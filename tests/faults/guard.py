@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, text
 
 from sqlq.admin.flows import SKIPPED
 from sqlq.config.constants import ERROR_BYTES, MAX_ATTEMPTS
-from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 
 ILLEGAL = "illegal transition:"
@@ -52,20 +52,14 @@ _MADE_ANEW = (
 _UNBLOCKS = "OLD.blocked_by = 'flow' AND (NEW.blocked_by IS NULL OR NEW.blocked_by <> 'flow')"
 _NEXT_TOKEN = f"(CASE WHEN OLD.lease_token < {LARGEST_TOKEN} THEN OLD.lease_token + 1 ELSE 1 END)"
 _REVOKES = f"NEW.lease_token = {_NEXT_TOKEN}"
-_PAUSES = (
-    "(coalesce(NEW.blocked_by, '') = 'pause' OR coalesce(NEW.blocked_by, '') = 'limit'"
-    " AND EXISTS (SELECT 1 FROM sqlq_tasks t WHERE t.task = NEW.task))"
-)
-"""A job is blocked because its task is paused, or stays in a line in order for that reason."""
 
 
 def _changed(*columns: str) -> str:
     return "(" + " OR ".join(f"NEW.{c} {{is not}} OLD.{c}" for c in columns) + ")"
 
 
-def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
+def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
     unexpired = "1 = 0" if owners_may_be_known_dead else "OLD.lease_expires_at > {now}"
-    may_vanish = "1 = 0" if keep_finished else "OLD.reserved_at IS NOT NULL"
     # the token a job ends under: its owner's, or one more where it was taken from its owner in the same
     # statement
     finished_fits = (
@@ -293,16 +287,7 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "an attempt given back without counting the release",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1"
-            f" AND NOT {_PAUSES}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "blocked by a pause, and the attempt counts, or its place is lost",
-            f"{_GIVES_UP} AND NEW.blocked_by = 'pause' AND (NEW.attempts <> OLD.attempts - 1"
-            " OR NEW.releases <> OLD.releases OR NEW.due_at <> CASE WHEN OLD.limit_key IS NULL"
-            " THEN OLD.available_at ELSE coalesce(OLD.due_at, OLD.available_at) END)",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1",
         ),
         Rule(
             "jobs",
@@ -341,7 +326,7 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "DELETE",
             "a job vanished",
-            f"NOT ({may_vanish}) AND NOT EXISTS (SELECT 1 FROM finished_jobs e WHERE {fate_fits})"
+            f"NOT EXISTS (SELECT 1 FROM finished_jobs e WHERE {fate_fits})"
             f" AND NOT EXISTS (SELECT 1 FROM failed_jobs e WHERE {fate_fits})",
             at_commit=True,
         ),
@@ -390,18 +375,17 @@ _EVENTS = [
 ]
 
 
-def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_dead: bool = False) -> None:
+def install(engine: Engine, *, owners_may_be_known_dead: bool = False) -> None:
     """Install the guard in a database that has sqlq's tables, whatever is in them by now.
 
-    `keep_finished` False allows a job that was reserved to leave no row. With `owners_may_be_known_dead` jobs
-    may be taken from an owner whose lease still runs. A supervisor does so for a child that died, and an
-    operator by force.
+    With `owners_may_be_known_dead` jobs may be taken from an owner whose lease still runs. A supervisor does
+    so for a child that died, and an operator by force.
     """
     kind = engine.dialect.name
     words = _WORDS[kind]
     rules = [
         rule._replace(when=_SAME.sub(words["same"], rule.when).format(**words))
-        for rule in _rules(keep_finished, owners_may_be_known_dead)
+        for rule in _rules(owners_may_be_known_dead)
     ]
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))

@@ -179,15 +179,6 @@ class Model:
                 known.attempts, known.releases = known.attempts - 1, known.releases + 1
                 known.in_line = known.limit is not None
 
-    def late(self) -> list[int]:
-        """Return what waits, was never tried, and should have been by now."""
-        return [
-            job.id
-            for job in self.model.values()
-            if job.place == "jobs" and job.owner is None and job.attempts == 0
-            if job.start_by is not None and job.start_by <= self.clock
-        ]
-
     def moved_back(self, moved: list[int]) -> None:
         """Put failed jobs back, with all their attempts."""
         for id in moved:

@@ -373,7 +373,7 @@ def test_workers_wait_while_a_server_takes_no_writes(
         with Load(tmp_path / "work", own) as load, working(load, own) as worker:
             mariadb.administer("SET GLOBAL read_only = 1")
             with pytest.raises(DBAPIError, match="the server is read-only"):
-                look.due_in(load.app.database)  # long before the next write
+                look.due_in(load.app.database, look.KnownQueues())  # long before the next write
             wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying so")
             mariadb.administer("SET GLOBAL read_only = 0")
             resumed = [load.seconds_to_next_finish(time.monotonic())]

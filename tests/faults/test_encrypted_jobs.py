@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.admin.keys import Rotation
 from sqlq.payload.encryption import HEAD, new_key
-from tests.faults.processes import ROOT, worker_process
+from tests.faults.processes import worker_process
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -40,7 +36,7 @@ def apart(card: str) -> str:
         return str(os.getpid())
 
 
-@app.task(max_attempts=1, on_failure=heard)
+@app.task(max_attempts=1)
 def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,7 +50,8 @@ def test_the_callback_of_a_job_whose_worker_died_is_signed(
     (tmp_path / "sealed_shop.py").write_text(SHOP)
     app = sqlq.App(database_url)
     with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
-        app.enqueue(app.named("sealed_shop.dies").new())
+        job = app.named("sealed_shop.dies").new()
+        app.enqueue(replace(job, on_failure='{"task": "sealed_shop.heard"}'))
         ended = wait_until(
             lambda: [job for job in app.jobs.list() if job.task == "sealed_shop.heard" and job.ended_at]
         )
@@ -80,40 +77,3 @@ def test_an_isolated_job_is_decrypted_and_its_result_encrypted(
         stored = conn.execute(text("SELECT payload, result FROM finished_jobs")).one()
     assert all(each.startswith(HEAD) and "4111" not in each for each in stored)
     app.close()
-
-
-def test_a_killed_rotation_can_be_continued(database_url: str, engine: Engine, tmp_path: Path) -> None:
-    old, new = new_key(), new_key()
-    app = sqlq.App(database_url, keys=[old])
-    task = app.task(name="t")(lambda n: None)
-    number = 10_000
-    app.enqueue_many([task.new(n) for n in range(number)])
-    both = sqlq.App(database_url, keys=[new, old])
-    assert both.database.seal is not None
-
-    def sealed_anew() -> int:
-        with engine.connect() as conn:
-            query = text("SELECT count(*) FROM jobs WHERE substr(payload, 1, 22) = :begins")
-            seal = both.database.seal
-            return int(conn.scalar(query, {"begins": seal.begins}) or 0) if seal else 0
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sqlq", "-d", database_url, "keys", "rotate"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SQLQ_KEYS": f"{new} {old}"},
-        stdin=subprocess.DEVNULL,
-    )
-    wait_until(sealed_anew, what="the rotation")
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL, "it had ended before it was killed"
-    done = sealed_anew()
-    assert 0 < done < number
-    assert done % 100 == 0, "a batch is one transaction"
-    checked = Rotation(both.database).check()
-    assert (checked.sealed["jobs.payload"], checked.bad) == (number, 0)
-    rotated = Rotation(both.database).rotate()
-    assert (rotated.sealed["jobs.payload"], rotated.left) == (number - done, 0)
-    alone = sqlq.App(database_url, keys=[new])
-    assert Rotation(alone.database).check().bad == 0
-    for each in (app, both, alone):
-        each.close()

@@ -82,10 +82,13 @@ def followed_once(
     new = [new_job(KINDS[n % len(KINDS)], n) for n in range(number)] + [new_job("dies", -1)] * dying
     new += [new_job("completes_alone", -2)] * dying
     chance.shuffle(new)
-    # the row names the callback, or its task has it when a worker claims it
+    # The row names the callback, or the worker that ends the job knows it of its task. Whoever finds a job
+    # that has lost its worker for the last time knows no task.
     app.enqueue_many(
         [
-            replace(job, on_success=FOLLOWER, on_failure=FOLLOWER) if i % 2 else job
+            replace(job, on_success=FOLLOWER, on_failure=FOLLOWER)
+            if i % 2 or (job.max_attempts or 0) < 50
+            else job
             for i, job in enumerate(new)
         ]
     )

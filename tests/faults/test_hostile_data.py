@@ -335,6 +335,12 @@ ROWS = {
     "payload that is not JSON": "(task, priority, payload) VALUES ('t', 100, '{')",
     "payload of a number too long to read": f"(task, priority, payload) VALUES ('t', 100, '{{\"args\": [{'9' * 5000}]}}')",
     "payload of 5 MB": f"(task, priority, payload) VALUES ('t', 100, '{{\"args\": [\"{'x' * 5_000_000}\"]}}')",
+    "payload nested 520 levels": f"(task, priority, payload) VALUES ('t', 100, '{{\"args\": {'[' * 520}{']' * 520}}}')",
+    "headers nested 520 levels": f"(task, priority, headers) VALUES ('t', 100, '{{\"a\": {'[' * 520}{']' * 520}}}')",
+    **{
+        f"{column} of 5 MB": f"(task, priority, {column}) VALUES ('t', 100, '\"{'x' * 5_000_000}\"')"
+        for column in ("headers", "on_success", "on_failure", "backoff")
+    },
     "payload with a constant JSON does not have": "(task, priority, payload) VALUES ('t', 100, '{\"args\": [NaN]}')",
     "payload with an escaped surrogate": "(task, priority, payload) VALUES ('t', 100, '{\"args\": [\"\\ud800\"]}')",
     "task without a name": "(task, priority) VALUES ('', 100)",
@@ -403,6 +409,7 @@ ALL_ROWS = [(kind, *row) for kind in DATABASES for row in OWN_ROWS[kind].items()
 KEPT_OUT_OF_SQLITE = {"a negative id", "the largest id there can be"}
 """Where the largest id was once given by hand, SQLite gives no more; PostgreSQL counts on by itself."""
 KEPT_OUT = {
+    *(f"{column} of 5 MB" for column in ("payload", "headers", "on_success", "on_failure", "backoff")),
     "attempts at the limit",
     "token at the limit",
     "releases at the limit",

@@ -178,16 +178,18 @@ def test_a_lone_job_wakes_one_of_many_idle_workers(fleet: Fleet) -> None:
     assert median(asked) <= 25
 
 
+@pytest.mark.slow
 def test_the_poller_starts_the_maintenance_of_its_host(fleet: Fleet) -> None:
     """Its maintenance does not query by itself: on all hosts that would be a third more statements."""
     with fleet.working(processes=2):
         fleet.producer.execute("INSERT INTO sqlq_queues (queue, paused_at) VALUES ('paused', now())")
         fleet.producer.execute(
-            "INSERT INTO jobs (queue, task, payload, start_by) VALUES ('paused', 'play.work', '{}', now())"
+            "INSERT INTO jobs (queue, task, payload, reserved_at, reserved_by, lease_expires_at, attempts, "
+            "max_attempts) VALUES ('paused', 'play.work', '{}', now(), 'gone', now(), 1, 1)"
         )
         wait_until(
-            lambda: fleet.number("SELECT count(*) FROM finished_jobs WHERE outcome = 'cancelled'") == 1,
-            what="the job cancelled",
+            lambda: fleet.number("SELECT count(*) FROM failed_jobs WHERE reason = 'worker_lost'") == 1,
+            what="the job rescued",
         )
 
 

@@ -8,32 +8,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import psutil
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, make_url
 
 import sqlq
 from sqlq.database import notifications
-from sqlq.database.notifications import ANY_JOB, Hearing, named_in
-from sqlq.store.jobs.results import WAITS
+from sqlq.database.notifications import Hearing
 from sqlq.store.workers import notify
-from sqlq.worker.settle.after import MOST_REMEMBERED, Answers
 from sqlq.worker.wait.poller import Poller
 from tests.faces.command import Command
 from tests.kit import working
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-NAMED = 600
 FLOOD = 2_000
 MOST_GROWN = 24_000_000
-SECONDS = 120.0
 
 
 @pytest.fixture
@@ -50,10 +47,9 @@ def stranger(database_url: str, engine: Engine) -> Iterator[Callable[[], psycopg
             conn.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def channels(app: sqlq.App) -> tuple[str, str]:
-    """Return the channels on which workers receive jobs, and waiters the ends of jobs."""
-    named = notify.channel(app.database.schema)
-    return named, f"{named}_ended"
+def channel(app: sqlq.App) -> str:
+    """Return the channel on which workers receive notifications of jobs."""
+    return notify.channel(app.database.schema)
 
 
 def say(conn: psycopg.Connection, channel: str, words: str) -> None:
@@ -62,131 +58,48 @@ def say(conn: psycopg.Connection, channel: str, words: str) -> None:
 
 # -- each text -----------------------------------------------------------------------------------------------
 
-ids = st.integers(1, 2**63 - 1).map(str) | st.integers(0, 10**25).map(str)
-words = st.one_of(
-    ids,
-    st.text("0123456789,²٣ -+_*", max_size=30),
-    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60),
-    st.just("9" * 5_000),
-)
-texts = (
-    st.tuples(
-        st.sampled_from(["", WAITS, WAITS.upper(), f"{WAITS} "]),
-        st.one_of(words, st.lists(words, max_size=6).map(",".join), st.just(ANY_JOB)),
-    )
-    .map("".join)
-    .filter(lambda text: len(text.encode()) < 8_000)
-)  # NOTIFY takes no more
+
+@settings(deadline=None)
+@given(st.binary(max_size=40))
+def test_only_an_empty_text_is_a_notification_of_jobs(words: bytes) -> None:
+    hearing = Hearing()
+    hearing._take(SimpleNamespace(extra=words, be_pid=7))
+    assert (hearing._hinted, hearing._ignored) == (not words, bool(words))
 
 
-def ids_of(listed: str) -> list[int]:
-    """The ids in a list of ids, and none of what is none."""
-    parts = listed.split(",")
-    if not all(part and set(part) <= set("0123456789") and len(part) < 20 for part in parts):
-        return []
-    return [int(part) for part in parts] if all(0 < int(part) < 2**63 for part in parts) else []
-
-
-@settings(max_examples=500)
-@given(st.binary(max_size=40) | texts.map(str.encode))
-def test_bytes_are_read_as_ids_or_as_nothing(said: bytes) -> None:
-    assert named_in(said) == ids_of(said.decode("latin-1"))
+HOSTILE = ["²", "9" * 5_000, "1,²", "-1", " ", ",", "0", str(2**63), "*", "\x1b[2J", "no"]
 
 
 @on_postgresql
-def test_each_text_is_read_as_ids_or_ignored(
-    app: sqlq.App, stranger: Callable[[], psycopg.Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On both channels, over the wire, and as it comes together with an answer."""
-    monkeypatch.setattr(notifications, "REST_SECONDS", 0.0)
-    monkeypatch.setattr(notifications, "BYTES_A_SECOND", 1 << 40)
-    engine, lasts = app.database.engine, count(2**62)
-    with stranger() as speaker, engine.connect() as ear:
-        ear.exec_driver_sql("LISTEN fuzzed")
-        ear.commit()
-        driver: Any = ear.connection.driver_connection
-
-        @settings(
-            max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-        )
-        @given(st.sampled_from(["", WAITS]), st.lists(texts, max_size=8, unique=True), st.booleans())
-        def fuzz(prefix: str, said: list[str], asks: bool) -> None:
-            here = Hearing(prefix)
-            here.begin(driver)
-            last = next(lasts)
-            for text in [*said, f"{prefix}{last}"]:
-                say(speaker, "fuzzed", text)
-            if asks:
-                driver.execute("SELECT 1")
-                driver.commit()
-            hinted, found = False, set[int]()
-            any_job = False
-            while last not in found:
-                heard = here.read()
-                hinted |= heard.hinted
-                found.update(heard.ids or ())
-                if heard.ids is None:  # what came with it stands for any
-                    any_job, last = True, next(lasts)
-                    say(speaker, "fuzzed", f"{prefix}{last}")
-            lists = [text.removeprefix(prefix) for text in said if text.startswith(prefix)]
-            assert any_job == (ANY_JOB in lists)
-            assert hinted == (bool(prefix) and "" in said)
-            assert any_job or found == {last}.union(*map(ids_of, lists))
-
-        fuzz()
-
-
-HOSTILE = ["²", "٣", "9" * 5_000, "1,²", "-1", "1_0", " 7", "7,", ",", "0", str(2**63), "*", "\x1b[2J", "no"]
-
-
-@on_postgresql
-def test_notifications_of_a_stranger_end_no_wait(
+def test_notifications_of_a_stranger_are_ignored(
     app: sqlq.App,
     stranger: Callable[[], psycopg.Connection],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go, ignored, listeners = threading.Event(), list[int](), set[Hearing]()
+    ignored = list[int]()
     take = Hearing._take
 
-    def takes(self: Hearing, said: Any) -> None:
-        take(self, said)
+    def takes(self: Hearing, notification: Any) -> None:
+        take(self, notification)
         ignored.append(self._ignored)
-        listeners.add(self)
 
-    def both_listen() -> bool:
-        for channel in channels(app):
-            say(speaker, channel, f"no {next(hears)}")
-        return len(listeners) == 2
+    def listens() -> bool:
+        say(speaker, channel(app), f"no {next(numbers)}")
+        return bool(ignored)
 
     monkeypatch.setattr(Hearing, "_take", takes)
-
-    @app.task(name="held")
-    def held() -> int:
-        assert go.wait(60)
-        return 7
-
-    result: list[Any] = []
-    hears = count()
+    answer = app.task(name="answer")(lambda: 7)
+    numbers = count()
     with working(app), stranger() as speaker, caplog.at_level(logging.WARNING):
-        job = app.enqueue(held.new())
-        waiter = threading.Thread(target=lambda: result.append(app.result(job, timeout="60s")))
-        waiter.start()
-        wait_until(lambda: app._connected.results.waiter._watches.get(job.id), what="somebody waiting")
-        wait_until(both_listen, what="the worker and who waits listening")
+        wait_until(listens, what="the worker listening")
         before = len(ignored)
-        for channel in channels(app):
-            for text in HOSTILE:
-                say(speaker, channel, f"{text}{next(hears)}no")
-                say(speaker, channel, text)
-                say(speaker, channel, WAITS + text)
-        wait_until(lambda: len(ignored) >= before + len(HOSTILE) * 6, what="all of it heard")
-        go.set()
-        waiter.join(60)
-        assert result == [7]
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2, "one line a minute, of the lookout and of who waits"
-    assert all(line.startswith("notifications that are none of sqlq's were ignored: ") for line in told)
+        for words in HOSTILE:
+            say(speaker, channel(app), words)
+        wait_until(lambda: len(ignored) >= before + len(HOSTILE), what="all of it heard")
+        assert app.result(app.enqueue(answer.new()), timeout="60s") == 7
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("notifications that are none of sqlq's were ignored: "), "one line a minute"
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -195,48 +108,30 @@ def test_notifications_of_a_stranger_end_no_wait(
 
 @contextmanager
 def flooding(
-    stranger: Callable[[], psycopg.Connection], *channels: tuple[str, str]
+    stranger: Callable[[], psycopg.Connection], channel: str, words: str
 ) -> Iterator[Callable[[], int]]:
-    """Name other jobs, as fast as may be, meanwhile; yields how often it was done so far."""
-    over, said = threading.Event(), [0]
+    """Send notifications, as fast as may be, meanwhile; yields their number so far."""
+    over, number = threading.Event(), count()
+    sent = [0]
 
     def flood() -> None:
         with stranger() as conn:
             while not over.is_set():
-                for channel, prefix in channels:
-                    first = 10**6 + said[0] * NAMED
-                    say(conn, channel, prefix + ",".join(map(str, range(first, first + NAMED))))
-                said[0] += 1
+                say(conn, channel, words and f"{words}{next(number)}")
+                sent[0] += 1
 
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        yield lambda: said[0]
+        yield lambda: sent[0]
     finally:
         over.set()
         thread.join(60)
 
 
-@on_postgresql
-def test_a_flood_of_notifications_fills_bounded_memory(
-    app: sqlq.App, stranger: Callable[[], psycopg.Connection]
-) -> None:
-    answer = app.task(name="answer")(lambda n: n)
-    workers, waits = channels(app)
-    most = [0]
-    with working(app) as worker, flooding(stranger, (workers, WAITS), (waits, "")) as said:
-        wait_until(lambda: worker._answers._until, what="the flood heard")
-        jobs = 0
-        while jobs < 50 or said() < FLOOD:
-            assert app.result(app.enqueue(answer.new(jobs)), timeout="60s") == jobs
-            most.append(len(worker._answers._until))
-            jobs += 1
-        assert worker._answers._any_until > 0, "beyond the bound it is any job"
-    assert 0 < max(most) <= MOST_REMEMBERED
-
-
 @pytest.mark.integration
 @on_postgresql
+@pytest.mark.parametrize("words", ["", "x" * 4_000], ids=["jobs", "noise"])
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_flood_of_notifications_delays_no_job(
     tmp_path: Path,
@@ -244,8 +139,8 @@ def test_a_flood_of_notifications_delays_no_job(
     app: sqlq.App,
     stranger: Callable[[], psycopg.Connection],
     processes: str,
+    words: str,
 ) -> None:
-    workers, _ = channels(app)
     command = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
 
     def grown() -> int:
@@ -260,8 +155,8 @@ def test_a_flood_of_notifications_delays_no_job(
         for _ in range(20):
             run()
         before = grown()
-        with flooding(stranger, (workers, WAITS)) as said:
-            while said() < FLOOD:
+        with flooding(stranger, channel(app), words) as sent:
+            while sent() < FLOOD:
                 run()
             assert grown() - before < MOST_GROWN
 
@@ -286,45 +181,9 @@ def test_the_poller_reads_all_notifications_before_the_next_poll(
     with working(app), stranger() as conn:
         wait_until(lambda: dry, what="the first look")
         conn.execute(
-            "SELECT pg_notify(%s, %s || n || repeat(',7', 3000)) FROM generate_series(1, 10000) n",
-            (channels(app)[0], WAITS),
+            "SELECT pg_notify(%s, n || repeat(',7', 3000)) FROM generate_series(1, 10000) n",
+            (channel(app),),
         )
         app.enqueue(app.named("t").new())
         assert ran.wait(60)
     assert all(dry)
-
-
-def test_expired_requests_are_removed_once_a_second(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(app.database)
-    forgot: list[float] = []
-    monkeypatch.setattr(answers, "_forget", forgot.append)
-    for first in range(1, 2_000, 2):
-        answers.asked([first, first + 1])
-    assert len(forgot) <= 1 + (forgot[-1] - forgot[0])
-    assert len(answers._until) == 2_000
-    answers.asked(list(range(MOST_REMEMBERED)))
-    assert len(answers._until) == 2_000
-    assert answers._any_until > 0
-
-
-@on_postgresql
-def test_too_many_ids_at_once_stand_for_any_job(app: sqlq.App) -> None:
-    """Beyond so many bytes a second no ids are read, and the next look covers all jobs."""
-    here, engine = Hearing(), app.database.engine
-    with engine.connect() as ear, app.database.begin() as conn:
-        ear.exec_driver_sql("LISTEN many")
-        ear.commit()
-        here.begin(ear.connection.driver_connection)
-        conn.exec_driver_sql(
-            "SELECT pg_notify('many', n || repeat(',7', 3000)) FROM generate_series(1, 100) n"
-        )
-        conn.commit()
-        found: list[int] = []
-
-        def means_any() -> bool:
-            ids = here.read().ids
-            found.extend(ids or ())
-            return ids is None
-
-        wait_until(means_any, timeout=20, what="more than is read")
-    assert len(found) < 100_000

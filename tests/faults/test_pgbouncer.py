@@ -92,6 +92,20 @@ def test_no_statement_is_prepared_through_a_pooler(load: Load) -> None:
         assert conn.execute(text("SELECT count(*) FROM pg_prepared_statements")).scalar_one() == 0
 
 
+def test_settings_of_own_sessions_stay_with_them_behind_a_pooler(
+    load: Load, pooler: PgBouncer, empty_database_url: str
+) -> None:
+    names = ("client_encoding", "DateStyle", "idle_in_transaction_session_timeout", "statement_timeout")
+    question = f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}"
+    host = pooler.url(empty_database_url) + "?client_encoding=latin1"
+    engine = create_engine(host, poolclass=NullPool)
+    for _ in range(4):  # more transactions than the pool has server processes
+        with load.app.database.begin() as conn:
+            assert tuple(conn.exec_driver_sql(question).one()) == ("UTF8", "ISO, MDY", "20s", "0")
+        with engine.connect() as conn:
+            assert tuple(conn.exec_driver_sql(question).one()) == ("LATIN1", "ISO, MDY", "0", "0")
+
+
 class producing:  # noqa: N801 - a context manager, used like one
     """A thread that enqueues as the load does, for as long as the block lasts or the load."""
 

@@ -142,6 +142,7 @@ def test_process_one_stops_in_good_order(play: Play) -> None:
     assert "Errno" not in worker.log.read_text()
 
 
+@pytest.mark.slow
 def test_process_one_survives_the_death_of_its_only_child(play: Play) -> None:
     job = play.enqueue("wait")
     with container(play) as worker:

@@ -100,13 +100,14 @@ def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_claim_recovers_after_a_change_of_a_column_type(
-    database_url: str, app: sqlq.App, engine: Engine
+    database_url: str, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prepared statement cannot return another type on its connection; on the next connection it can."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
     with closing(Database.beside(create_engine(database_url, pool_size=1, max_overflow=0))) as one_connection:
         claimer = Claimer(one_connection, "me", WorkerOptions(("default",), 1, 60_000))
+        monkeypatch.setattr("sqlq.worker.claim.DEAR_SECONDS", 60.0)  # the scan cursor has another statement
         assert len(claimer.claim(1)) == 1
         with engine.begin() as conn:
             conn.execute(text("DROP VIEW job_states"))  # stands on the column
@@ -199,16 +200,17 @@ def test_an_interrupted_claim_keeps_no_lock(
         assert len(claimer.claim(1)) == 1
 
 
-def test_a_missing_row_counts_as_settled_when_finished_jobs_are_not_kept(app: sqlq.App) -> None:
+def test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     with app.database.begin() as conn:
         (job,) = claim(conn)
         right = (job.id, job.lease_token)
-        assert settle.settle(conn, [Settlement(*right, 1, Completed())], keep_finished=False) == {right}
+        assert settle.settle(conn, [Settlement(*right, 1, Completed())]) == {right}
+    app.jobs.prune(finished="0s")
     with app.database.read() as conn:
-        assert lease.fates(conn, [right], keep_finished=False) == {right: Fate.SETTLED}
-        assert lease.fates(conn, [right], keep_finished=True) == {right: Fate.LOST}
+        assert lease.fates(conn, [right], completed=[right]) == {right: Fate.SETTLED}
+        assert lease.fates(conn, [right]) == {right: Fate.LOST}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

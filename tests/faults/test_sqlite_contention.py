@@ -187,6 +187,7 @@ def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
     return set(crowd.noted("acknowledged")) - set(everything)
 
 
+@pytest.mark.slow
 def test_many_processes_share_one_sqlite_file(crowd: Crowd, app: sqlq.App) -> None:
     contend(crowd, app, seconds=2, kills=1)
 

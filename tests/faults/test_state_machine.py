@@ -42,7 +42,6 @@ from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import checkpoint, insert, lease, lookup, prune, retry
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import expire as expiring
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.limits import admit as admission
@@ -461,17 +460,6 @@ class Contract(Model, RuleBasedStateMachine):
         self.rescue(500, crash=False)
         self.claim("two", 3, crash=False)
 
-    @rule(crash=st.booleans())
-    def expire(self, crash: bool) -> None:
-        """Cancel expired jobs that were never tried, and no others."""
-        late = self.late()
-        with self.transaction(crash) as conn:
-            expired = expiring.expire(conn, limit=500)
-        assert sorted(job.id for job in expired) == sorted(late)
-        if not crash:
-            for id in late:
-                self.model[id].place, self.model[id].reason = "finished_jobs", "cancelled"
-
     # -- the operator (T13, T15) -----------------------------------------------------------------------------
 
     @precondition(lambda self: any(job.place == "failed_jobs" for job in self.model.values()))
@@ -506,7 +494,7 @@ class Contract(Model, RuleBasedStateMachine):
             st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs"))
         )
         with self.transaction() as conn:
-            assert prune.forget_failed(conn, lookup.Selection(ids=(id,))).ids == [id]
+            assert prune.forget(conn, lookup.Selection(ids=(id,))).ids == [id]
         del self.model[id]
 
     # -- beside the model ------------------------------------------------------------------------------------
@@ -528,7 +516,7 @@ class Contract(Model, RuleBasedStateMachine):
                 )
                 for id, attempts, token, releases, errors, cursor, payload, reason, owner, losses in rows:
                     assert id not in found, "a job in two tables"
-                    count = sum(map(history.is_error, lookup._records(errors)))
+                    count = sum(map(history.is_error, lookup.records(errors)))
                     said = (count, cursor, payload)
                     found[id] = (table, attempts, token, releases, *said, reason, owner, losses)
             states = {

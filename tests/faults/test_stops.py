@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from sqlq.errors import SchemaVersionError
 from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.stop import Grace
 from tests.conftest import SERVERS
-from tests.faults.processes import worker_process
+from tests.faults.processes import ROOT, worker_process
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
 
@@ -196,3 +198,62 @@ def test_the_timeout_for_outcomes_ends_after_the_grace_time(monkeypatch: pytest.
     grace.stop(None)
     assert 0.0 < grace.patience() <= 0.15
     wait_until(lambda: grace.patience() == 0.0, timeout=10, what="its end")
+
+
+PROGRAM = """
+import signal, sys, threading
+from play import app
+
+worker = app.worker()
+if sys.argv[1] == "own":
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: [open("own", "w"), threading.Thread(target=worker.stop).start()])
+before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+worker.run()
+assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("handler", ["none", "own"])
+def test_run_in_a_program_stops_in_good_order_at_a_signal(
+    tmp_path: Path, database_url: str, number: signal.Signals, handler: str
+) -> None:
+    """A handler of the program's own is called instead, and each one is there again afterwards."""
+    (tmp_path / "play.py").write_text(MODULE)
+    app = sqlq.App(database_url)
+    job = app.enqueue(app.named("play.wait").new())
+    environment = {**os.environ, "SQLQ_DATABASE_URL": database_url, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, handler], cwd=tmp_path, env=environment) as program:
+        wait_until((tmp_path / "began.txt").exists, what="the job running")
+        program.send_signal(number)
+        wait_until(lambda: app.workers.list()[0].state == "stopping", what="it stopping")
+        assert (tmp_path / "own").exists() is (handler == "own")
+        (tmp_path / "go").touch()
+        assert program.wait(30) == 5, "what follows run() goes on"
+    assert app.jobs.get(job.id).state == "finished"
+    app.close()
+
+
+FORKS = """
+import os, signal, sys, time
+from sqlq.worker.stop import stopped_by_signals
+
+with stopped_by_signals(lambda: os._exit(9)):
+    for _ in range(100):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(20)
+            os._exit(8)
+        os.kill(pid, signal.SIGTERM)  # often before the child has handlers of Python's
+        status = os.waitpid(pid, 0)[1]
+        if status != signal.SIGTERM:
+            sys.exit(f"a child ended with {status}")
+"""
+
+
+def test_a_child_forked_beside_a_worker_takes_signals() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
+    subprocess.run(command, cwd=ROOT, timeout=60, check=True)

@@ -24,7 +24,8 @@ from sqlq.database.mariadb.dialect import LOCK_WAIT_SECONDS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from sqlq.worker.settle.settle import ROLLED_BACK_OFTEN, Settler
+from sqlq.worker.outage import OFTEN
+from sqlq.worker.settle.settle import Settler
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
@@ -156,8 +157,8 @@ A_KEY = (
 def test_an_outcome_whose_key_is_locked_delays_no_other(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     keyed = app.enqueue(task.new().set(unique_key="key"))
+    others = app.enqueue_many([task.new() for _ in range(20)])
     with locked(engine, A_KEY):
-        others = app.enqueue_many([task.new() for _ in range(20)])
         began = time.monotonic()
         with working(app, grace="1s"):
             wait_until(lambda: len(app.jobs.list(state="finished")) == len(others), what="the others done")
@@ -170,13 +171,13 @@ def test_an_outcome_whose_key_stays_locked_is_logged_once(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
-    write, tries = Settler._write_in_parts, threading.Semaphore(0)
+    write, tries = Settler._write_apart, threading.Semaphore(0)
 
-    def noted(settler: Settler, *given: Any) -> None:
+    def noted(settler: Settler, *given: Any, among: int) -> None:
         tries.release()
-        write(settler, *given)
+        write(settler, *given, among=among)
 
-    monkeypatch.setattr(Settler, "_write_in_parts", noted)
+    monkeypatch.setattr(Settler, "_write_apart", noted)
     with locked(engine, A_KEY), working(app, grace="1s"):
         for _ in range(3):
             assert tries.acquire(timeout=60)
@@ -204,10 +205,10 @@ def test_outcomes_that_pass_at_their_second_try_are_written_in_batches(
     monkeypatch.setattr(settling, "settle", settle_late)
     task = app.task(name="t")(lambda: None)
     with working(app):
-        for n in range(2 * ROLLED_BACK_OFTEN):
+        for n in range(2 * OFTEN):
             app.enqueue(task.new().set(unique_key="key"))
             wait_until(partial(has_finished, app, n + 1), what="its end")
-    assert refused == 2 * ROLLED_BACK_OFTEN
+    assert refused == 2 * OFTEN
     assert "writing it in parts" not in caplog.text
 
 

@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.integration
 
 MODULE = """
-import ctypes, os, threading, sqlq
+import ctypes, dataclasses, os, signal, threading, sqlq
 
 app = sqlq.App()
 if os.path.exists("hangs"):
@@ -58,6 +58,13 @@ def holds():
     if begin().attempts == 1:
         hold_the_interpreter()
 
+@app.task
+def locks():
+    if begin().attempts == 1:
+        with app.database.begin() as conn:
+            conn.exec_driver_sql("UPDATE jobs SET headers = headers")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
 @app.task(timeout="1s", backoff="0s")
 def late():
     if begin().attempts == 1:
@@ -69,6 +76,19 @@ def waits():
     begin()
     while not os.path.exists("go"):
         threading.Event().wait(0.01)
+
+@dataclasses.dataclass
+class Order:
+    how: str
+
+    def __post_init__(self):
+        if self.how == "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        hold_the_interpreter()
+
+@app.task
+def reads(order: Order):
+    begin()
 
 @app.task(isolate=True, timeout="1s", max_attempts=1)
 def alone():
@@ -164,6 +184,30 @@ def test_a_frozen_process_is_killed_whose_job_has_no_timeout(play: Play) -> None
         assert worker.said(f"it runs job {job} (play.holds)")
 
 
+@pytest.mark.parametrize("how", ["kills", "holds"])
+def test_a_process_that_dies_reading_arguments_costs_that_job_its_attempts(play: Play, how: str) -> None:
+    made = play.app.task(name="play.reads", max_attempts=2, backoff="0s", timeout="1s")(lambda order: None)
+    job, behind = play.app.enqueue(made.new({"how": how})).id, play.enqueue("quick")
+    with play.working("--stuck-after", "10m" if how == "kills" else "6s") as worker:
+        failed = play.ended(job)
+        assert (failed.state, failed.attempts, failed.releases) == ("failed", 2, 0)
+        assert reasons(failed)[0] == "worker_lost"
+        assert (done := play.ended(behind)).state == "finished"
+        assert (done.attempts, done.errors) == (1, [])
+        assert worker.log.read_text().count("another takes its place") == 1, "its second attempt is alone"
+
+
+@pytest.mark.slow
+def test_a_frozen_process_is_killed_that_locks_jobs(play: Play) -> None:
+    job = play.enqueue("locks")
+    with play.working():
+        wait_until(lambda: play.ran(job), what="the job running")
+        # on SQLite it holds the lock of the whole file
+        behind = play.enqueue("quick")
+        assert play.ended(behind).attempts == 1
+        assert reasons(play.ended(job)) == ["worker_lost"]
+
+
 @pytest.mark.slow
 def test_a_frozen_process_that_runs_nothing_is_replaced(play: Play) -> None:
     with play.working("--stuck-after", "10m") as worker:
@@ -203,6 +247,7 @@ def test_a_silent_process_is_shown_and_not_killed_when_it_goes_on(play: Play) ->
         assert worker.children() == [pid]
 
 
+@pytest.mark.slow
 def test_a_process_is_not_stuck_after_the_machine_slept(play: Play) -> None:
     job = play.enqueue("late", timeout="1s")
     waiting = play.enqueue("waits")
@@ -222,6 +267,7 @@ def test_a_process_is_not_stuck_after_the_machine_slept(play: Play) -> None:
         assert worker.children() == [pid]
 
 
+@pytest.mark.slow
 def test_a_process_that_never_starts_is_unhealthy(play: Play) -> None:
     (play.folder / "hangs").touch()
     alive = play.folder / "alive"

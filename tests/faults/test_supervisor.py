@@ -11,14 +11,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from sqlalchemy import text
+from sqlalchemy import NullPool, create_engine, text
 
 import sqlq
 from sqlq.model.job import JobDetails, NewJob
@@ -35,8 +35,6 @@ from sqlalchemy import create_engine, text
 app = sqlq.App()
 if os.path.exists("broken"):
     os._exit(3)
-with open("imported.txt", "a") as file:
-    print(os.getpid(), file=file)
 
 def note(what):
     fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -65,8 +63,11 @@ def until(file):
 @app.task(isolate=True, timeout="500ms", max_attempts=1)
 def alone_too_long():
     note("alone")
-    until("never")
-    time.sleep(60)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            note("deaf")
 
 @app.task(isolate=True)
 def alone():
@@ -240,47 +241,12 @@ def test_the_jobs_of_many_dead_processes_are_released_at_once(play: Play, proces
     assert seconds[-1] < 15
 
 
-@on_sqlite
-def test_a_spare_takes_over_the_jobs_of_a_dead_process(play: Play) -> None:
-    """They go on in processes that stood by when it died, each time anew."""
-    with play.working("--spare", "--log-level", "debug") as worker:
-        for times in (1, 2):
-            (play.folder / "go").unlink(missing_ok=True)
-            waiting = play.enqueue("wait")
-            wait_until(partial(play.starts, waiting), what="the job running")
-            ((pid, _),) = play.starts(waiting)
-            wait_until(partial(stand_by, play, worker, times), timeout=30, what="the spare processes")
-            ready = family(worker)
-            os.kill(pid, signal.SIGKILL)
-            wait_until(partial(play.started, waiting, 2), timeout=20, what="its next start")
-            assert play.starts(waiting)[1][0] in ready
-            play.touch("go")
-            play.wait_done()
-        assert worker.stop() == 0
-        wait_until(lambda: not any(map(is_alive, ready)), what="all of them gone")
-    assert "Traceback" not in worker.log.read_text()
-
-
-def family(worker: WorkerProcess) -> set[int]:
-    """The processes of a worker but for the supervisor and the fork server."""
-    servers = psutil.Process(worker.process.pid).children()
-    return {child.pid for server in servers for child in server.children(recursive=True)}
-
-
-def stand_by(play: Play, worker: WorkerProcess, times: int) -> bool:
-    """Whether a worker process stands by for the n-th time, and one for a single job has imported the App,
-    too."""
-    imported = {int(pid) for pid in (play.folder / "imported.txt").read_text().split()}
-    said = worker.log.read_text().count("stands by")
-    return said >= times and len(family(worker)) >= 3 and family(worker) <= imported
-
-
 def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Play) -> None:
     waiting = play.enqueue("wait")
     with play.working("--log-level", "debug") as worker:
         wait_until(partial(play.starts, waiting), what="the job running")
         (server,) = psutil.Process(worker.process.pid).children()
-        assert server.name() == "sqlq forks"
+        assert server.name() == "sqlq-forks"
         ((pid, _),) = play.starts(waiting)
         server.kill()
         with pytest.raises(psutil.TimeoutExpired):
@@ -292,6 +258,22 @@ def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Play) -> None:
         play.touch("go")
         play.wait_done()
         assert worker.stop() == 0
+
+
+def test_a_worker_waits_once_for_a_fork_server_that_stands_still(play: Play) -> None:
+    waiting = play.enqueue("wait")
+    with play.working() as worker:
+        wait_until(partial(play.starts, waiting), what="the job running")
+        (server,) = psutil.Process(worker.process.pid).children()
+        server.suspend()
+        os.kill(play.starts(waiting)[-1][0], signal.SIGKILL)
+        wait_until(partial(play.started, waiting, 2), timeout=20, what="its next start")
+        wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE, what="its end")
+        play.touch("go")
+        play.wait_done()
+        os.kill(play.starts(waiting)[-1][0], signal.SIGKILL)
+        assert worker.stop(timeout=10) == 0
+        assert worker.log.read_text().count("the fork server does not answer") == 1
 
 
 def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Play) -> None:
@@ -369,7 +351,7 @@ def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> No
 
 
 @on_sqlite
-def test_an_isolated_handler_past_its_timeout_is_killed(play: Play) -> None:
+def test_an_isolated_handler_that_goes_on_past_its_timeout_is_killed(play: Play) -> None:
     late, done, gone = play.enqueue("alone_too_long"), play.enqueue("alone"), play.enqueue("alone_and_gone")
     other = play.enqueue("work")
     with play.working() as worker:
@@ -380,7 +362,9 @@ def test_an_isolated_handler_past_its_timeout_is_killed(play: Play) -> None:
         lost = play.app.jobs.get(gone)
         assert (lost.state, lost.reason) == ("failed", "worker_lost")
         assert lost.message == "the process of its own in which this job ran exited with code 5"
-        ((pid, _),) = play.starts(late)
+        pids = [pid for pid, _ in play.starts(late)]
+        assert len(pids) == 2, "it was asked once"
+        (pid,) = set(pids)
         assert pid != child
         assert not is_alive(pid)
         assert play.app.jobs.get(done).result not in (None, child)
@@ -425,11 +409,8 @@ def recycled(worker: WorkerProcess, times: int) -> bool:
 
 @pytest.mark.variants
 @on_sqlite
-@pytest.mark.parametrize(
-    "limit", [("--max-jobs", "20"), ("--max-lifetime", "1s")], ids=lambda limit: limit[0]
-)
-def test_children_are_recycled_and_no_job_notices(play: Play, limit: tuple[str, str]) -> None:
-    with play.working(*limit) as worker:
+def test_children_are_recycled_and_no_job_notices(play: Play) -> None:
+    with play.working("--max-jobs", "20") as worker:
         for times in range(4):
             jobs = play.app.enqueue_many([play.new("work") for _ in range(20)])
             play.wait_done()
@@ -521,12 +502,23 @@ def test_the_supervisor_exits_when_the_grace_time_is_over(play: Play, runs: str)
     assert "Traceback" not in worker.log.read_text()
 
 
+@contextmanager
+def holding_the_write_lock(url: str) -> Iterator[None]:
+    with create_engine(url, poolclass=NullPool).connect() as conn:
+        conn.execute(text("BEGIN IMMEDIATE"))
+        yield
+
+
 @on_sqlite
-def test_a_second_signal_stops_at_once(play: Play) -> None:
+@pytest.mark.parametrize("answers", [True, False], ids=["answers", "is_locked"])
+def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Play, answers: bool) -> None:
+    """It gives them back unless its database does not answer."""
     job = play.enqueue("wait")
-    with play.working() as worker:
+    with play.working() as worker, ExitStack() as until_the_end:
         wait_until(lambda: play.starts(job), what="the job running")
         (child,) = worker.children()
+        if not answers:
+            until_the_end.enter_context(holding_the_write_lock(play.url))
         worker.process.send_signal(signal.SIGTERM)
         wait_until(lambda: worker.said("once more stops at once"), what="the first signal noticed")
 
@@ -537,7 +529,8 @@ def test_a_second_signal_stops_at_once(play: Play) -> None:
         wait_until(asked_again, what="it leaving, once the repeat is no part of the first request")
         assert worker.process.wait(10) == 128 + signal.SIGTERM
         wait_until(lambda: not is_alive(child), what="the child gone")
-    assert play.app.jobs.get(job).state == "running", "until its lease runs out"
+        assert worker.said("when its lease has run out") is not answers
+    assert play.app.jobs.get(job).state == ("available" if answers else "running")
 
 
 @on_sqlite

@@ -8,16 +8,12 @@ from __future__ import annotations
 import re
 import sqlite3
 import subprocess
-from typing import Any
 
 import psycopg
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateColumn
+from sqlalchemy import Connection, Engine, inspect, make_url, text
 
 from sqlq.database import migrate
-from sqlq.schema import indexes, rules, tables, types
+from sqlq.schema import tables
 from tests.mariadb import found as program
 
 Catalogue = dict[str, list[tuple[object, ...]]]
@@ -83,7 +79,7 @@ def _mariadb(connection: Connection, schema: str) -> Catalogue:
         text("SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = :schema"),
         {"schema": schema},
     ).all()
-    found: Catalogue = {"columns": _mariadb_columns(connection, schema), "objects": []}
+    found: Catalogue = {"objects": []}
     for name, kind in sorted(tuple(row) for row in rows if row[0] != "sqlq_version"):
         statement = connection.exec_driver_sql(f"SHOW CREATE TABLE `{schema}`.`{name}`").all()[0][1]
         said = re.sub(r" AUTO_INCREMENT=\d+", "", statement).replace(f"`{schema}`.", "")
@@ -91,68 +87,43 @@ def _mariadb(connection: Connection, schema: str) -> Catalogue:
     return found
 
 
-def _mariadb_columns(connection: Connection, schema: str) -> list[tuple[object, ...]]:
-    """The columns that `tables.py` describes, without those that stand for partial indexes."""
-    rows = connection.execute(
-        text(
-            "SELECT table_name, column_name, REPLACE(column_type, 'longtext', 'text'), is_nullable, "
-            "column_default, extra, generation_expression FROM information_schema.columns "
-            "WHERE table_schema = :schema ORDER BY table_name, ordinal_position"
-        ),
-        {"schema": schema},
-    )
-    known = {(table.name, column.name) for table in _TABLES for column in table.columns}
-    return [tuple(map(str, row)) for row in rows if tuple(row[:2]) in known]
+_COLUMNS = {
+    "postgresql": """
+        SELECT table_name, column_name, data_type, character_maximum_length, is_nullable
+          FROM information_schema.columns
+          JOIN information_schema.tables USING (table_schema, table_name)
+         WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'""",
+    "sqlite": """
+        SELECT m.name, c.name, c.type, c."notnull"
+          FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name) c WHERE m.type = 'table'""",
+    "mariadb": """
+        SELECT table_name, column_name, REPLACE(column_type, 'longtext', 'text'), is_nullable
+          FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
+         WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND extra NOT LIKE '%INVISIBLE%'""",
+}
 
 
-_TABLES = tables.metadata.sorted_tables
+def columns(engine: Engine) -> set[tuple[object, ...]]:
+    """Return the columns that a statement may name, with the types that they have or their domains are of,
+    and the primary keys."""
+    own = {table.name for table in tables.metadata.sorted_tables}
+    with engine.connect() as connection:
+        rows = [tuple(row) for row in connection.execute(text(_COLUMNS[engine.dialect.name]))]
+    keys = {(table, *inspect(engine).get_pk_constraint(table)["constrained_columns"]) for table in own}
+    return keys | {row for row in rows if row[0] in own}
+
+
+def indexes(engine: Engine) -> set[str | None]:
+    """Return the names of the indexes of sqlq's tables, without those of primary keys."""
+    found = inspect(engine)
+    return {
+        index["name"] for table in tables.metadata.sorted_tables for index in found.get_indexes(table.name)
+    }
 
 
 def _one_line(sql: str | None) -> str:
-    """Return a statement as SQLite keeps it, without what spaces, line breaks and doubled brackets add."""
-    line = re.sub(r"\s*([(),])\s*", r"\1", re.sub(r"\s+", " ", sql or "").strip())
-    # SQLAlchemy 2.0 puts a second pair of brackets around a default that is an expression.
-    return re.sub(r"DEFAULT\(\((CAST\(.*?AS INTEGER\))\)\)", r"DEFAULT(\1)", line)
-
-
-@compiles(CreateColumn, "postgresql")
-def _create_column(element: CreateColumn, compiler: Any, **kw: Any) -> str:
-    column = element.element
-    plain = str(compiler.visit_create_column(element, **kw))
-    name = "moment" if isinstance(column.type, types.Moment) else column.info.get("domain")
-    if name is None or column.computed is not None or column.table.metadata is not tables.metadata:
-        return plain
-    words = compiler.dialect.type_compiler_instance.process(column.type, type_expression=column)
-    schema = compiler.preparer.schema_for_object(column.table)
-    before = f"{compiler.preparer.quote_schema(schema)}." if schema else ""
-    return plain.replace(f" {words}", f" {before}sqlq_{name}", 1)
-
-
-@event.listens_for(tables.metadata, "before_create")
-def _create_domains(target: MetaData, connection: Connection, **kw: Any) -> None:
-    if connection.dialect.name == "postgresql":
-        schema = connection.get_execution_options().get("schema_translate_map", {}).get(tables.TOKEN_SCHEMA)
-        before = f"{connection.dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
-        for name, (kind, rule) in rules.DOMAINS.items():
-            connection.exec_driver_sql(
-                f"CREATE DOMAIN {before}sqlq_{name} AS {kind} CONSTRAINT sqlq_{name}_check CHECK ({rule})"
-            )
-
-
-def build_from_models(engine: Engine, schema: str | None = None) -> None:
-    """Make what tables.py and indexes.py describe, without any migration, and the views of the newest one."""
-    placed = engine.execution_options(schema_translate_map={tables.TOKEN_SCHEMA: schema})
-    first: Any = ScriptDirectory(str(migrate.location())).get_revision("0001").module
-    with placed.begin() as connection:
-        tables.metadata.create_all(connection)
-        before = f"{schema}." if schema else ""
-        for each in indexes.INDEXES:
-            kind, rule = "UNIQUE INDEX" if each.unique else "INDEX", each.where and f" WHERE {each.where}"
-            connection.exec_driver_sql(
-                f"CREATE {kind} {each.name} ON {before}{each.table} ({each.columns}){rule or ''}"
-            )
-        for statement in first._views(engine.dialect.name, before):
-            connection.exec_driver_sql(statement)
+    """Return a statement as SQLite keeps it, without what spaces and line breaks add."""
+    return re.sub(r"\s*([(),])\s*", r"\1", re.sub(r"\s+", " ", sql or "").strip())
 
 
 def own_names(engine: Engine) -> set[str]:

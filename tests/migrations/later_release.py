@@ -28,6 +28,8 @@ CHECKOUT = Path(version.__file__).parents[2]
 PROGRAM = """
 import logging, sys
 from pathlib import Path
+from sqlq.config import constants
+constants.IDLE_TRANSACTION_MS = 300  # a migration may be idle for longer
 from sqlq import cli
 from sqlq.database import migrate
 from sqlq.database.postgresql import online

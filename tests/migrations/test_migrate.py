@@ -6,15 +6,17 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
+import sqlq
 from sqlq.database import migrate
+from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
@@ -222,7 +224,7 @@ def test_downgrade_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
         column, value = ("outcome", "completed") if table == "finished_jobs" else ("reason", "error")
         execute(migrated, f"INSERT INTO {table} ({MOVED}, {column}) SELECT {MOVED}, '{value}' FROM jobs")
         execute(migrated, "DELETE FROM jobs")
-    with pytest.raises(ConfigurationError, match=rf": 1 in \S*\b{table}; forget them first, or add --force"):
+    with pytest.raises(ConfigurationError, match=rf": 1 in \S*\b{table}; delete them first, or add --force"):
         migrate.downgrade(migrated, None, "base")
     assert own_names(migrated) == migrate.OWN_NAMES
     assert execute(migrated, f"SELECT count(*) FROM {table}") == 1
@@ -248,8 +250,27 @@ def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engin
         assert version.read(connection, None) == "0000"
 
 
+def test_a_revision_that_is_no_number_is_refused_in_one_sentence(migrated: Engine) -> None:
+    """As the history of the host's own Alembic has them."""
+    execute(migrated, "UPDATE sqlq_version SET version_num = 'ae1027a6acf'")
+    said = "at revision 'ae1027a6acf', which no release has: correct the number in sqlq_version"
+    with closing(sqlq.App(migrated.url)) as app:
+        doing: list[Callable[[], object]] = [
+            lambda: migrate.upgrade(migrated, None),
+            lambda: migrate.downgrade(migrated, None, "base", force=True),
+            app.jobs.list,
+        ]
+        for work in doing:
+            with pytest.raises(SchemaVersionError, match=said):
+                work()
+    assert said in migrate.check(migrated, None).message
+
+
 def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be taken down to revision '0077'"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"cannot be taken down to revision '0077': .*; revisions go from .base. to 0001",
+    ):
         migrate.downgrade(migrated, None, "0077")
     assert own_names(migrated) == migrate.OWN_NAMES
 
@@ -271,7 +292,9 @@ def test_downgrade_does_not_queue_behind_a_long_transaction(
 MIGRATOR = """
 import logging, sys
 from sqlalchemy import create_engine
+import sqlq
 from sqlq.database import migrate
+from sqlq.database.dialects import dialect_of
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 engine = create_engine(sys.argv[1])
@@ -339,6 +362,25 @@ def test_the_wait_for_another_migrator_times_out(
     ):
         migrate.upgrade(other, None)
     other.dispose()
+
+
+def test_a_waiting_migration_names_the_holder_of_the_lock(
+    empty: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dialect, number = dialect_of(empty), {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()"}
+    if empty.dialect.name not in number:
+        pytest.skip("the file's lock has no names")
+    monkeypatch.setattr(online, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(migrate, "HOLDER_AFTER_S", 0.2)
+    with empty.connect() as stranger, stranger.begin():
+        assert dialect.lock_for_migration(stranger, None)
+        session = stranger.exec_driver_sql(f"SELECT {number[empty.dialect.name]}").scalar()
+        with pytest.raises(ConfigurationError, match=f"{empty.url.username} in session {session}, "):
+            migrate.upgrade(empty, None)
+        dialect.unlock_for_migration(stranger, None)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"{empty.url.username} in session {session}, which" in line
+    assert migrate.upgrade(empty, None) is None
 
 
 def start(process: subprocess.Popen[str]) -> None:

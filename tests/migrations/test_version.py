@@ -14,7 +14,7 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Verdict
 from sqlq.database import migrate
 from sqlq.errors import SchemaVersionError
-from sqlq.schema import version, views
+from sqlq.schema import tables, version
 from tests.conftest import DATABASES
 
 
@@ -207,7 +207,7 @@ def test_check_names_the_columns_that_tables_lack(empty: Engine, change: str) ->
     statement, words = CHANGES[change]
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
-        for view in views.NAMES:
+        for view in tables.VIEWS:
             connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text(statement))
     found = migrate.check(empty, None)
@@ -231,7 +231,7 @@ def test_older_tables_are_reported_as_older_whatever_they_lack(empty: Engine) ->
     """The next revision may add a column, and who has not migrated yet has no other sqlq to go on with."""
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
-        for view in views.NAMES:
+        for view in tables.VIEWS:
             connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN label"))
         connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))

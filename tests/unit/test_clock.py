@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq.config.durations import LONGEST_MS, aware, milliseconds, readable
+from sqlq.config.durations import FAR, LONGEST_MS, aware, milliseconds, readable
 from sqlq.errors import ConfigurationError, EnqueueError
 from tests.kit import for_each
 
@@ -99,10 +99,11 @@ def test_aware_times_are_converted_to_utc() -> None:
         (datetime(2030, 1, 1), "has no time zone"),  # noqa: DTZ001  # the mistake itself
         ("2030-01-01T00:00:00Z", "give a datetime"),
         (None, "give a datetime"),
-        (datetime.min.replace(tzinfo=UTC), "between the years 1970 and 9998"),
-        (datetime.max.replace(tzinfo=UTC), "between the years 1970 and 9998"),
-        (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), "between the years 1970 and 9998"),
-        (datetime(9998, 12, 31, 23, tzinfo=timezone(-timedelta(hours=1))), "between the years 1970 and 9998"),
+        (datetime.min.replace(tzinfo=UTC), "between the years 1970 and 9997"),
+        (FAR, "between the years 1970 and 9997"),
+        (datetime.max.replace(tzinfo=UTC), "between the years 1970 and 9997"),
+        (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), "between the years 1970 and 9997"),
+        (datetime(9997, 12, 31, 23, tzinfo=timezone(-timedelta(hours=1))), "between the years 1970 and 9997"),
     ],
 )
 def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:

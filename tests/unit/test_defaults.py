@@ -183,7 +183,7 @@ def test_a_wrong_variable_is_named(
         ("[tool.sqlq]\ndefaults = 7\n", "tool.sqlq.defaults is 7: it must be a table"),
         ("[tool.sqlq.queues]\nmail = 7\n", "tool.sqlq.queues.mail is 7: it must be a table"),
         ('[tool.sqlq.defaults]\ndelay = "1s"\n', "tool.sqlq.defaults has no option 'delay'"),
-        ("[tool.sqlq]\nretention = 7\n", "retention in [tool.sqlq] is 7: it must be text"),
+        ("[tool.sqlq]\nretention = 7\n", "tool.sqlq.retention is 7: it must be like"),
     ],
 )
 def test_a_wrong_pyproject_is_named(

@@ -39,15 +39,9 @@ def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Encryption:
 @for_each("text", PAYLOADS)
 def test_a_signed_or_encrypted_text_is_opened(how: str, text: str) -> None:
     sealed = seal(how=how).sealed("payload", "t", "q", text)
-    assert sealed.startswith(seal(how=how).begins or "?")
+    assert looked_into(seal(), "payload", "t", "q", sealed) == (text, seal(how=how).writes)
     assert "seal" in json.loads(sealed)
     assert seal(OTHER, KEY).opened("payload", "t", "q", sealed) == text
-
-
-@for_each("text", ["", "7", "{ }", "[1]", '{"args": 1} ', "{1}"])
-def test_a_text_that_is_no_json_object_is_not_signed(text: str) -> None:
-    with pytest.raises(SealError, match="no JSON object"):
-        seal().sealed("payload", "t", "q", text)
 
 
 @BOTH
@@ -60,10 +54,10 @@ def test_results_are_any_json(how: str, text: str) -> None:
 
 def test_sql_reads_signed_payloads_and_not_encrypted_ones() -> None:
     signed = json.loads(seal().sealed("payload", "t", "q", '{"args": ["secret"]}'))
-    assert signed["args"] == ["secret"]
-    assert json.loads(seal().sealed("result", "t", "q", "[1]"))["result"] == [1]
+    assert signed["text"]["args"] == ["secret"]
+    assert json.loads(seal().sealed("result", "t", "q", "[1]"))["text"] == [1]
     texts = {seal(how="encrypt").sealed("payload", "t", "q", '{"args": ["secret"]}') for _ in range(100)}
-    assert len(texts) == 100, "no nonce comes twice"
+    assert len(texts) == 100, "no ciphertext comes twice"
     assert not any("secret" in text for text in texts)
 
 
@@ -92,7 +86,7 @@ def test_a_changed_text_is_refused(how: str) -> None:
         sealed.replace(": ", ":"),
         f" {sealed}",
     ]
-    changed += [sealed[:-1] + ', "args": [8]}', sealed.replace("s1", "e1").replace("e1", "s1")]
+    changed += [sealed[:-1] + ', "args": [8]}', sealed.replace("s1.", "e1."), sealed.replace("e1.", "s1.")]
     taken = []
     for text in changed:
         if text == sealed:
@@ -104,16 +98,21 @@ def test_a_changed_text_is_refused(how: str) -> None:
     assert taken == []
 
 
-@for_each("text", ["s1.{id}.\ud800{more}", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA"])
-def test_a_broken_signature_or_payload_is_refused(text: str) -> None:
-    key = next(iter(seal().keys))
-    said = text.format(id=key, more="A" * 42)
-    for row in (f'{HEAD}{said}"}}', f'{HEAD}{said}", "args": ["\ud800"]}}'):
+@for_each("said", ["s1.{id}.\ud800", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA", "s1.", ""])
+def test_a_broken_signature_or_payload_is_refused(said: str) -> None:
+    sealed = f"{HEAD}{said.format(id=next(iter(seal().keys)))}"
+    for row in (f'{sealed}"}}', f'{sealed}", "text": 7}}', f'{sealed}{"A" * 42}", "text": ["\ud800"]}}'):
         with pytest.raises(SealError):
             seal().opened("payload", "t", "q", row)
     with pytest.raises(SealError):
         seal().opened("payload", "t", "q", 7)  # type: ignore[arg-type]
-    assert not sqlq.App().named("t").new().is_sealed_by(seal(), 7)
+
+
+def test_a_signed_text_that_is_no_ciphertext_is_refused() -> None:
+    (key,) = seal().keys.values()
+    row = key.signed("e1", "payload", "t", "q", '"not encrypted"')
+    with pytest.raises(SealError, match="cannot be opened"):
+        seal().opened("payload", "t", "q", row)
 
 
 def test_the_error_names_the_missing_key() -> None:
@@ -143,7 +142,7 @@ def test_plain_rows_are_refused_unless_unsealed_takes_them() -> None:
 
 
 def test_the_first_key_signs_and_read_writes_plain_rows() -> None:
-    assert (seal(OTHER, KEY).begins or "") == f"{HEAD}s1.{next(iter(seal(OTHER).keys))}."
+    assert seal(OTHER, KEY).writes == f"signed with key {next(iter(seal(OTHER).keys))}"
     reading = seal(how="read")
     assert reading.sealed("payload", "t", "q", "{}") == "{}"
     assert reading.opened("payload", "t", "q", "{}") == "{}", "its own rows are plain"
@@ -170,11 +169,11 @@ def test_a_signature_made_by_the_guide_is_accepted() -> None:
 
     raw = base64.urlsafe_b64decode(KEY + "=")
     id = mac(raw, "sqlq seal 1: key id").hex()[:8]
-    context = json.dumps(["sqlq", "s1", id, "payload", "täsk", "q"])
+    context = json.dumps(["s1", "payload", "täsk", "q"])
     payload = '{"args": ["ü"]}'
     digest = mac(mac(raw, "sqlq seal 1: sign"), f"{context}\n{payload}")
-    signature = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-    row = f'{{"seal": "s1.{id}.{signature}", {payload[1:]}'
+    signature = base64.urlsafe_b64encode(digest).decode()
+    row = f'{{"seal": "s1.{id}.{signature}", "text": {payload}}}'
     assert seal().opened("payload", "täsk", "q", row) == payload
 
 
@@ -265,11 +264,9 @@ def test_keys_are_in_no_repr() -> None:
 
 def test_encryption_is_rebuilt_from_its_facts() -> None:
     first = seal(KEY, OTHER, how="encrypt", unsealed=["q"])
-    again = Encryption.of_facts(json.loads(json.dumps(first.facts())))
-    assert again is not None
+    again = Encryption(*json.loads(json.dumps(first.facts)))
     assert (list(again.keys), again.how, again.refuses_plain("q")) == (list(first.keys), "encrypt", False)
     assert again.refuses_plain("other")
-    assert Encryption.of_facts(None) is None
 
 
 def test_new_keys_need_no_quoting_on_a_command_line() -> None:
@@ -280,8 +277,8 @@ def test_new_keys_need_no_quoting_on_a_command_line() -> None:
 
 def test_only_encryption_needs_the_cryptography_package(monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = seal(how="encrypt").sealed("payload", "t", "q", "{}")
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'sqlq\[crypto\]'"):
+    monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'sqlq-jobs\[crypto\]'"):
         seal(how="encrypt")
     assert seal().opened("payload", "t", "q", seal().sealed("payload", "t", "q", "{}")) == "{}"
     with pytest.raises(SealError, match="cryptography"):

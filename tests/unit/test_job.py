@@ -51,6 +51,14 @@ def test_set_keeps_options_that_are_not_given() -> None:
     assert (job.priority, job.unique_key, job.queue) == (7, "k", "slow")
 
 
+def test_none_takes_a_key_a_label_and_a_group_away() -> None:
+    named = JOB.set(unique_key="k", on_conflict="postpone", at_most="1h", label="ada", group="import")
+    assert named.set(unique_key=None, label=None, group=None) == JOB
+    for option in ("unique_key", "label", "group"):
+        with pytest.raises(EnqueueError, match=f"{option} is ''"):
+            JOB.set(**{option: ""})  # type: ignore[arg-type]
+
+
 def test_the_last_of_delay_and_available_at_counts() -> None:
     assert JOB.set(delay="5m").set(available_at=SOON) == JOB.set(available_at=SOON)
     assert JOB.set(available_at=SOON).set(delay="5m") == JOB.set(delay="5m")
@@ -102,6 +110,7 @@ def test_a_job_cannot_be_changed_in_place() -> None:
             {"unique_key": "k" * 256},
             "unique_key has 256 characters: at most 255 are possible; for a long key enqueue a hash",
         ),
+        ({"label": "x" * 300}, "label has 300 characters: at most 255 are possible$"),
         ({"unique_key": "\ud800"}, "unique_key is .*: it holds a NUL or a lone surrogate"),
         ({"unique_key": 7}, "unique_key is 7"),
         ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish", "start" or "pruned"'),
@@ -149,15 +158,17 @@ def test_states_compare_as_text() -> None:
     assert f"{State.RUNNING}" == "running"
 
 
-def test_a_queue_has_no_comma_in_its_name() -> None:
-    """It would be two queues to `sqlq work -q`."""
+def test_a_queue_has_no_separator_in_its_name() -> None:
+    """It would be two queues, or one with a weight, to `sqlq work -q`."""
     app = App("sqlite:///none.db")
-    with pytest.raises(ConfigurationError, match="queue is 'a,b': a comma separates queues"):
-        app.task(name="t", queue="a,b")(print)
-    with pytest.raises(EnqueueError, match="queue is 'a,b': a comma separates queues"):
-        app.task(name="t")(print).new().set(queue="a,b")
-    with pytest.raises(ConfigurationError, match="queue is 'a,b': a comma separates queues"):
-        app.worker(["a,b"])
+    for name in ("a,b", "a=1", "mail=3", "="):
+        refused = f"queue is '{name}': a comma separates queues, and = a weight"
+        with pytest.raises(ConfigurationError, match=refused):
+            app.task(name="t", queue=name)(print)
+        with pytest.raises(EnqueueError, match=refused):
+            JOB.set(queue=name)
+        with pytest.raises(ConfigurationError, match=refused):
+            app.worker([name])
 
 
 @for_each("queue", ["a,b", "\\ud800", "\\u0000", " ", "x" * 256])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pytest
 import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import Rule
-from sqlq.model.limit import Limit, Serial, checked_rate, said
+from sqlq.model.limit import Limit, Serial, _pattern, checked_rate, said
 from tests.kit import for_each
 
 
@@ -195,3 +196,21 @@ def test_a_limit_is_described_in_words() -> None:
     assert said(Serial("a", on_failure="hold").rule) == "in order, held by failures"
     assert said(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
     assert said(Rule()) == "no limit"
+
+
+@for_each(
+    ("template", "key", "fits"),
+    [
+        ("stripe", "stripe", True),
+        ("stripe", "stripes", False),
+        ("a:{x}", "a:7", True),
+        ("a:{x}", "a:", False),
+        ("{x}{y}", "7", False),
+        ("{x}{y}", "78", True),
+        ("{x}:{y}:b", "7:8:b:b", True),
+        ("{x}:{y}:b", "7:8:c", False),
+        ("{{{x}}}.{y}", "{7}.8", True),
+    ],
+)
+def test_a_key_is_known_where_a_template_may_have_made_it(template: str, key: str, fits: bool) -> None:
+    assert (re.fullmatch(_pattern(template), key) is not None) is fits

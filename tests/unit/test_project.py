@@ -62,8 +62,10 @@ def test_a_server_url_of_pyproject_is_used_unchanged(here: Path, tmp_path: Path)
 
 
 WRONG = {
-    "[tool.sqlq]\napp = 7\n": "app in [tool.sqlq] is 7: it must be text",
-    '[tool.sqlq]\napp = ""\n': "app in [tool.sqlq] is '': it must be text",
+    "[tool.sqlq]\napp = 7\n": 'tool.sqlq.app is 7: it must be like "shop.tasks:app"',
+    '[tool.sqlq]\napp = ""\n': "tool.sqlq.app is '': it must be like",
+    "[tool.sqlq]\nlease = 30\n": 'tool.sqlq.lease is 30: it must be like "1m"',
+    "[tool.sqlq]\nprocesses = true\n": "tool.sqlq.processes is True: it must be like 2",
     '[tool.sqlq]\ndatabase_url = "sqlite:///x.db"\n': "[tool.sqlq] has no key 'database_url'; it has app,",
     "[tool.sqlq]\napp = \n": "cannot be read as TOML",
     '[[tool.sqlq]]\napp = "shop:app"\n': "tool.sqlq is [{'app': 'shop:app'}]: it must be a table",

@@ -20,6 +20,7 @@ from sqlq.cli.root import _COMMANDS
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.pyproject import _KEYS
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
+from sqlq.worker.options import SETTINGS
 from tests.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def test_help_has_the_first_sentence_of_each_command() -> None:
             [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=True
         )
         modules = {line for line in done.stdout.splitlines() if line.startswith("sqlq.cli.")}
-        assert modules - {"sqlq.cli.root", "sqlq.cli.context"} == imported
+        assert modules - {"sqlq.cli.root", "sqlq.cli.context", "sqlq.cli.title"} == imported
         assert "sqlalchemy" not in done.stdout.splitlines()
 
 
@@ -93,9 +94,7 @@ def part_of(name: str) -> str:
 
 def test_the_reference_has_methods_with_their_signatures() -> None:
     said = part_of("App.enqueue")
-    assert (
-        "enqueue(job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J" in said
-    )
+    assert "enqueue(job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J" in said
     assert "```pycon\n>>> with Session(engine)" in said
 
 
@@ -105,7 +104,7 @@ def test_the_reference_has_each_argument_variable_and_key() -> None:
     assert arguments == inspect.signature(sqlq.App).parameters.keys()
     sources = "".join(path.read_text() for path in (ROOT / "sqlq").rglob("*.py"))
     read = set(re.findall(r"\bSQLQ_[A-Z_]*[A-Z]\b", sources))
-    read |= {f"SQLQ_{name.upper()}" for name in VARIABLES}
+    read |= {f"SQLQ_{name.upper()}" for name in (*VARIABLES, *SETTINGS)}
     assert {each.variable for each in reference.SETTINGS if each.variable} == read
     assert {each.key for each in reference.SETTINGS if each.key} == _KEYS.keys()
     assert all(f"`{each.variable}`" in reference.settings() for each in reference.SETTINGS if each.variable)
@@ -146,6 +145,7 @@ def test_a_variable_is_read_by_whom_its_row_names(
         return
     files = {
         reference.COMMANDS: ("cli/context.py", f'"{setting.variable}"'),
+        reference.WORK: ("cli/work.py", f'"{setting.variable.removeprefix("SQLQ_").lower()}"'),
         reference.LOOKS: ("web/reading.py", "read_url"),
         reference.TESTS: ("testing/fixtures.py", f'"{setting.variable}"'),
     }
@@ -156,10 +156,10 @@ def test_a_variable_is_read_by_whom_its_row_names(
 def test_each_setting_of_workers_is_an_option_and_an_argument() -> None:
     taken = inspect.signature(sqlq.App.worker).parameters
     for each in reference.SETTINGS:
-        if each.reader == reference.WORKERS:
+        if each.reader in (reference.WORKERS, reference.WORK):
             option = each.argument.removeprefix("work ")
             assert option in options_of(command_line.commands["work"])
-            assert option.removeprefix("--").replace("-", "_") in taken
+            assert option.removeprefix("--").replace("-", "_") in taken or each.reader == reference.WORK
             assert (each.key, each.variable) == (option[2:], f"SQLQ_{option[2:].replace('-', '_').upper()}")
 
 
@@ -188,7 +188,15 @@ def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
         source = path.read_text()
         if path.stem != "context" and ("raise SystemExit" in source or "context.refuse(" in source):
             with_codes.add({"failed": "retry", "members": "status"}.get(path.stem, path.stem))
-    assert with_codes == {"migrate", "enqueue", "cancel", "reschedule", "retry", "keys", "doctor", "status"}
+    assert with_codes == {
+        "migrate",
+        "enqueue",
+        "cancel",
+        "reschedule",
+        "retry",
+        "replay",
+        "doctor",
+    }
     assert listed > with_codes
 
 
@@ -200,6 +208,7 @@ def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
         ("jobs --nonsense", "all", 2),
         ("cancel 99", "cancel", 1),
         ("reschedule 99", "reschedule", 1),
+        ("change 99 --priority 1", "change", 1),
         ("retry 99", "retry", 1),
         ("delete 99", "delete", 1),
         ("show 99", "show", 1),
@@ -212,7 +221,7 @@ def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
 def test_a_command_exits_with_its_code(words: str, command: str, code: int, tmp_path: Path) -> None:
     assert (command, code) in {(each, number) for each, number, _ in reference.EXIT_CODES}
     environment = os.environ | {"SQLQ_DATABASE_URL": f"sqlite:///{tmp_path}/q.db"}
-    if command in ("cancel", "reschedule", "retry", "delete", "show", "why"):
+    if command in ("cancel", "reschedule", "change", "retry", "delete", "show", "why"):
         assert preloaded().run(["migrate"], tmp_path, environment, timeout=60).returncode == 0
     done = preloaded().run(words.split(), tmp_path, environment, timeout=60)
     assert done.returncode == code, done.stderr

@@ -219,6 +219,37 @@ def test_listed_exceptions_only_or_never() -> None:
     assert isinstance(decide(JOB, FileNotFoundError(), both), Failed)
 
 
+def group(*errors: Exception) -> ExceptionGroup[Exception]:
+    return ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
+
+
+def test_retry_on_and_fail_on_look_into_groups() -> None:
+    only, never = RetryPolicy(retry_on=(OSError,)), RetryPolicy(fail_on=(OSError,))
+    assert isinstance(decide(JOB, group(group(TimeoutError()), OSError()), only), Retried)
+    assert isinstance(decide(JOB, group(TimeoutError(), ValueError()), only), Failed)
+    assert isinstance(decide(JOB, group(ValueError(), group(TimeoutError())), never), Failed)
+    assert isinstance(decide(JOB, group(ValueError()), never), Retried)
+    assert isinstance(decide(JOB, group(ValueError()), RetryPolicy(retry_on=(ExceptionGroup,))), Retried)
+    assert isinstance(decide(JOB, group(ValueError()), RetryPolicy(fail_on=(ExceptionGroup,))), Failed)
+
+
+def test_a_signal_counts_when_it_is_alone_in_a_group() -> None:
+    assert decide(JOB, group(group(Cancel("order withdrawn")))) == Cancelled("order withdrawn")
+    assert decide(JOB, group(Snooze("1h"))) == Released(HOUR, snoozed=True)
+    assert isinstance(decide(JOB, group(Cancel(), ValueError())), Retried)
+
+
+def test_a_group_is_described_by_its_first_exception() -> None:
+    cause = raised(OSError("no route"))
+    text = describe(raised(group(group(cause), ValueError("b"), KeyError("c"))))  # type: ignore[arg-type]
+    assert (text.exception, text.message) == ("OSError", "no route (and 2 more)")
+    assert text.traceback
+    assert "KeyError: 'c'" in text.traceback
+    assert text.traceback.endswith("OSError: no route\n"), "the cause comes last"
+    alone = describe(raised(group(OSError("no route"))))
+    assert (alone.exception, alone.message) == ("OSError", "no route")
+
+
 def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
     assert decide(JOB, Retry("5m")) == Retried(
         300_000, ErrorText("sqlq.model.retry.Retry", "the handler asked for a retry in 5m")

@@ -27,7 +27,10 @@ import sqlq.testing
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.task import Registry, make_task
-from sqlq.payload.codec import check_json, decode, encode, encode_plain
+from sqlq.payload import headers
+from sqlq.payload.codec import check_json, decode, decoded, encode, encode_plain
+from sqlq.web.access import Redaction
+from sqlq.worker.attempt.own_row import decode_cursor
 from tests.kit import for_each
 
 T = TypeVar("T")
@@ -123,7 +126,9 @@ def test_generators_are_refused(handler: Callable[..., Any]) -> None:
 
 
 def test_a_function_without_readable_parameters_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="its parameters cannot be read; wrap it in a function"):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be read \(no signature found .*\); wrap it in a function"
+    ):
         make_task(max, name="shop.largest")
 
 
@@ -473,6 +478,22 @@ def test_cycles_and_depth_are_refused() -> None:
     assert decode(encode((deep,), {})) == ([deep], {})
     with pytest.raises(ArgumentsError, match="is nested deeper than 100 levels"):
         encode(([deep],), {})
+
+
+@for_each("levels", [104, 520, 900])
+@for_each("brackets", ["[]", ('{"a":', "}")])
+def test_json_nested_too_deep_is_not_read_and_is_shown_in_part(levels: int, brackets: Any) -> None:
+    begin, end = brackets
+    text = f'{{"args": [{begin * levels}{"1" if begin != "[" else ""}{end * levels}]}}'
+    with pytest.raises(ArgumentsError, match="nested deeper than 100 levels"):
+        decode(text)
+    for read in (headers.decode, decode_cursor):
+        with pytest.raises(ArgumentsError, match="nested deeper than 100 levels"):
+            read(text)
+    said = json.dumps(shown := decoded(text))
+    assert said.count("[") + said.count("{") == 103
+    assert "(nested too deep)" in said
+    assert Redaction()(shown) == shown
 
 
 def test_arguments_that_are_too_large_are_refused() -> None:

@@ -23,7 +23,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
-import aiosqlite
 import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
@@ -238,7 +237,7 @@ async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_sco
     await app.aenqueue(job, session=engine)  # wrong
 
 
-def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], three: aiosqlite.Connection) -> None:
+def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], three: psycopg.AsyncConnection[tuple[int]]) -> None:
     app.enqueue(job, session=one)
     app.enqueue(job, two, eager=False)
     app.enqueue_many([job], session=sqlq.own)
@@ -249,12 +248,11 @@ def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], thr
     app.enqueue(app.named("shop.send").new(7, more={}).set(queue="mail"))
 
 
-async def on_asynchronous_drivers(one: aiosqlite.Connection, two: psycopg.AsyncConnection[tuple[int]]) -> None:
-    await app.aenqueue(job, session=one)
+async def on_asynchronous_drivers(two: psycopg.AsyncConnection[tuple[int]]) -> None:
     await app.aenqueue_many([job], session=two)
     app.enqueue(job, session=two)  # wrong
-    async with sqlq.current_job().acompleting(one) as same:
-        assert_type(same, aiosqlite.Connection)
+    async with sqlq.current_job().acompleting(two) as same:
+        assert_type(same, psycopg.AsyncConnection[tuple[int]])
 """
 
 WRONG = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}

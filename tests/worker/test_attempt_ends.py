@@ -13,8 +13,10 @@ from sqlalchemy.exc import DataError
 
 import sqlq
 from sqlq.errors import ConfigurationError
+from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.context import attempt_of
+from sqlq.worker.maintain import services
 from tests.kit import drain, for_each, working
 from tests.waiting import wait_until
 from tests.worker.test_encrypted import KEY
@@ -208,25 +210,39 @@ def test_a_signed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("said_by", ["task", "job", "handler"])
-def test_a_job_of_retention_zero_leaves_no_row_as_it_finishes(
+def test_a_job_of_retention_zero_is_pruned_within_a_minute(
     app: sqlq.App, engine: Engine, said_by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    go = threading.Event()
+
     def handler() -> None:
         if said_by == "handler":
             with sqlq.current_job().completing(engine):
                 pass
+            assert go.wait(60)
 
     task = app.task(name="t", retention=None if said_by == "job" else "0s")(handler)
     new = task.new().set(retention="0s") if said_by == "job" else task.new()
     kept = app.enqueue(app.task(name="kept")(lambda: None).new())
-    job = app.enqueue(new)
-    with working(app) as worker:
-        wait_until(lambda: worker.tally.completed == 2, what="both finished")
-        worker._leases.beat()
+    app.enqueue(new)
+
+    def finished() -> list[int]:
         with engine.connect() as conn:
-            assert list(conn.scalars(text("SELECT id FROM finished_jobs"))) == [kept.id]
-    with pytest.raises(sqlq.JobNotFoundError):
-        app.jobs.get(job.id)
+            return list(conn.scalars(text("SELECT id FROM finished_jobs")))
+
+    def pruned(later_ms: int = 0) -> int:
+        with app.database.begin() as conn:
+            return pruning.prune_expired(conn, limit=9, later_ms=later_ms)
+
+    assert services.SEEN_MS / 1000 + (2 - services.SHORTEST_RHYTHM) * services.PRUNE_SECONDS < 60
+    with working(app) as worker:
+        wait_until(lambda: len(finished()) == 2, what="both finished")
+        assert pruned(services.SEEN_MS) == 0
+        wait_until(lambda: pruned() == 1, what="the pruned one")
+        worker._leases.beat()
+        assert finished() == [kept.id]
+        go.set()
+        wait_until(lambda: worker.tally.completed == 2, what="both counted")
     assert worker.tally.lost == 0
     assert "lost" not in caplog.text
 
@@ -241,17 +257,3 @@ def test_a_step_of_retention_zero_is_kept_for_its_followers(app: sqlq.App) -> No
     app.enqueue(flow)
     drain(app)
     assert done == [1]
-
-
-def test_a_result_of_retention_zero_is_kept_for_a_waiter(app: sqlq.App, engine: Engine) -> None:
-    task = app.task(name="t", retention="0s")(lambda: 7)
-    waited, other = app.enqueue(task.new()), app.enqueue(task.new())
-    worker = app.worker(drain=True)
-    worker._answers.asked([waited.id])
-    assert worker.run().completed == 2
-    with engine.connect() as conn:
-        kept = conn.execute(text("SELECT id, expires_at IS NOT NULL FROM finished_jobs")).all()
-    assert [tuple(row) for row in kept] == [(waited.id, True)], "and until the next turn"
-    assert app.jobs.get(waited.id).result == 7
-    with pytest.raises(sqlq.JobNotFoundError):
-        app.jobs.get(other.id)

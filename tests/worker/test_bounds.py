@@ -147,9 +147,9 @@ def test_a_worker_runs_once(app: sqlq.App) -> None:
         worker.run()
 
 
-@for_each("given", [0, -1, 1.5, "2"])
+@for_each("given", [0, -1, 1.5, "two"])
 def test_max_jobs_is_a_whole_number(app: sqlq.App, given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"max_jobs is .*: it must be a whole number of at least 1"):
+    with pytest.raises(ConfigurationError, match=r"max_jobs is .*: it must be a whole number from 1 to"):
         app.worker(max_jobs=given)
 
 

@@ -456,7 +456,7 @@ def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
                 job.checkpoint(session, n + 1)
 
     done = run_one(app, give)
-    assert (done.state, done.reason, done.cursor) == ("cancelled", "cancelled by an operator", 2)
+    assert (done.state, done.reason, done.cursor) == ("cancelled", "cancelled on request", 2)
     assert done_by(shop) == [0, 1]
 
 

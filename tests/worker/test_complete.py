@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import (
@@ -20,13 +20,16 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
+from sqlq import EnqueueError
 from sqlq.database.dialect import in_schema
+from sqlq.errors import ConfigurationError
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import claim, lease, settle
+from sqlq.testing import drain
 from sqlq.worker.attempt.context import attempt_of
 from tests.kit import NOW, run_one, waiting_for_locks
 from tests.servers import async_database_url
@@ -176,6 +179,44 @@ def test_a_job_is_completed_once_in_a_block_that_does_so(
     assert "which completes it at its end: leave" in (done.message or "")
 
 
+def test_a_result_returned_after_a_completion_without_one_is_warned_of(
+    app: sqlq.App, shop: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(result: Any) -> str:
+        with sqlq.current_job().completing(shop, result):
+            pass
+        return "lost"
+
+    task = app.task(name="shop.url")(handler)
+    lost, kept = (app.enqueue(task.new(result)).id for result in (None, "kept"))
+    drain(app)
+    assert [app.jobs.get(id).result for id in (lost, kept)] == [None, "kept"]
+    (warning,) = (line for line in caplog.messages if "complete(session, result)" in line)
+    assert warning.startswith(f"job {lost}: shop.url returned a result after it was completed without one")
+
+
+def test_blocks_refuse_asynchronous_sessions_in_a_sentence(app: sqlq.App, shop: Engine) -> None:
+    engine = create_async_engine("sqlite+aiosqlite://")
+    refused: list[str] = []
+
+    @app.task(name="shop.pay")
+    def pay() -> None:
+        job = sqlq.current_job()
+        for block in cast("Any", (job.completing, job.step("bill").finishing)):
+            for sessions in (engine, async_sessionmaker(engine), AsyncSession(engine)):
+                with pytest.raises(ConfigurationError) as error:
+                    block(sessions)
+                refused.append(str(error.value))
+        with pytest.raises(EnqueueError, match=r"await the call of the same name with an a before it"):
+            job.complete(cast("Any", AsyncSession(engine)))
+
+    app.enqueue(pay.new())
+    assert drain(app).completed == 1
+    assert refused[0] == "completing is given an AsyncEngine: write async with acompleting(…)"
+    assert refused[-1].endswith(": write async with afinishing(…)")
+    assert len(refused) == 6
+
+
 def test_an_exception_after_the_commit_changes_nothing(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:
@@ -225,17 +266,15 @@ def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
     assert app.jobs.get(job.id).state == "running", "its row is somebody else's business"
 
 
-def test_a_completed_job_of_retention_zero_counts_as_completed(database_url: str, shop: Engine) -> None:
-    app = sqlq.App(database_url, retention="0s")
-
+def test_a_completed_job_counts_as_completed_if_it_is_pruned_at_once(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:
             session.execute(insert(payments).values(n=sqlq.current_job().attempts))
+        assert app.jobs.prune(finished="0s").finished == 1
 
     app.enqueue(app.task(name="t")(pay).new())
     tally = app.worker(drain=True).run()
     assert (tally.completed, tally.retried, paid(shop), app.jobs.list()) == (1, 0, [1], [])
-    app.close()
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -252,12 +291,7 @@ def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-@pytest.mark.parametrize("retention", ["1h", "0s"])
-def test_complete_at_mariadbs_own_level_reads_the_newest_row(
-    database_url: str, shop: Engine, retention: str
-) -> None:
-    app = sqlq.App(database_url, retention=retention)
-
+def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         running = sqlq.current_job()
         with shop.connect() as conn, conn.begin():
@@ -276,8 +310,7 @@ def test_complete_at_mariadbs_own_level_reads_the_newest_row(
     app.enqueue(app.task(name="t")(pay).new())
     tally = app.worker(drain=True).run()
     assert (tally.completed, tally.retried, paid(shop)) == (1, 0, [1])
-    assert [job.label for job in app.jobs.list()] == (["newest"] if retention == "1h" else [])
-    app.close()
+    assert [job.label for job in app.jobs.list()] == ["newest"]
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
@@ -332,7 +365,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, 
 
     def complete() -> None:
         with shop.begin() as conn, in_schema(conn, "public"):
-            done.append(settle.complete(conn, right, Completed(), keep_finished=True))
+            done.append(settle.complete(conn, right, Completed()))
 
     with app.database.begin() as heartbeat:
         assert list(lease.extend(heartbeat, [right], lease_ms=30_000)) == [right]
@@ -353,7 +386,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, 
     with app.database.begin() as conn:
         (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     with shop.begin() as conn, in_schema(conn, "public"):
-        assert settle.complete(conn, (claimed.id, claimed.lease_token), Completed(), keep_finished=True)
+        assert settle.complete(conn, (claimed.id, claimed.lease_token), Completed())
         with app.database.begin() as heartbeat:
             assert lease.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
             settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
@@ -423,7 +456,7 @@ def test_a_running_job_sees_its_cancel_request_and_ends_cancelled(
     wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the job cancelled")
     worker.stop()
     thread.join(10)
-    assert app.jobs.get(job.id).reason == "cancelled by an operator"
+    assert app.jobs.get(job.id).reason == "cancelled on request"
 
 
 def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engine: Engine) -> None:

@@ -213,7 +213,7 @@ def test_an_idle_worker_sends_no_extra_query_for_requests(
         assert len(read) == before, "nothing was committed, or a lookout tells"
         if app.database.dialect.sees_commits:
             with engine.begin() as conn:
-                conn.execute(text("UPDATE sqlq_workers SET unstarted = 0"))
+                conn.execute(text("UPDATE sqlq_workers SET concurrency = 1"))
             wait_until(lambda: len(read) > before, what="the commit of another noticed")
 
 
@@ -345,7 +345,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
     for names, all in (([], False), (["c"], True)):
         with pytest.raises(ConfigurationError, match="by name, or all of them, and not both"):
             app.workers.restart(*names, all=all)
-    with pytest.raises(ConfigurationError, match=r"the worker's name is \['mail'\]: it must be text"):
+    with pytest.raises(ConfigurationError, match=r"name is \['mail'\]: it must be text"):
         app.workers.pause(["mail"])  # type: ignore[arg-type]
 
 

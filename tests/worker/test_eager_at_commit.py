@@ -1,4 +1,4 @@
-"""`eager="commit"`: what is enqueued runs in this process when its transaction commits, and never when it is
+"""`eager=True`: what is enqueued runs in this process when its transaction commits, and never when it is
 rolled back, as a worker would have it.
 
 Savepoints, callers on a loop and handlers that enqueue are those of `inline(app, at="commit")`, in
@@ -58,7 +58,7 @@ class Shop:
 @pytest.fixture
 def eager(app: sqlq.App, database_url: str) -> Iterator[sqlq.App]:
     """An App in this mode, on a database with tables."""
-    with closing(sqlq.App(database_url, eager="commit")) as eager:
+    with closing(sqlq.App(database_url, eager=True)) as eager:
         yield eager
 
 
@@ -135,7 +135,7 @@ class TestDrivers:
     def test_a_connection_without_commit_events_is_refused(self, shop: Shop, caller: DriverCaller) -> None:
         caller.begin()
         caller.execute("INSERT INTO orders (id) VALUES (1)")
-        refused = r"nobody tells of a commit on a connection of \w+: enqueue with eager=True, where the job "
+        refused = r"nobody tells of a commit on a connection of \w+: enqueue after the commit, "
         with pytest.raises(sqlq.errors.ConfigurationError, match=refused):
             caller.enqueue(shop.app, shop.note.new("a").set(unique_key="k"))
         caller.rollback()
@@ -236,7 +236,7 @@ def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_ur
 
 
 def test_eager_of_a_call_comes_before_the_app(shop: Shop, session: Session, engine: Engine) -> None:
-    shop.app.enqueue(shop.note.new("at once"), session=session, eager=True)
+    shop.app.enqueue(shop.note.new("at once"), eager=True)
     assert shop.done == ["at once"]
     shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
     session.commit()
@@ -244,26 +244,26 @@ def test_eager_of_a_call_comes_before_the_app(shop: Shop, session: Session, engi
     assert [job.task for job in shop.app.jobs.list()] == ["shop.note"]
     with closing(sqlq.App(engine=engine)) as plain:
         note = plain.task(name="plain.note")(shop.done.append)
-        plain.enqueue(note.new("by the call"), session=session, eager="commit")
+        plain.enqueue(note.new("by the call"), session=session, eager=True)
         assert shop.done == ["at once"]
         session.commit()
     assert shop.done == ["at once", "by the call"]
 
 
 @pytest.mark.parametrize("how", ["argument", "variable", "pyproject"])
-def test_argument_variable_and_pyproject_set_eager_to_commit(
+def test_argument_variable_and_pyproject_set_eager(
     shop: Shop, session: Session, engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options: dict[str, Any] = {}
     if how == "argument":
-        options["eager"] = "commit"
-        monkeypatch.setenv("SQLQ_EAGER", "1")
+        options["eager"] = True
+        monkeypatch.setenv("SQLQ_EAGER", "0")
     elif how == "variable":
-        monkeypatch.setenv("SQLQ_EAGER", " Commit")
-        (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = true\n")
+        monkeypatch.setenv("SQLQ_EAGER", " True")
+        (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = false\n")
     else:
-        (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\neager = "commit"\n')
+        (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = true\n")
     with closing(sqlq.App(engine=engine, **options)) as app:
         note = app.task(name="t")(shop.done.append)
         app.enqueue(note.new("a"), session=session)
@@ -272,11 +272,11 @@ def test_argument_variable_and_pyproject_set_eager_to_commit(
         assert shop.done == ["a"]
 
 
-@pytest.mark.parametrize("wrong", ["no", "1", 1, "Commit", ""])
+@pytest.mark.parametrize("wrong", ["no", "1", 1, "commit", ""])
 def test_a_wrong_value_of_eager_is_refused(
     wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = f'eager is {wrong!r}: it is True, False, or "commit"'
+    said = f"eager is {wrong!r}: it is True or False"
     with pytest.raises(sqlq.errors.ConfigurationError) as raised:
         sqlq.App(eager=wrong)
     assert said in str(raised.value)

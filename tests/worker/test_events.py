@@ -162,7 +162,9 @@ def test_a_stopped_worker_publishes_released(app: sqlq.App) -> None:
     assert names(told) == ["started", "released"], "what waited was told before run() returned"
 
 
-def test_a_lost_job_publishes_one_event(app: sqlq.App) -> None:
+def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
     told, started, go_on = listening(app), threading.Event(), threading.Event()
 
     @app.task(name="t")
@@ -182,6 +184,8 @@ def test_a_lost_job_publishes_one_event(app: sqlq.App) -> None:
     worker.stop()
     thread.join(10)
     assert names(told) == ["started", "lost"]
+    assert told[-1].reason == "it was cancelled by force"
+    assert "another worker" not in caplog.text
 
 
 @pytest.mark.parametrize(("max_attempts", "expected"), [(2, "rescued"), (1, "failed")])
@@ -371,6 +375,7 @@ def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureF
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_until(lambda: len(told) == 50, what="the jobs, and the other listener")
+    thread.join(2)
     assert thread.is_alive(), "run() waits for the listener within the grace time"
     go_on.set()
     thread.join(10)
@@ -510,7 +515,6 @@ def choosy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("choosy")
-@pytest.mark.timeout(60)
 def test_a_worker_goes_on_when_a_log_handler_raises(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise ValueError("no")
@@ -526,7 +530,6 @@ def test_a_worker_goes_on_when_a_log_handler_raises(app: sqlq.App, caplog: pytes
     assert sum("a log handler raised RuntimeError" in line for line in lines) == 3
 
 
-@pytest.mark.timeout(60)
 def test_a_settled_job_is_let_go_when_its_report_raises(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

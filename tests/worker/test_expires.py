@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from sqlalchemy import Engine, text, update
 
 import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
-from sqlq.schema.tables import CARRIED, jobs
-from sqlq.store.jobs import expire as jobs_expire
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Settlement
+from sqlq.schema.tables import jobs
 from sqlq.store.jobs import settle as settling
-from sqlq.worker.maintain.services import Expire
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faces.command import Command
 from tests.kit import NOW, claim, for_each, span, working
@@ -38,11 +35,6 @@ def make_late(engine: Engine, where: str = "1 = 1") -> None:
         conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE {where}"))
 
 
-def expire(app: sqlq.App, limit: int = 500) -> list[int]:
-    with app.database.begin() as conn:
-        return [job.id for job in jobs_expire.expire(conn, limit=limit)]
-
-
 def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
     with app.database.begin() as conn:
         assert settling.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
@@ -59,24 +51,6 @@ def task(app: sqlq.App, ran: list[int]) -> sqlq.Task[..., None]:
 
 
 # -- until when ----------------------------------------------------------------------------------------------
-
-
-def test_an_id_that_ended_before_does_not_block_other_expiries(
-    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where rows of finished_jobs came back from a backup, or from another database."""
-    made = app.enqueue_many([task.new(n).set(expires="1h") for n in range(5)])
-    columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                f"INSERT INTO finished_jobs ({columns}, outcome) "
-                f"SELECT {columns}, 'completed' FROM jobs WHERE id = {made[1].id}"
-            )
-        )
-    make_late(engine)
-    assert expire(app) == [job.id for job in made if job.id != made[1].id]
-    assert f"job {made[1].id}: it was not started in time, but the database refuses its end" in caplog.text
 
 
 def test_expires_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
@@ -170,6 +144,27 @@ def test_a_late_worker_cancels_an_expired_job(
     assert app.jobs.get(in_time.id).state == "finished"
 
 
+def test_an_expired_job_waits_until_a_worker_claims_it(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
+    task = app.task(name="t")(ran.append)
+    late = app.enqueue(task.new(1).set(expires="1h", queue="other"))
+    make_late(engine)
+    app.worker(drain=True, queues=["default"]).run()
+    assert app.jobs.get(late.id).state == "available"
+    app.worker(drain=True, queues=["other"]).run()
+    assert (str(app.jobs.get(late.id).state), ran) == ("cancelled", [])
+
+
+def test_an_operator_may_have_an_expired_job_run(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
+    job = app.enqueue(app.task(name="t")(ran.append).new(1).set(expires="1h"))
+    make_late(engine)
+    (held,) = claim(app)
+    settle(app, held, Failed("error", ErrorText("ValueError", "no")))
+    assert app.jobs.retry([job.id]) == [job.id]
+    assert app.jobs.get(job.id).start_by is None
+    app.worker(drain=True).run()
+    assert ran == [1]
+
+
 def test_an_expired_job_of_an_unknown_task_is_cancelled(app: sqlq.App, engine: Engine) -> None:
     late = app.enqueue(app.named("nobody.knows").new().set(expires="1h"))
     make_late(engine)
@@ -229,93 +224,8 @@ def test_a_job_released_before_its_start_still_expires(
     assert (app.jobs.get(job.id).start_by is None) is started
     if not started:
         make_late(engine)
-    assert expire(app) == ([] if started else [job.id])
-
-
-# -- nobody looks --------------------------------------------------------------------------------------------
-
-
-def test_the_expire_service_cancels_jobs_that_nobody_claims(
-    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]
-) -> None:
-    late = [
-        app.enqueue(task.new(n).set(expires="1h", queue="nobody", delay=delay)).id
-        for n, delay in ((1, "0s"), (2, "1m"))
-    ]
-    others = [app.enqueue(job.set(queue="nobody")).id for job in (task.new(3), task.new(4).set(expires="1h"))]
-    make_late(engine, f"id IN ({late[0]}, {late[1]})")
-    heard: list[sqlq.JobEvent] = []
-    app.on("cancelled")(heard.extend)
-    with working(app, queues=["other"]):
-        wait_until(lambda: app.jobs.get(late[1]).state == "cancelled", what="the service")
-        assert [app.jobs.get(id).reason for id in late] == [REASON] * 2
-        assert [app.jobs.get(id).state for id in others] == ["available"] * 2
-        wait_until(lambda: len(heard) == 2, what="the events")
-    assert {(event.name, event.id, event.reason, event.attempt) for event in heard} == {
-        ("cancelled", id, REASON, 0) for id in late
-    }
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_the_poller_starts_the_expire_service_of_an_idle_worker(
-    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its service runs when a look has found a job, long before it would by itself."""
-    monkeypatch.setattr("sqlq.worker.wait.poller.RESCUE_MS", 100)
-    monkeypatch.setattr("sqlq.worker.maintain.services.RESCUE_MS", 3_600_000)
-    job = app.enqueue(task.new(1).set(expires="1h"))
-    with working(app, queues=["other"]) as worker:
-        expiring = worker._maintenance._expire
-        wait_until(
-            lambda: any(
-                service is expiring and at > time.monotonic() + 60
-                for at, _, service, _ in worker._maintenance._due
-            ),
-            what="the first turn of the service",
-        )
-        make_late(engine)
-        wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the service")
-
-
-def test_the_expire_service_works_in_batches_most_overdue_first(
-    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = [app.enqueue(task.new(n).set(expires="1h")).id for n in range(5)]
-    make_late(engine)
-    make_late(engine, f"id = {ids[3]}")
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET start_by = start_by - {span(engine, 1)} WHERE id = {ids[3]}"))
-    assert expire(app, limit=2) == [ids[3], ids[0]]
-    monkeypatch.setattr("sqlq.worker.maintain.services.EXPIRE_BATCH", 2)
-    told: list[Any] = []
-    service = Expire(app.database, told.extend)
-    assert [service.run() < 5 for _ in range(3)] == [True, True, False]
-    assert [job.id for job in told] == [ids[1], ids[2], ids[4]]
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_that_comes_first_wins(app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]) -> None:
-    job = app.enqueue(task.new(1).set(expires="1h"))
-    make_late(engine)
-    with app.database.begin() as conn:
-        conn.execute(text("SELECT id FROM jobs FOR UPDATE"))
-        assert expire(app) == [], "a locked row is left to the next turn"
-    (held,) = claim(app)
-    assert expire(app) == []
-    settle(app, held, Failed("error", ErrorText("ValueError", "no")))
-    assert app.jobs.retry([job.id]) == [job.id]
-    assert app.jobs.get(job.id).start_by is None, "an operator wants it to run"
-    assert expire(app) == []
-
-
-def test_the_expire_service_leaves_a_retried_job_alone(
-    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]
-) -> None:
-    app.enqueue(task.new(1).set(expires="1h"))
-    (held,) = claim(app)
-    settle(app, held, Retried(0, ErrorText("ValueError", "no")))
-    make_late(engine)
-    assert expire(app) == []
+    app.worker(drain=True).run()
+    assert str(app.jobs.get(job.id).state) == ("finished" if started else "cancelled")
 
 
 def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine, ran: list[int]) -> None:

@@ -13,6 +13,8 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
+from sqlq.store.jobs import prune as pruning
+from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.wait import wake
 from tests.kit import NOW, drain, for_each, span, working
@@ -385,10 +387,10 @@ def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> Non
         ({"queues": []}, "at least one queue"),
         ({"queues": [""]}, "not blank"),
         ({"concurrency": 0}, "from 1 to 1,000"),
-        ({"lease": "1ms"}, "between 1s and 1d"),
+        ({"lease": "1ms"}, "between 1 s and 24 h"),
         ({"lease": "soon"}, "30s"),
         ({"grace": 5}, "timedelta"),
-        ({"max_jobs": 0}, "at least 1"),
+        ({"max_jobs": 0}, "from 1 to"),
     ],
 )
 def test_bad_options_are_reported_in_one_sentence(
@@ -449,7 +451,10 @@ def test_an_idle_worker_starts_a_delayed_job_when_it_is_due(
     assert at >= due.timestamp() - 0.002, "not before it was due"
 
 
-def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> None:
+def test_finished_jobs_past_their_retention_are_pruned(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "SEEN_MS", 1)
     app = sqlq.App(database_url, retention="1ms")
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(5)])
@@ -461,6 +466,17 @@ def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> Non
         return not app.jobs.list()
 
     wait_until(pruned, what="the finished jobs gone")
+    app.close()
+
+
+def test_a_job_that_has_just_ended_is_not_pruned(database_url: str) -> None:
+    app = sqlq.App(database_url, retention="0s")
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    drain(app)
+    prune = Prune(app.database, retention_ms=0)
+    prune.run()
+    prune.run()
+    assert [job.state for job in app.jobs.list()] == ["finished"]
     app.close()
 
 
@@ -480,5 +496,8 @@ def test_jobs_with_their_own_retention_are_kept(database_url: str, engine: Engin
     kept += [by_sql, app.enqueue(completing.new().set(retention=None)).id]
     app.enqueue_many([task.new(), completing.new()])
     drain(app)
+    with app.database.begin() as conn:
+        assert pruning.prune(conn, older_than_ms=0, limit=9) == 2
+        assert pruning.prune_expired(conn, limit=9) == 0
     assert sorted(job.id for job in app.jobs.list()) == sorted(kept)
     app.close()

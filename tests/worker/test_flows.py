@@ -267,16 +267,6 @@ def test_a_flow_exists_if_its_transaction_commits(shop: Shop, engine: Engine) ->
     assert shop.work() == [1, 1]
 
 
-def test_steps_of_a_flow_are_kept_at_retention_zero(database_url: str) -> None:
-    app = sqlq.App(database_url, retention="0s")
-    shop = Shop(app)
-    shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note))
-    app.enqueue(shop.note.new(2))
-    assert sorted(shop.work()) == [1, 1, 1, 2]
-    assert len(app.jobs.list()) == 3
-    app.close()
-
-
 # -- growing -------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from sqlq.database.database import Database
 from sqlq.database.dialect import in_schema
 from sqlq.model.callbacks import Follower, settlement
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.model.retry import given_back
 from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import claim as claiming
@@ -137,12 +137,10 @@ def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -
     assert (ended.task, ended.outcome, ended.reason) == ("gone", "failed", "unknown_task")
 
 
-@pytest.mark.parametrize("retention", ["7d", "0s"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(
-    shop: Shop, engine: Engine, retention: str, commits: bool
+    shop: Shop, engine: Engine, commits: bool
 ) -> None:
-    shop.app._code.retention_ms = 0 if retention == "0s" else 1_000_000
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine)
     waiting: list[Any] = []
@@ -161,14 +159,6 @@ def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(
     else:
         assert (ended.outcome, ended.reason) == ("failed", "error")
         assert "did not commit" in (ended.message or "")
-
-
-def test_a_finished_job_of_retention_zero_gets_its_callback(shop: Shop, engine: Engine) -> None:
-    shop.app._code.retention_ms = 0
-    job = shop.app.enqueue(shop.task(lambda: 1).new())
-    assert [ended.id for ended in shop.work()] == [job.id]
-    with engine.connect() as conn:
-        assert conn.scalar(text("SELECT count(*) FROM finished_jobs")) == 0
 
 
 @pytest.mark.parametrize("known_dead", [True, False])
@@ -214,6 +204,59 @@ def test_an_attempt_that_does_not_end_its_job_gets_no_callback(shop: Shop, outco
     assert shop.following() == []
 
 
+@pytest.mark.parametrize("way", ["handler", "waiting", "forced", "requested", "expired"])
+def test_a_cancelled_job_gets_its_on_cancel_callback(shop: Shop, way: str) -> None:
+    def cancels() -> None:
+        raise sqlq.Cancel("not wanted")
+
+    task = shop.task(cancels, on_cancel=shop.alarm)
+    job = shop.app.enqueue(task.new().set(expires="1h" if way == "expired" else None))
+    reason = "cancelled on request"
+    if way == "handler":
+        reason = "not wanted"
+    elif way == "expired":
+        reason = "expired: it was not started in time"
+        with shop.app.database.begin() as conn:
+            conn.execute(text("UPDATE jobs SET start_by = created_at"))
+    elif way == "waiting":
+        shop.app.jobs.cancel([job.id])
+    else:
+        (held,) = shop.claim()
+        shop.app.jobs.cancel([job.id], force=way == "forced")
+        if way == "forced":
+            reason += " while it ran; what that attempt still did does not count"
+        else:
+            with shop.app.database.begin() as conn:
+                settle.settle(conn, [settlement(held, Cancelled(reason))])
+    (ended,) = shop.work()
+    attempts = 0 if way == "waiting" else 1
+    assert ended == sqlq.JobResult(job.id, "pay", "default", "cancelled", attempts, message=reason)
+    assert [each.task for each in shop.app.jobs.list(queue="ops")] == ["alarm"]
+
+
+def test_on_cancel_and_on_failure_are_set_apart_from_each_other(shop: Shop) -> None:
+    alarm, thank = '"task": "alarm", "queue": "ops", "priority": 7', '{"task": "thank", "queue": "ops"}'
+    task = shop.task(fail, on_cancel=shop.thank, max_attempts=1)
+    new = task.new()
+    assert new.on_failure == f'{{{alarm}, "on_cancel": {thank}}}'
+    assert new.set(on_cancel=None).on_failure == f"{{{alarm}}}"
+    assert new.set(on_failure=None).on_failure == f'{{"on_cancel": {thank}}}'
+    assert new.set(on_failure=None, on_cancel=None).on_failure == "null"
+    assert new.set(on_failure=shop.thank).on_failure == f'{thank[:-1]}, "on_cancel": {thank}}}'
+    shop.app.enqueue(new.set(on_failure=None))
+    assert shop.work() == []
+    shop.app.jobs.cancel([shop.app.enqueue(new.set(on_cancel=None))])
+    assert shop.following() == []
+
+
+def test_a_bad_on_cancel_fails_its_job_before_it_runs(shop: Shop, engine: Engine) -> None:
+    shop.app.enqueue(shop.task(lambda: 1, on_cancel=shop.thank).new())
+    with engine.begin() as conn:
+        conn.execute(text("""UPDATE jobs SET on_failure = '{"on_cancel": {"task": 7}}'"""))
+    assert shop.work() == []
+    assert [job.reason for job in shop.app.jobs.list(state="failed")] == ["bad_payload"]
+
+
 def test_a_cancelled_job_gets_no_callback(shop: Shop) -> None:
     def cancels() -> None:
         raise sqlq.Cancel("not wanted")
@@ -252,7 +295,6 @@ def test_a_zombies_complete_writes_no_callback(shop: Shop, engine: Engine) -> No
             conn,
             (zombie.id, zombie.lease_token),
             Completed(),
-            keep_finished=True,
             follow_up=settled.follow_up,
         )
     assert shop.following() == []
@@ -356,12 +398,13 @@ def test_an_id_that_failed_before_does_not_block_other_rescues(
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
     with shop.app.database.begin() as conn:
         assert [job.id for job in settle.rescue(conn)] == [job.id for job in made if job.id != made[1].id]
-    assert f"job {made[1].id}: it has failed, but the database refuses its end" in caplog.text
+    assert f"job {made[1].id} has lost its worker, but the database refuses to store that" in caplog.text
 
 
 def test_a_refused_callback_does_not_block_other_rescues(
-    shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
+    shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sqlq.store.apart.LATELY_SECONDS", 0.0)
     refuse_alarms(engine)
     pay = shop.task(lambda: 1, max_attempts=1)
     plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
@@ -378,8 +421,8 @@ def test_a_refused_callback_does_not_block_other_rescues(
         assert states == ["running", "failed", "failed", "running", "failed"]
     assert [(task, ended.id) for task, ended in shop.following()] == [("thank", made[2].id)]
     assert (
-        f"job {made[0].id}: it has failed, but the database refuses its end, or what follows it"
-        in caplog.text
+        caplog.text.count(f"job {made[0].id} has lost its worker, but the database refuses to store that")
+        == 1
     )
     with engine.begin() as conn:
         drop = (
@@ -459,7 +502,7 @@ def test_a_jobs_callback_comes_before_its_tasks(
     assert sorted((ended.task, ended.outcome) for ended in shop.work()) == [("pay", "completed")]
 
 
-def test_a_job_inserted_by_sql_gets_its_tasks_callback_when_claimed(shop: Shop, engine: Engine) -> None:
+def test_a_job_inserted_by_sql_gets_its_tasks_callback(shop: Shop, engine: Engine) -> None:
     shop.task(lambda n: fail() if n < 0 else n, max_attempts=1)
     shop.app.task(name="plain")(lambda n: n)
     with engine.begin() as conn:
@@ -476,27 +519,6 @@ def test_a_job_inserted_by_sql_gets_its_tasks_callback_when_claimed(shop: Shop, 
             )
     heard = shop.work()
     assert sorted(ended.outcome for ended in heard) == ["completed", "failed", "failed"]
-    with engine.connect() as conn:
-        kept = conn.execute(text("SELECT on_success, on_failure FROM failed_jobs ORDER BY id")).all()
-    assert [json.loads(row.on_failure)["task"] for row in kept] == ["alarm", "thank"]
-
-
-def test_a_claim_from_the_scan_cursor_writes_the_tasks_callback(shop: Shop, engine: Engine) -> None:
-    from sqlq.worker.claim import Claimer
-    from sqlq.worker.options import WorkerOptions
-
-    shop.task(lambda: 1)
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (task) VALUES ('pay'), ('pay')"))
-    claimer = Claimer(shop.app.database, "me", WorkerOptions(("default",), 1, 30_000), tasks=shop.app.tasks)
-    if not shop.app.database.dialect.claims_beyond:
-        assert len(claimer.claim(2)) == 2
-    else:
-        claimer.claim(1)
-        claimer._frontier.begins_anew = lambda: False  # type: ignore[method-assign]
-        (job,) = claimer.claim(1)
-        assert json.loads(job.on_failure or "null") == ALARM
-    assert rows(engine) == [(THANK, ALARM)] * 2
 
 
 @pytest.mark.parametrize(

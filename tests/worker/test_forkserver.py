@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sqlq.worker.ipc.forkserver import PROGRAM, Forked
 from sqlq.worker.ipc.pipe import spawn
 from tests.kit import for_each
@@ -30,6 +32,8 @@ def run():
     if word == "thread":
         atexit.register(lambda: print("then this", flush=True))
         threading.Thread(target=lambda: (time.sleep(0.2), print("first this", flush=True))).start()
+    if word == "fork":
+        os.waitpid(os.fork() or os._exit(0), 0)
     if word == "wait":
         time.sleep(60)
 """
@@ -63,6 +67,17 @@ def test_a_forked_process_ends_with_its_exit_code(words: list[str], code: int) -
     assert ("ValueError: as any program may" in output) is (words == ["raise"])
 
 
+def test_python_warns_of_no_fork_when_the_server_is_nice() -> None:
+    output = said(
+        "import warnings\n"
+        "warnings.simplefilter('always', DeprecationWarning)\n"
+        "os.nice(5)\n"
+        "forkserver.start(run)\n"
+        "print('code', spawn([*PROGRAM, 'fork'], []).wait(30))\n"
+    )
+    assert output == "code 0\n"
+
+
 def test_a_forked_process_has_only_the_given_descriptors() -> None:
     output = said(
         "reading, writing = os.pipe()\n"
@@ -93,6 +108,39 @@ def test_the_fork_server_refuses_to_start_beside_other_threads() -> None:
 def test_the_fork_server_ends_with_its_owner() -> None:
     pid = int(said("forkserver.start(run)\nprint(forkserver.server_pid, flush=True)\nos._exit(0)\n"))
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="its end")
+
+
+STOPPED = """
+forkserver.start(run)
+processes = [spawn([*PROGRAM, "wait"], []) for _ in range(10)]
+pid = forkserver.server_pid
+os.kill(pid, signal.SIGSTOP)
+began = time.monotonic()
+"""
+NEXT = """
+print(type(spawn([*PROGRAM, "exit", "3"], [])).__name__, "in time:", time.monotonic() - began < 8)
+os.kill(pid, forkserver.server_pid and signal.SIGCONT or signal.SIGKILL)
+print("server:", os.waitpid(pid, 0)[1], forkserver.current, flush=True)
+for process in processes:
+    process.kill()
+"""
+ENDS = "for process in processes:\n    process.kill()\n    process.wait()\n"
+FULL = """
+try:
+    while True:
+        os.write(forkserver.current._door.fileno(), b"[]")
+except BlockingIOError:
+    pass
+"""
+
+
+@pytest.mark.variants
+@for_each("first", ["", ENDS, "forkserver.server_pid = 0  # as in a worker\n" + ENDS, FULL])
+def test_a_fork_server_that_stands_still_is_waited_for_once(first: str) -> None:
+    output = said(STOPPED + first + NEXT)
+    assert output.count("the fork server does not answer") == 1
+    assert "Popen in time: True" in output
+    assert "server: 9 None" in output
 
 
 def test_another_program_is_not_started_by_the_fork_server() -> None:

@@ -186,7 +186,7 @@ def test_a_cancel_leaves_a_record_with_its_reason(app: sqlq.App) -> None:
     app.jobs.cancel([waiting.id])
     (line,) = app.jobs.get(waiting.id).history
     assert (line.outcome, line.attempt, line.claimed_at) == ("cancelled", None, None)
-    assert line.message == "cancelled by an operator"
+    assert line.message == "cancelled on request"
 
 
 def test_a_job_that_completes_itself_has_its_start_in_a_later_claim(app: sqlq.App, engine: Engine) -> None:

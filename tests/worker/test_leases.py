@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.config.durations import LONGEST_MS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.store.health import health
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
@@ -24,7 +25,7 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
-from tests.kit import claim, execute, expire, fate, ids, rescue, settle, span, working
+from tests.kit import claim, execute, expire, fate, ids, renew, rescue, settle, span, working
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no")
@@ -330,15 +331,38 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     assert not first.is_trusted()
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_message_of_a_supervisor_waits_for_no_database(app: sqlq.App, noop: Any, engine: Engine) -> None:
+    """The thread that receives it receives a stop, too."""
+    job = app.enqueue(noop.new())
+    with working(app, queues=["other"]) as worker, engine.connect() as conn:
+        (claimed,) = claim(app)
+
+        def tell(*, entered: bool) -> bool:
+            rights = [[claimed.id, claimed.lease_token, False]]
+            message = {"rights": rights, "sent_at": time.monotonic(), "entered": entered}
+            receiving = threading.Thread(target=worker._renewed_for_us, args=(message,))
+            receiving.start()
+            receiving.join(2)
+            assert not receiving.is_alive()
+            return bool(app.jobs.get(job.id).state == "available")
+
+        wait_until(lambda: tell(entered=True), what="the job given back")
+        conn.execute(text("LOCK TABLE sqlq_workers IN SHARE ROW EXCLUSIVE MODE"))
+        tell(entered=False)
+        conn.rollback()
+    assert app.jobs.get(job.id).attempts == 0
+
+
 def test_a_claim_whose_reply_was_lost_is_released(app: sqlq.App, noop: Any) -> None:
     """A supervisor renews all jobs in its worker's name, so the lease would never run out."""
     job = app.enqueue(noop.new())
     (claimed,) = claim(app)
     leases = app.worker()._leases
     renewed = {(claimed.id, claimed.lease_token): False}
-    leases.renewed_for_us(renewed, 1.0)
+    renew(leases, renewed, 1.0)
     assert app.jobs.get(job.id).state == "running", "the reply may be under way"
-    leases.renewed_for_us(renewed, 2.0)
+    renew(leases, renewed, 2.0)
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
 
 
@@ -348,9 +372,9 @@ def test_a_claim_whose_reply_was_lost_is_released_during_the_next_claim(app: sql
     with leases.claiming():
         (claimed,) = claim(app)
         renewed = {(claimed.id, claimed.lease_token): False}
-        leases.renewed_for_us(renewed, 1.0)
+        renew(leases, renewed, 1.0)
     with leases.claiming():
-        leases.renewed_for_us(renewed, 2.0)
+        renew(leases, renewed, 2.0)
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
 
 
@@ -372,7 +396,7 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
         try:
             assert reached.wait(30)
             for sent_at in (1.0, 2.0):
-                worker._leases.renewed_for_us({(job.id, 1): False}, sent_at)
+                worker._leases.renewed_for_us({(job.id, 1): False}, sent_at, entered=True)
             details = app.jobs.get(job.id)
             assert (details.state, details.attempts, details.releases) == ("running", 1, 0)
         finally:
@@ -393,12 +417,13 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     expire(engine)
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id"), {"id": lost.id})
-    leases.renewed_for_us({kept.right: True}, 100.0)
+    leases.renewed_for_us({kept.right: True}, 100.0, entered=True)
     assert (kept.trusted_until, kept.cancel_requested, kept.asked_to_stop) == (
         leases.trusted_until(100.0),
         True,
         True,
     )
+    leases.beat()  # as its thread does for what is missing
     assert (lost.trusted_until, lost.asked_to_stop, len(leases)) == (0.0, True, 1)
 
 
@@ -410,7 +435,9 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        assert look.look(conn, app.database, None, hosts_within_ms=None, maintenance=True).expired
+        assert look.look(
+            conn, app.database, look.KnownQueues(), hosts_within_ms=None, maintenance=True
+        ).expired
         assert health.stuck(conn, longer_than_ms=0), "and the doctor sees it"
     with app.database.begin() as conn:
         (rescued,) = settling.rescue(conn)

@@ -338,16 +338,14 @@ def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
 
 @pytest.mark.variants
 @pytest.mark.parametrize("kind", ["def", "async def"])
-@pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs", "--max-lifetime"])
+@pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_lifespan_is_exited_at_each_kind_of_stop(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch,
     kind: str, stop: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PLAY", kind)
-    options = {"TERM": [], "--drain": ["--drain"], "--max-jobs": ["--max-jobs", "1"]}.get(
-        stop, ["--max-lifetime", "1s"]
-    )
+    options = {"TERM": [], "--drain": ["--drain"], "--max-jobs": ["--max-jobs", "1"]}[stop]
     (job,) = enqueue(app, "wait" if stop == "TERM" else "work")
     with worker_process(tmp_path, "play:app", database_url, *options, ready=False) as worker:
         if stop == "TERM":

@@ -465,7 +465,6 @@ def test_a_rollback_leaves_no_job_and_no_wake(app: sqlq.App, engine: Engine) -> 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.timeout(120)
 def test_a_drain_waits_for_an_admission_that_is_under_way(
     gauge: Gauge, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

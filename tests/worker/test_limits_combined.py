@@ -13,12 +13,10 @@ import sqlq
 from sqlq.model.outcome import ErrorText, Failed, Outcome, Settlement
 from sqlq.store import schedules
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import expire
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
-from tests.faults import guard
 from tests.kit import span
 from tests.waiting import wait_until
 
@@ -144,31 +142,17 @@ def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
     assert number(app, "sqlq_wakes") == 1
 
 
-# -- what ends a job without a worker ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("admitted", [False, True], ids=["in line", "admitted"])
-def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, admitted: bool) -> None:
-    """Whether it held the slot, or was the first of a line that goes in order."""
-    limit = ONE if admitted else sqlq.Serial("api")
+@pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["one", "serial"])
+def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, limit: Any) -> None:
     task = app.task(name="call", limit=limit)(lambda: None)
-    late = app.enqueue(
-        task.new().set(expires="90s") if admitted else task.new().set(delay="1h", expires="1s")
-    )
-    then = app.enqueue(task.new())
-    assert look(app) == int(admitted)
-    guard_off(engine)
-    guard.advance(engine, 2 * HOUR, f"id = {late.id}", ("start_by",))
-    with app.database.begin() as conn:
-        assert [each.id for each in expire.expire(conn, limit=10)] == [late.id]
-    assert look(app) == 1
-    assert state(app, then.id) == "available"
-
-
-def guard_off(engine: Engine) -> None:
-    """`guard.advance` turns the guard off while it writes, which is not installed here."""
+    late, then = app.enqueue(task.new().set(expires="90s")), app.enqueue(task.new())
     with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
+        conn.execute(text(f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}"))
+    app.worker(drain=True).run()
+    assert (state(app, late.id), state(app, then.id)) == ("cancelled", "finished")
+
+
+# -- what ends a job without a worker ------------------------------------------------------------------------
 
 
 def test_skipping_a_step_releases_its_slot(app: sqlq.App) -> None:

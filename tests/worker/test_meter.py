@@ -12,7 +12,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.report import meter as metering
 from sqlq.worker.report.meter import OTHER, QUEUE_NAMES, UNKNOWN_NAMES, Meter, Totals
-from tests.kit import span
+from tests.kit import span, worker_of
 
 KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",))}
 
@@ -146,7 +146,7 @@ def test_a_worker_counts_how_its_attempts_end(app: sqlq.App) -> None:
 
     app.enqueue_many([*map(send.new, range(5)), fail.new(), later.new(), no_more.new()])
     asked = Asked()
-    app.worker(drain=True, supervision=asked).run()
+    worker_of(app, drain=True, supervision=asked).run()
     found = asked.totals.now()
     assert {key[1:]: n for key, n in found.counts.items() if key[0] == "attempts"} == {
         ("send", "mail", "finished"): 5,
@@ -170,7 +170,7 @@ def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         conn.exec_driver_sql(f"UPDATE jobs SET available_at = available_at - {span(conn, 60)}")
     asked = Asked()
-    app.worker(drain=True, supervision=asked).run()
+    worker_of(app, drain=True, supervision=asked).run()
     _, seconds = asked.totals.now().times["wait", "t", "default"]
     assert 60 <= seconds < 120
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: li
     ]  # fmt: skip
 
 
-def test_asynchronous_middleware_runs_around_async_def_handlers_only(app: sqlq.App, told: list[Any]) -> None:
+def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, told: list[Any]) -> None:
     @app.around
     async def generator(running: sqlq.JobContext) -> AsyncIterator[None]:
         await asyncio.sleep(0)
@@ -148,10 +149,6 @@ def test_asynchronous_middleware_runs_around_async_def_handlers_only(app: sqlq.A
     app.enqueue(app.task(name="a")(handler_of("async def", lambda: told.append("handler"))).new())
     assert drain(app).completed == 1
     assert told == ["sqlq-loop", "decorated", "class", "handler", "after"]
-    told.clear()
-    app.enqueue(app.task(name="d")(handler_of("def", lambda: told.append("handler"))).new())
-    assert drain(app).completed == 1
-    assert told == ["handler"]
 
 
 def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind: str) -> None:
@@ -245,7 +242,6 @@ def around(running):
     finally:
         note(f"after-{running.task}-{running.attempts}")
 
-@app.around
 async def asynchronous(running):
     note(f"async-{running.task}")
     yield
@@ -255,7 +251,7 @@ def alone():
     note("handler")
     1 / 0
 
-@app.task(isolate=True)
+@app.task(isolate=True, around=[asynchronous])
 async def aalone():
     note("handler")
     1 / 0
@@ -475,13 +471,38 @@ def test_wrong_middleware_is_refused(given: Any, sentence: str) -> None:
         (two, "around of t is .*: it is a list of functions"),
         ("two", "around of t is 'two': it is a list of functions"),
         (False, "around of t is False: .*or None for nothing around this task"),
-        ([asynchronous], "the asynchronous .*asynchronous, but t is a def, so it would never run"),
+        ([asynchronous], r"middleware .*\.asynchronous cannot run around t, which is a def: make"),
     ],
 )
 def test_wrong_middleware_of_a_task_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.task(name="t", around=given)(lambda: None)
+
+
+@pytest.mark.parametrize("first", ["task", "middleware"])
+def test_asynchronous_middleware_is_refused_beside_a_def_task(first: str) -> None:
+    app = sqlq.App("sqlite://")
+    app.task(name="without", around=None)(lambda: None)
+    declare: list[Callable[[], Any]] = [
+        lambda: app.task(name="t")(lambda: None),
+        lambda: app.around(asynchronous),
+    ]
+    one, other = declare if first == "task" else reversed(declare)
+    one()
+    with pytest.raises(sqlq.errors.ConfigurationError, match="cannot run around t, which is a def: make"):
+        other()
+    assert [*app.tasks] == (["without", "t"] if first == "task" else ["without"])
+
+
+def test_middleware_that_does_not_yield_is_named_by_the_failed_attempt(app: sqlq.App) -> None:
+    app.around(cast("Any", lambda running: None))
+    job = app.enqueue(app.task(name="shop.send", max_attempts=1)(lambda: None).new())
+    drain(app)
+    message = app.jobs.get(job).message or ""
+    assert re.fullmatch(
+        r"the around tests\..*lambda> returned None, which is no context manager: let it yield once", message
+    )
 
 
 def test_middleware_cannot_be_registered_twice() -> None:

@@ -18,6 +18,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import Tally
 from sqlq.worker.worker import Worker
+from tests.kit import worker_of
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
 from tests.worker.test_subprocesses import Spawned
@@ -115,7 +116,7 @@ def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -
     try:
         job = app.enqueue(app.task(name="t", isolate=True, max_attempts=1)(lambda: None).new())
         told = listening(app)
-        worker = app.worker(isolates=spawned.isolates, grace="0s")
+        worker = worker_of(app, isolates=spawned.isolates, grace="0s")
         with worker:
             wait_until(lambda: told, what="it has started")
         assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "worker_lost")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -16,10 +17,12 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlq
 from sqlq.database.timeouts import waits_while
+from sqlq.store.workers import notify
 from sqlq.worker import outage as outages
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import SchemaWatch, Service
 from sqlq.worker.outage import Outage
+from sqlq.worker.settle.after import tell_idle
 from tests.conftest import SERVERS
 
 on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
@@ -309,3 +312,18 @@ def test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file(app: sqlq.
     go_on.set()
     holder.join()
     assert app.database.dialect.trouble(refused.value).is_away
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_mistake_beside_the_loops_is_logged_with_its_traceback(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage there is not logged: the loops log it."""
+    caplog.set_level(logging.INFO)
+    for error in (DBAPIError("SELECT 1", None, ConnectionError("refused")), TypeError("no number")):
+        monkeypatch.setattr(notify, "notify", Mock(side_effect=error))
+        tell_idle(app.database)
+    (line,) = caplog.records
+    assert line.levelname == "ERROR"
+    assert line.exc_info is not None
+    assert line.exc_info[0] is TypeError

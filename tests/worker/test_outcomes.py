@@ -534,16 +534,6 @@ def test_the_debug_log_has_a_line_for_each_start(app: sqlq.App, caplog: pytest.L
     assert (vars(said)["event"], vars(said)["job_id"]) == ("begun", job.id)
 
 
-def test_a_finished_job_leaves_no_row_at_retention_zero(database_url: str) -> None:
-    app = sqlq.App(database_url, retention="0s")
-    task = app.task(name="t")(lambda: 1)
-    job = app.enqueue(task.new())
-    assert drain(app).completed == 1
-    with pytest.raises(sqlq.JobNotFoundError):
-        app.jobs.get(job.id)
-    app.close()
-
-
 def test_errors_of_many_attempts_stay_bounded(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="t", max_attempts=100, backoff="0s")
     def fails() -> None:

@@ -1,5 +1,5 @@
-"""The settings of a worker for how often it looks, how many jobs a claim brings, and how far ahead it holds
-jobs."""
+"""The settings of workers by argument, variable and pyproject.toml, and the effect of those for polls and
+claims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.worker import claim
 from sqlq.worker.claim import Claimer
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.options import WorkerOptions
+from sqlq.worker.options import WorkerOptions, setting
 from sqlq.worker.wait import poller
 from tests.kit import for_each, working
 from tests.waiting import wait_until
@@ -27,12 +27,11 @@ PLAIN: dict[str, Any] = {
     "grace": "25s",
     "drain": False,
     "max_jobs": None,
-    "retention_ms": None,
 }
 
 
 def options(**given: Any) -> tuple[Any, ...]:
-    made = WorkerOptions.of(**PLAIN, **given)
+    made = WorkerOptions.of(**PLAIN | given)
     return made.poll_ms, made.claim_batch, made.ahead_ms
 
 
@@ -50,6 +49,51 @@ def test_an_argument_comes_before_the_variable_and_that_before_the_project(
     assert options(poll="3s", claim_batch=9, ahead="0s") == (3_000, 9, 0)
 
 
+KEYS = """[tool.sqlq]
+processes = 2
+concurrency = 20
+lease = "1m"
+grace = "2m"
+max-jobs = 1000
+max-rss = "400MB"
+wait = "60s"
+"""
+NUMBERS = {
+    "processes": 2,
+    "concurrency": 20,
+    "lease": 60_000,
+    "grace": 120_000,
+    "max_jobs": 1_000,
+    "max_rss": 400_000_000,
+    "wait": 60_000,
+}
+
+
+def test_variables_and_keys_set_workers_where_no_argument_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {name: setting(name, None) for name in NUMBERS} == dict.fromkeys(NUMBERS)
+    (tmp_path / "pyproject.toml").write_text(KEYS)
+    assert {name: setting(name, None) for name in NUMBERS} == NUMBERS
+    values = {"lease": "3s", "grace": "3s", "max_rss": "3KB", "wait": "3s"}
+    for name in NUMBERS:
+        monkeypatch.setenv(f"SQLQ_{name.upper()}", values.get(name, "3"))
+    assert {setting(name, None) for name in NUMBERS} == {3, 3_000}
+    made = WorkerOptions.of(**PLAIN | {"concurrency": None, "lease": None, "grace": None})
+    assert (made.concurrency, made.lease_ms, made.grace_ms) == (3, 3_000, 3_000)
+    made = WorkerOptions.of(**PLAIN | {"concurrency": 5, "lease": "5s", "grace": "5s"})
+    assert (made.concurrency, made.lease_ms, made.grace_ms) == (5, 5_000, 5_000)
+
+
+def test_a_worker_in_a_program_has_no_bound_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No supervisor would replace it."""
+    monkeypatch.setenv("SQLQ_MAX_JOBS", "1")
+    monkeypatch.setenv("SQLQ_MAX_RSS", "1MB")
+    made = WorkerOptions.of(**PLAIN)
+    assert (made.max_jobs, made.max_rss) == (None, None)
+
+
 @for_each(
     ("name", "wrong", "says"),
     [
@@ -59,6 +103,9 @@ def test_an_argument_comes_before_the_variable_and_that_before_the_project(
         ("ahead", "2s", "ahead is '2s': it must lie between 0 ms and 1 s"),
         ("claim_batch", 0, "claim_batch is 0: it must be a whole number from 1 to 1,000"),
         ("claim_batch", "many", "claim_batch is 'many': it must be a whole number from 1 to 1,000"),
+        ("concurrency", 1_001, "concurrency is 1001: it must be a whole number from 1 to 1,000"),
+        ("lease", "2d", "lease is '2d': it must lie between 1 s and 24 h"),
+        ("grace", "long", "grace is 'long': give a timedelta"),
     ],
 )
 def test_a_wrong_poll_or_batch_setting_is_reported_in_one_sentence(name: str, wrong: Any, says: str) -> None:

@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database
-from sqlq.store.jobs import expire, settle
+from sqlq.store.jobs import settle
+from sqlq.store.limits import admit
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
@@ -86,7 +87,7 @@ class Seen:
 
 
 @contextmanager
-def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000) -> Iterator[Seen]:
+def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: bool = False) -> Iterator[Seen]:
     last_look = LastLook(NoParent())
     last_look.stands_by = lambda: seen.stands_by  # type: ignore[method-assign]
     seen.lookout = Poller(
@@ -95,8 +96,8 @@ def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000) -> Iterato
         seen.go,
         last_look=last_look,
         looked=seen.has_looked,
-        awaited=lambda ids: None,
         workers=tuple,
+        quiet=quiet,
     )
     seen.lookout.start()
     try:
@@ -138,14 +139,14 @@ def test_a_notification_wakes_a_worker_before_the_next_poll(
 @on_postgresql
 def test_a_notification_during_a_poll_wakes_a_worker(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have overtaken its COMMIT, so that the look finds nothing."""
-    heard = Poller._heard
+    # no public method delays the poll until a notification has come
+    go_or_look = Poller._go_or_look
 
-    def hears(looking: Poller, said: Any) -> None:
-        heard(looking, said)
-        if said.hinted:
-            looking._look_at = looking._go_at
+    def goes(looking: Poller, moment: float) -> None:
+        go_or_look(looking, moment)
+        looking._look_at = looking._go_at
 
-    monkeypatch.setattr(Poller, "_heard", hears)
+    monkeypatch.setattr(Poller, "_go_or_look", goes)
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
@@ -214,6 +215,68 @@ def test_the_poller_sees_expired_leases(app: sqlq.App, task: Any, engine: Engine
 
 
 @on_postgresql
+def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under a supervisor too, where a poller logs no outage."""
+    monkeypatch.setattr(workers_look, "look", lambda *given, **named: 1 + "1")  # type: ignore[operator]
+    with looking_out(app, Seen(), quiet=True):
+        wait_until(lambda: caplog.records, what="a line in the log")
+    assert caplog.records[0].exc_info is not None
+    assert caplog.records[0].levelname == "ERROR"
+    assert "does not answer" not in caplog.text
+
+
+@on_postgresql
+def test_a_poller_whose_connection_ends_logs_no_mistake(
+    app: sqlq.App, engine: Engine, task: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with looking_out(app, Seen(), quiet=True) as seen:
+        for _ in range(3):
+            wait_until(lambda: seen.looked, what="a look")
+            with engine.begin() as conn:
+                conn.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE query LIKE '%AS listens,%' AND datname = current_database() "
+                        "AND pid <> pg_backend_pid()"
+                    )
+                )
+            seen.looked = 0
+        wait_until(lambda: seen.looked, what="a look")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@for_each(("hosts", "least", "most"), [(1, 1_000, 1_000), (10, 1_000, 1_000), (1_000, 4, 20)])
+@pytest.mark.slow
+def test_many_hosts_share_the_looks_for_maintenance(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, hosts: int, least: int, most: int
+) -> None:
+    random.seed(7)
+    asked: list[bool] = []
+
+    def look(*given: Any, maintenance: bool, **named: Any) -> workers_look.Look:
+        asked.append(maintenance)
+        found = {"listens": True, "hosts": hosts, "expired": None, "limited": None}
+        return workers_look.Look({}, **found, tick_ms=None, wanted=workers.Wanted())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(workers_look, "look", look)
+    last_look = LastLook(NoParent())
+    for _ in range(1_000):
+        each = Poller(
+            *(app.database, facts_of(app), lambda *, again: NEVER),
+            last_look=last_look,
+            looked=lambda look, at: None,
+            workers=tuple,
+        )
+        each._hosts = hosts
+        each._look(None)  # type: ignore[arg-type]
+    assert least <= sum(asked) <= most
+    assert time.monotonic() - last_look.own_leases_at() < 10, "services leave it to the hosts together"
+
+
+@on_postgresql
 def test_a_poller_on_standby_has_no_connection(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +308,9 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
             workers.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        look = workers_look.look(conn, app.database, None, hosts_within_ms=10_000, maintenance=True)
+        look = workers_look.look(
+            conn, app.database, workers_look.KnownQueues(), hosts_within_ms=10_000, maintenance=True
+        )
     assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
 
 
@@ -253,23 +318,35 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
 def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: Any) -> None:
     def found(*, maintenance: bool = True) -> tuple[bool | None, ...]:
         with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-            look = workers_look.look(conn, app.database, None, hosts_within_ms=None, maintenance=maintenance)
-        return look.expired, look.late, look.limited
+            look = workers_look.look(
+                conn, app.database, workers_look.KnownQueues(), hosts_within_ms=None, maintenance=maintenance
+            )
+        return look.expired, look.limited
 
     app.limit("door", running=1)
     app.enqueue(task.new())
-    app.enqueue(task.new().set(expires="1h"))
-    assert found() == (False, False, False)
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET start_by = now() - interval '1 s' WHERE start_by IS NOT NULL"))
-    assert found() == (False, True, False)
+    assert found() == (False, False)
     app.enqueue(task.new().set(limit="door"))
-    assert found() == (False, True, True)
+    assert found() == (False, True)
     (held, *_) = claim(app)
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE id = :id"), {"id": held.id})
     assert found()[0] is True
-    assert found(maintenance=False) == (None, None, None)
+    assert found(maintenance=False) == (None, None)
+
+
+@on_postgresql
+def test_the_poller_starts_the_rescue_of_an_idle_worker(
+    app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its service runs when a poll has found a job, and not by itself while there are polls."""
+    monkeypatch.setattr(poller, "RESCUE_MS", 100)
+    job = app.enqueue(task.new())
+    with working(app, queues=["other"]) as worker:
+        wait_until(lambda: worker._last_look.own_leases_at() > 0, what="a poll")
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1"))
+        wait_until(lambda: app.jobs.get(job.id).state == "available", what="the rescue")
 
 
 class Noted(services.PolledService):
@@ -449,18 +526,13 @@ def test_a_service_runs_soon_when_the_supervisor_has_fallen_silent(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last look of the supervisor does not count as one of the worker's own poller."""
-    turns: list[int] = []
-
-    def noted(conn: Any, limit: int) -> list[Any]:
-        turns.append(limit)
-        return []
-
-    monkeypatch.setattr(expire, "expire", noted)
+    turns: list[Any] = []
+    monkeypatch.setattr(admit, "are_in_use", turns.append)
     worker = app.worker()
     silent = SimpleNamespace(looked_at=lambda: time.monotonic() - TRUSTED_SECONDS - 0.1)
     monkeypatch.setattr(worker._last_look, "_supervision", silent)
     assert not worker._last_look.supervisor_looks()
-    worker._maintenance._expire.run()
+    worker._maintenance._admit.run()
     assert turns
 
 
@@ -535,11 +607,9 @@ def test_another_worker_is_woken_when_the_first_does_not_claim(children: Any) ->
     sent: list[str] = []
     found = [children("a", sent), children("b", sent)]
     host = host_of(found)
-    first = host._go(again=False)
-    second = host._go(again=True)
+    assert host._go(again=False) < 1.0
+    assert host._go(again=True) == NEVER
     assert sorted(sent) == ["a", "b"]
-    assert first < second
-    assert host._go(again=True) == NEVER, "there is no other"
     host._go(again=False)
     found["ab".index(sent[-1])].box.pulse()
     assert host._go(again=True) == NEVER, "it has gone"
@@ -557,7 +627,7 @@ def test_resting_workers_are_woken_when_one_finds_too_many_jobs(children: Any) -
 
 def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
     """The caller may have an older list of the children."""
-    gone = Child(lambda link, box: [sys.executable, "-c", ""], lambda child, message: None)
+    gone = Child([sys.executable, "-c", ""], lambda child, message: None)
     wait_until(lambda: gone.end() is not None, what="its process ending")
     gone.worker, gone.slots = "gone", 4
     sent: list[str] = []

@@ -205,6 +205,24 @@ def test_slow_claims_take_fewer_jobs(
     assert room == [10, 2, 4]
 
 
+def test_claims_of_large_payloads_take_fewer_jobs(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda text: None)
+    claimer = Claimer(app.database, "me", WorkerOptions(("default",), 100, 30_000))
+
+    def room_for(number: int, size: int) -> int:
+        """Return how many jobs a claim requests, which finds these."""
+        ids = [job.id for job in app.enqueue_many([task.new("x" * size) for _ in range(number)])]
+        room = claimer.demand(0, 0, 0, 0.0)
+        claimed = claimer.claim(room)
+        app.jobs.cancel(ids, force=True)
+        assert len(claimed) == min(room, number)
+        return room
+
+    assert [room_for(100, 1), room_for(20, 1_000_000)] == [100, 100], "the payloads became large only now"
+    assert [room_for(20, 1_000_000) for _ in range(3)] == [16, 16, 16]
+    assert [room_for(40, 1) for _ in range(3)] == [16, 32, 64]
+
+
 # -- what takes long to be claimed ---------------------------------------------------------------------------
 
 

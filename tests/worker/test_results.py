@@ -1,10 +1,8 @@
-"""Waiting for jobs: what comes of it, who wakes those who wait, and what that costs."""
+"""Waiting for jobs: what comes of it, and what it costs."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
 import subprocess
 import sys
 import threading
@@ -12,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -23,12 +20,6 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.results import waiter as waiting
-from sqlq.store.jobs import results
-from sqlq.worker.ipc.parent import Parent
-from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.shared_memory import SharedMemory
-from sqlq.worker.settle.after import Answers
-from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
@@ -202,46 +193,27 @@ def test_a_job_in_an_open_transaction_is_not_waited_for(
         assert app.result(job, timeout="30s") == ID
 
 
-def test_waiting_for_a_job_that_is_not_kept_ends(database_url: str) -> None:
-    app = sqlq.App(database_url, retention="0s")
-    begun, go = threading.Event(), threading.Event()
-
-    @app.task(name="held")
-    def held() -> int:
-        begun.set()
-        assert go.wait(60)
-        return 7
-
-    with working(app):
-        job, other = app.enqueue(held.new()), app.enqueue(held.new())
-        assert begun.wait(60)
-        waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-        both = in_a_thread(lambda: app.wait([job, other.id], timeout="30s"))
-        wait_until(lambda: {job.id, other.id} <= watched(app), what="the waiters")
-        # seen while it runs
-        wait_until(lambda: all(watch.seen for each in watches(app).values() for watch in each))
-        go.set()
-        with pytest.raises(sqlq.NoResultError, match=r"has finished, but its row is kept no more$"):
-            waiter.result(60)
-        assert [done.state for done in both.result(60).ended] == ["finished", "finished"]
-    with pytest.raises(sqlq.JobNotFoundError):
-        app.result(job, timeout="1h")
-    app.close()
+def test_waiting_for_a_job_ends_when_its_row_is_deleted(
+    app: sqlq.App, engine: Engine, tasks: dict[str, Any]
+) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first poll")
+    with engine.begin() as conn:
+        conn.execute(text("DELETE FROM jobs"))
+    with pytest.raises(sqlq.JobNotFoundError, match=f"^job {job.id} is not there: .* kept no more"):
+        waiter.result(60)
 
 
 @for_each(
     ("wrong", "says"),
     [
-        (lambda app: app.result("7"), "'7' is no job: give what app.enqueue has returned, or a job's id"),
-        (lambda app: app.result([None]), "None is no job"),
+        (lambda app: app.result("7"), "'7' is not the id of a job: give what app.enqueue has returned"),
+        (lambda app: app.result([None]), "None is not the id of a job"),
         (lambda app: app.result(7, timeout=5), "timeout is 5: give a timedelta"),
         (lambda app: app.wait("jobs"), "'jobs' is no list of jobs"),
         (lambda app: app.wait(7), r"7 is no list of jobs: write app.wait\(\[job\]\)"),
-        (lambda app: app.as_completed([None]), "None is no job"),
-        (
-            lambda app: app.wait(sqlq.EnqueuedFlow(1, None, ())),
-            r"wait for its jobs, as in app.wait\(flow.jobs\)",
-        ),
+        (lambda app: app.as_completed([None]), "None is not the id of a job"),
     ],
 )
 def test_waiting_for_a_value_that_is_no_job_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
@@ -359,6 +331,21 @@ def test_the_result_of_a_flow_is_that_of_its_end(shop: Shop) -> None:
         assert app.result(placed) == ["send", "tell"]
 
 
+def test_a_job_or_flow_as_looked_at_is_waited_for_like_the_enqueued_one(shop: Shop) -> None:
+    app, note = shop.app, shop.note
+    single = app.jobs.get(app.enqueue(note.new(7)))
+    placed = app.enqueue(sqlq.chain(note.new(3), note))
+    flow = app.flows.get(placed)
+    assert app.flows.get(flow) == flow
+    with working(app):
+        assert app.result(single, "30s") == app.result([single])[0] == 7
+        assert app.result(flow, "30s") == app.result(placed) == 3
+        assert [len(app.wait(jobs, "30s").ended) for jobs in ([single], placed, flow)] == [1, 2, 2]
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"^id is Job\(.*: it must be a whole number"):
+        app.flows.cancel(cast("Any", placed.jobs[0]))
+    assert app.jobs.get(single).state == "finished"
+
+
 def test_a_failed_step_is_the_end_of_the_wait_for_its_flow(shop: Shop) -> None:
     shop.broken = {"pay"}
     placed = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note.new("ship")))
@@ -368,161 +355,22 @@ def test_a_failed_step_is_the_end_of_the_wait_for_its_flow(shop: Shop) -> None:
         shop.app.result(placed, "30s")
 
 
-# -- who wakes them ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look once, and then not again by themselves."""
-    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 3600.0)
-    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 3600.0)
-
-
-def held_task(app: sqlq.App) -> tuple[Any, threading.Event]:
-    go = threading.Event()
-
-    @app.task(name="held")
-    def held() -> int:
-        assert go.wait(60)
-        return 7
-
-    return held, go
-
-
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the jobs for which workers receive a request of a waiter."""
-    heard: list[int] = []
-    asked = Answers.asked
-
-    def noted(self: Answers, ids: list[int]) -> None:
-        asked(self, ids)
-        heard.extend(ids)
-
-    monkeypatch.setattr(Answers, "asked", noted)
-    return heard
-
-
-def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
-    """Return whether a worker has received a request for a missing job; each call sends it once more."""
-    with app.database.begin() as conn:
-        results.ask(conn, [2**62])
-    return bool(heard)
-
-
-@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-@pytest.mark.usefixtures("no_looks")
-def test_a_settle_wakes_the_waiter(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = asked_for(monkeypatch)
-    monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it sends its request once
-    held, go = held_task(app)
-    with working(app):
-        if app.database.dialect.notifies:
-            wait_until(lambda: worker_listens(app, heard), what="the worker listening")
-        job = app.enqueue(held.new())
-        waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
-        if app.database.dialect.notifies:
-            wait_until(lambda: job.id in heard, what="the word of the waiter")
-        # its first look comes after its word
-        wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())))
-        go.set()
-        assert waiter.result(60) == 7
-
-
-@on_postgresql
-def test_a_worker_answers_only_for_waited_jobs(
-    app: sqlq.App, tasks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard, answered = asked_for(monkeypatch), list[list[int]]()
-    monkeypatch.setattr(results, "answer", lambda database, ids: answered.append(sorted(ids)))
-    retried = threading.Event()
-
-    @app.task(name="twice", backoff="0s")
-    def twice() -> int:
-        if not retried.is_set():
-            retried.set()
-            raise sqlq.Retry("0s")
-        return 7
-
-    with working(app):
-        app.wait(app.enqueue_many([tasks["answer"].new(n) for n in range(20)]), "0s")
-        held, go = held_task(app)
-        job = app.enqueue(held.new())
-        waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-        wait_until(lambda: heard, what="the word of the waiter")
-        other = app.enqueue(twice.new())
-        app._connected.results.waiter.watch(waiting.Watch([other.id], lambda told: None, whole=False))
-        go.set()
-        assert waiter.result(60) == 7, "by its own looks, for no answer went out"
-        wait_until(lambda: app.jobs.get(other.id).state == "finished", what="the other job")
-        # by itself, or together with the other where they end at the same time
-        wait_until(lambda: any(job.id in ids for ids in answered), what="the answer")
-    assert {id for ids in answered for id in ids} <= {job.id, other.id}, "nothing of the twenty"
-
-
-@on_postgresql
-def test_old_requests_of_waiters_are_removed(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered: list[list[int]] = []
-    monkeypatch.setattr(results, "answer", lambda database, ids: answered.append(ids))
-    answers = Answers(app.database)
-    answers.ended([1])
-    assert not answers.are_wanted
-    answers.asked([1, 2])
-    answers.asked([0, 2**63])
-    assert answers.are_wanted
-    answers.ended([2, 3])
-    answers.asked(None)
-    answers.ended([4, 5])
-    monkeypatch.setattr("sqlq.worker.settle.after.REMEMBERED_SECONDS", -1.0)
-    answers.asked(None)
-    answers.asked([6])
-    answers.ended([7, 6, 1])
-    assert not answers.are_wanted
-    answers.finish(lambda: 60.0)
-    assert sorted(id for ids in answered for id in ids) == [2, 4, 5]
-
-
-@on_postgresql
-@pytest.mark.usefixtures("no_looks")
-def test_a_waiter_repeats_its_request_to_workers(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = asked_for(monkeypatch)
-    monkeypatch.setattr(waiting, "ASK_SECONDS", 0.05)
-    held, go = held_task(app)
-    job = app.enqueue(held.new())
-    waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
-    wait_until(lambda: job.id in watched(app), what="the waiter")
-    with working(app):  # it starts after the first word
-        wait_until(lambda: len(heard) > 3, what="more words")
-        go.set()
-        assert waiter.result(60) == 7
-
-
-def test_a_supervisor_forwards_requests_of_waiters_to_its_workers() -> None:
-    box, fd = SharedMemory.create()
-    os.close(fd)
-    (here, end), heard = Pipe.pair(), queue.SimpleQueue[Any]()
-    there = Pipe(end)
-    worker = Parent(there, box)
-    worker.listen({"stop": lambda grace: None, "awaited": heard.put}, dict)
-    children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
-    keeper: Any = SimpleNamespace(knows=lambda worker: True)
-    Dispatcher(lambda: children, keeper)._awaited([7])
-    assert heard.get(timeout=60) == [7]
-    worker.ended({})
-    here.close()
-    there.close()
-    box.close()
-
-
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
 def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, Any]) -> None:
     jobs = app.enqueue_many([tasks["answer"].new(n).set(delay="1h") for n in range(1000)])
 
+    def all_seen() -> bool:
+        return sum(bool(w.seen) for each in list(watches(app).values()) for w in list(each)) == 1000
+
+    def polls_are_rare() -> bool:
+        return app._connected.results.waiter._interval == waiting.LONGEST_SECONDS
+
     async def main() -> tuple[int, float]:
         waiters = [asyncio.create_task(app.aresult(job, "60s")) for job in jobs]
-        while sum(bool(w.seen) for each in list(watches(app).values()) for w in list(each)) < 1000:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, all_seen, what="a poll of all")
+        await asyncio.to_thread(wait_until, polls_are_rare, what="rare polls")
         with statements(app) as sent:
             began = time.monotonic()
             await asyncio.sleep(1)
@@ -533,9 +381,24 @@ def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, 
         return len(sent), took
 
     sent, took = asyncio.run(main())
-    assert sent <= 8 * took / 2 + 4, f"{sent} statements in {took:.1f} s"
+    assert sent <= 2 * took / (0.8 * waiting.LONGEST_SECONDS) + 4, f"{sent} statements in {took:.1f} s"
     assert watched(app) == set()
     assert sum(thread.name == "sqlq-results" for thread in threading.enumerate()) == 1
+
+
+def test_polls_become_rare_until_a_new_waiter_comes(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    jobs = app.enqueue_many([tasks["answer"].new(n).set(delay="1h") for n in range(2)])
+    waiter = app._connected.results.waiter
+
+    def wait_for(number: int) -> None:
+        watch = waiting.Watch([jobs[number].id], lambda message: None, whole=False)
+        waiter.watch(watch)
+        assert waiter._interval < waiting.LONGEST_SECONDS
+        wait_until(lambda: watch.seen, what="a poll")
+
+    for number in (0, 1):
+        wait_for(number)
+        wait_until(lambda: waiter._interval == waiting.LONGEST_SECONDS, what="rare polls")
 
 
 # -- trouble -------------------------------------------------------------------------------------------------
@@ -591,9 +454,7 @@ def test_the_next_waiter_starts_the_thread_that_could_not_start(
 
 
 @on_postgresql
-def test_a_waiter_without_notifications_finds_the_result_by_polling(
-    app: sqlq.App, database_url: str, tasks: dict[str, Any]
-) -> None:
+def test_a_waiter_polls_by_psycopg2(app: sqlq.App, database_url: str, tasks: dict[str, Any]) -> None:
     other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
     job = other.enqueue(other.named("answer").new(7))
     waiter = in_a_thread(lambda: other.result(job, timeout="50s"))

@@ -14,7 +14,7 @@ from sqlalchemy import text
 import sqlq
 from sqlq.model.job import ClaimedJob
 from sqlq.worker import claim
-from sqlq.worker.claim import Claimer, Frontier
+from sqlq.worker.claim import Claimer, ScanCursor
 from sqlq.worker.options import WorkerOptions
 from tests.kit import working
 from tests.waiting import wait_until
@@ -32,42 +32,43 @@ def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
 def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    frontier = Frontier()
-    assert frontier.begins_anew()
-    frontier.began_anew([], 0.002)
-    assert frontier.begins_anew()
-    frontier.began_anew([], 0.5)
-    assert frontier.begins_anew(), "once may be a slow disk"
-    frontier.began_anew([], 0.5)
-    assert not frontier.begins_anew()
-    now += 9.9
-    assert not frontier.begins_anew()
+    cursor = ScanCursor()
+    job = jobs_of([("a", 0, 1.0, 7)])
+    cursor.note(job, 0.002)
+    assert not cursor.positions(["a"]), "it was quick"
+    cursor.note(job, 0.1)
+    assert not cursor.positions(["a"]), "once may be a slow disk"
+    cursor.note(job, 0.1)
+    now += 1.9
+    assert cursor.positions(["a"])
     now += 0.2
-    assert frontier.begins_anew(), "a twentieth of the time"
-    frontier.began_anew([], 0.002)
-    assert frontier.begins_anew(), "it is not dear any more"
-    frontier.began_anew([], 0.009)
-    frontier.began_anew([], 3.0)
-    assert not frontier.begins_anew()
+    assert not cursor.positions(["a"]), "a twentieth of the time"
+    cursor.note(job, 60.0)
+    now += 4.9
+    assert cursor.positions(["a"])
     now += 0.2
-    assert frontier.begins_anew(), "one that waited for a standby is no measure"
-    frontier.began_anew([], 0.002)
+    assert not cursor.positions(["a"]), "one that waited for a standby is no measure"
+    cursor.note(job, 0.002)
     for _ in range(2):
-        frontier.began_anew(jobs_of([("a", 0, 1.0, id) for id in range(1_000)]), 0.05)
-    assert frontier.begins_anew(), "a large claim may take its time"
+        cursor.note(jobs_of([("a", 0, 1.0, id) for id in range(1_000)]), 0.05)
+    assert not cursor.positions(["a"]), "a large claim may take its time"
 
 
 def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
-    frontier = Frontier()
-    frontier.went_on(jobs_of([("b", 0, 5.0, 1), ("a", 3, 1.5, 2), ("a", 3, 1.5, 3), ("a", 0, 0.001, 4)]))
-    frontier.went_on(jobs_of([("b", 0, 7.25, 9)]))
-    assert frontier.positions(["a", "b", "c"]) == [("a", 3, 1_500, 3), ("a", 0, 1, 4), ("b", 0, 7_250, 9)]
-    assert frontier.positions(["b"]) == [("b", 0, 7_250, 9)]
+    cursor = ScanCursor()
+    for _ in range(2):
+        cursor.note(jobs_of([("b", 0, 4.0, 0)]), 60.0)
+    cursor.note(jobs_of([("b", 0, 5.0, 1), ("a", 3, 1.5, 2), ("a", 3, 1.5, 3), ("a", 0, 0.001, 4)]))
+    cursor.note(jobs_of([("b", 0, 7.25, 9)]))
+    assert cursor.positions(["a", "b", "c"]) == [("a", 3, 1_500, 3), ("a", 0, 1, 4), ("b", 0, 7_250, 9)]
+    assert cursor.positions(["b"]) == [("b", 0, 7_250, 9)]
+    cursor.note([])
+    assert not cursor.positions(["b"]), "there may be jobs before it"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_claims_after_the_cursor_take_due_jobs_in_order(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App,
 ) -> None:
     task = app.task(name="t")(lambda: None)
     # all due at the same time: their ids order them
@@ -75,7 +76,7 @@ def test_claims_after_the_cursor_take_due_jobs_in_order(
     urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
     claimer = Claimer(app.database.for_loops, "somebody", WorkerOptions(("default",), 10, 30_000))
     assert [job.id for job in claimer.claim(4)] == [*(job.id for job in urgent), one_transaction[0].id]
-    monkeypatch.setattr(Frontier, "begins_anew", lambda frontier: False)
+    claimer._cursor._goes_on_until = float("inf")
     early = app.enqueue(task.new().set(available_at=datetime.now(UTC) - timedelta(hours=1)))
     later = app.enqueue(task.new().set(delay="1h"))
     with app.database.begin() as conn:
@@ -88,9 +89,9 @@ def test_claims_after_the_cursor_take_due_jobs_in_order(
     app.queues.pause("default")
     assert claimer.claim(10) == []
     app.queues.resume("default")
+    claimer._cursor._goes_on_until = float("inf")
     assert [job.id for job in claimer.claim(10)] == [one_transaction[i].id for i in (6, 7)]
     assert claimer.claim(10) == []
-    monkeypatch.undo()
     assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, (
         "the head is not forgotten"
     )
@@ -106,6 +107,7 @@ def test_a_worker_with_only_slow_claims_runs_every_job(
     monkeypatch.setattr(claim, "DEAR_SECONDS_A_JOB", 0.0)
     if drain:  # it may not end because the next claim from the head is not due yet
         monkeypatch.setattr(claim, "ANEW_ONCE_IN", 1e9)
+        monkeypatch.setattr(claim, "LONGEST_SECONDS", 1e9)
     ran: list[int] = []
 
     @app.task(name="t", backoff="0s")

@@ -122,6 +122,15 @@ def test_a_worker_left_behind_stops_in_good_order(
     assert app.jobs.get(job.id).result == "done all the same"
 
 
+def tables_dropped(engine: Engine) -> bool:
+    """Try once to drop the tables; a worker's statement may be in the way."""
+    try:
+        migrate.downgrade(engine, None, "base", force=True)
+    except sqlq.errors.ConfigurationError:  # "the tables … are in use: …, then try again"
+        return False
+    return True
+
+
 def test_a_worker_stops_with_an_error_when_its_tables_are_gone(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +142,7 @@ def test_a_worker_stops_with_an_error_when_its_tables_are_gone(
         wait_until(
             lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there"
         )
-        migrate.downgrade(engine, None, "base", force=True)
+        wait_until(lambda: tables_dropped(engine), what="a moment in which the worker holds no lock")
         wait_until(running.ended, timeout=60, what="the worker's end")
     finally:
         running.stop()

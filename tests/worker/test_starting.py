@@ -23,9 +23,10 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.admin.doctor.doctor import Doctor
-from sqlq.admin.doctor.finding import Finding, Verdict
+from sqlq.admin.doctor.finding import Finding
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.database.sqlite.dialect import SQLite
+from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
 from sqlq.store.jobs import claim as claiming
@@ -35,10 +36,9 @@ from sqlq.worker import stop
 from sqlq.worker.attempt import call
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.maintain import services
-from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
-from tests.kit import working
+from tests.kit import worker_of, working
 from tests.waiting import wait_until
 
 TARGET = Target()
@@ -53,6 +53,40 @@ def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -
 def finding(app: sqlq.App, check: str) -> Finding:
     """Return the finding of the doctor of one check."""
     return next(found for found in Doctor(app.database).examine() if found.check == check)
+
+
+# -- a database that is not ready ----------------------------------------------------------------------------
+
+
+def test_a_worker_that_may_wait_begins_when_its_tables_are_there(
+    empty_database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A SQLite file is not there either."""
+    app = sqlq.App(empty_database_url)
+    worker = app.worker()
+    thread = threading.Thread(target=worker.run, kwargs={"patient": 60.0})
+    thread.start()
+    try:
+        wait_until(lambda: "(while starting: " in caplog.text, what="the worker reporting what is missing")
+        app.migrate()
+        wait_until(app.workers.list, timeout=30, what="the worker's row")
+    finally:
+        worker.stop()
+        thread.join(30)
+        app.close()
+    assert not thread.is_alive()
+    missing = "does not answer" if empty_database_url.startswith("sqlite") else "does not have its tables"
+    assert f"the database {missing} (while starting: " in caplog.text
+
+
+@pytest.mark.parametrize("patient", [False, True, 0.2], ids=str)
+def test_a_worker_ends_without_its_tables_unless_it_may_wait(
+    empty_database_url: str, patient: bool | float
+) -> None:
+    app = sqlq.App(empty_database_url)
+    with pytest.raises((SchemaVersionError, MissingFileError), match="sqlq migrate"):
+        app.worker().run(patient=patient)
+    app.close()
 
 
 # -- threads and files that are short ------------------------------------------------------------------------
@@ -122,7 +156,6 @@ def test_a_job_is_released_and_its_slot_stays_when_no_thread_starts(
     with working(app, concurrency=2):
         made = app.enqueue_many([task.new(), task.new()])
         wait_until(lambda: all(app.jobs.get(job.id).releases >= 1 for job in made), what="both given back")
-        wait_until(lambda: finding(app, "starts").verdict is Verdict.CHECK, what="the doctor seeing it")
         short.clear()
         wait_until(
             lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="both at a time"
@@ -182,6 +215,7 @@ class Processes:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_few_subprocesses_start_at_a_time_while_other_jobs_run(app: sqlq.App, engine: Engine) -> None:
     """As after the death of a host, whose jobs all need a process of their own."""
     task = app.task(name="t")(lambda: None)
@@ -190,7 +224,7 @@ def test_few_subprocesses_start_at_a_time_while_other_jobs_run(app: sqlq.App, en
         conn.execute(text("UPDATE jobs SET losses = 1"))
     usual = app.enqueue_many([task.new() for _ in range(3)])
     processes = Processes()
-    worker = app.worker(concurrency=4, isolates=IsolatedProcesses(processes.spawn, at_a_time=2))
+    worker = worker_of(app, concurrency=4, isolates=IsolatedProcesses(processes.spawn, at_a_time=2))
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -230,7 +264,7 @@ class Crowd:
         self.turns = 0
         self.processes = Processes()
         isolates = IsolatedProcesses(self.processes.spawn, at_a_time=2)
-        self.worker = app.worker(concurrency=4, isolates=isolates, drain=drain)
+        self.worker = worker_of(app, concurrency=4, isolates=isolates, drain=drain)
         waits = self.worker._executors.wait_for_room
 
         def wait_for_room(low_water: int, seconds: float) -> None:
@@ -552,7 +586,7 @@ def test_a_refused_outcome_counts_while_the_supervisor_renews(
         sent_at = time.monotonic()
         with app.database.begin() as conn:
             _, renewed = workers.stand_in(conn, [worker.id], lease_ms=30_000)
-        worker._leases.renewed_for_us(renewed[worker.id], sent_at)
+        worker._leases.renewed_for_us(renewed[worker.id], sent_at, entered=True)
         return app.jobs.get(job.id).state == "failed"
 
     with working(app) as worker:
@@ -568,12 +602,12 @@ def test_a_worker_that_has_left_does_not_register_again(app: sqlq.App) -> None:
     with app.worker() as worker:
         assert [each.id for each in app.workers.list()] == [worker.id]
     assert app.workers.list() == []
-    worker._leases.beat()
-    worker._renewed_for_us({"rights": [], "sent_at": time.monotonic(), "entered": False})
+    worker._leases.beat()  # as it does, too, where the supervisor finds no row
     assert app.workers.list() == []
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_prune_works_in_batches_between_rescues(
     database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -698,28 +732,3 @@ def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
         wait_until(lambda: len(ran) == 100, what="all of them run")
         worker.stop()
         thread.join(20)
-
-
-def test_a_job_that_has_a_slot_and_does_not_start_is_released(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The test does not depend on the cause."""
-    monkeypatch.setattr(services, "UNSTARTED_SECONDS", 0.5)
-    for name in ("HELD_SECONDS", "HELD_BUSY_SECONDS", "HELD_IDLE_SECONDS"):
-        monkeypatch.setattr(services, name, 0.02)
-    lost: list[Attempt] = []
-    start = Executor._start
-
-    def loses_one(self: Executor, job: Attempt) -> None:
-        if not lost:
-            lost.append(job)
-        else:
-            start(self, job)
-
-    monkeypatch.setattr(Executor, "_start", loses_one)
-    job = app.enqueue(app.task(name="t")(lambda: None).new())
-    with working(app, concurrency=1):
-        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="it run in the only slot")
-    done = app.jobs.get(job.id)
-    assert (done.attempts, done.releases) == (1, 1)
-    assert "it does not start" in caplog.text

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -15,14 +16,15 @@ import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Completed, Outcome, Released, Retried, SelfCompleted
+from sqlq.model.outcome import Cancelled, Completed, Outcome, Released, Retried, SelfCompleted
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Tally
 from tests.faces.command import Command
-from tests.kit import for_each
+from tests.faults.processes import worker_process
+from tests.kit import for_each, worker_of
 from tests.preloaded import Forked, preloaded
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
@@ -131,14 +133,6 @@ def test_a_job_that_needs_its_own_process_waits_for_room(spawned: type[Spawned])
     assert some.isolates.reserve(alone=True) is False, "the one that waits has run a job"
 
 
-def test_processes_end_after_so_many_jobs(spawned: type[Spawned]) -> None:
-    some = spawned(max_jobs=2)
-    for _ in range(5):
-        assert some.run() == Completed()
-    assert len(some.processes) == 3
-    wait_until(lambda: some.ended() == [True, True, False])
-
-
 @pytest.mark.parametrize("says", [b"no JSON\n", b'{"outcome": {"is": "of another release"}}\n'])
 def test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost(
     spawned: type[Spawned], says: bytes, caplog: pytest.LogCaptureFixture
@@ -207,6 +201,103 @@ def test_a_job_is_not_released_for_ever_when_no_subprocess_can_start(
     assert isinstance(some.run(releases=MAX_RELEASES), Retried)
 
 
+def test_no_slot_waits_while_a_subprocess_starts(spawned: type[Spawned]) -> None:
+    some, may_start, outcomes = spawned(at_a_time=2), threading.Event(), SimpleQueue[Outcome]()
+    starting = threading.Semaphore(0)
+    spawn = some.isolates._spawn
+
+    def slow(fd: int) -> Any:
+        starting.release()
+        assert may_start.wait(30)
+        return spawn(fd)
+
+    some.isolates._spawn = slow
+    executors = Executor(10, lambda _: None, lambda _, outcome: outcomes.put(outcome), some.isolates)
+    executors.offer([some.job()])
+    assert starting.acquire(timeout=30)
+    coroutines = [some.job() for _ in range(4)]
+    for job in coroutines:
+        job.isolated, job.is_async = False, True
+    offering = threading.Thread(target=executors.offer, args=([some.job(), *coroutines],))
+    offering.start()
+    for _ in coroutines:  # of an unknown task
+        assert isinstance(outcomes.get(timeout=10), Retried | Released)
+    may_start.set()
+    assert [outcomes.get(timeout=30) for _ in range(2)] == [Completed()] * 2
+    offering.join()
+    executors.close()
+    wait_until(lambda: some.ended() == [True, True])
+
+
+def test_a_subprocess_that_starts_after_the_end_is_killed_and_its_job_released(
+    spawned: type[Spawned],
+) -> None:
+    some = spawned()
+    spawn = some.isolates._spawn
+
+    def late(fd: int) -> Any:
+        some.isolates.close()
+        return spawn(fd)
+
+    some.isolates._spawn = late
+    assert some.run() == Released()
+    wait_until(lambda: some.ended() == [True])
+
+
+def test_a_subprocess_that_does_not_end_when_it_is_killed_keeps_no_slot(spawned: type[Spawned]) -> None:
+    def stays(seconds: float | None = None) -> int:
+        assert seconds is not None, "as long as it takes"
+        raise subprocess.TimeoutExpired("it", seconds)
+
+    some = spawned("pass")
+    spawn = some.isolates._spawn
+
+    def undead(fd: int) -> Any:
+        process = spawn(fd)
+        process.wait = stays  # type: ignore[method-assign, assignment]
+        return process
+
+    some.isolates._spawn = undead
+    assert some.run() == Released(NOT_STARTED_MS)
+    Forked.wait(some.processes[0], 30)
+
+
+BUSY = """
+import os, sys, time
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
+link.send(up=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+link.receive()
+link.send(began=True)
+assert "cancel" in link.receive()
+link.send(outcome={"is": "Cancelled", "reason": "asked to"})
+link.receive()
+"""
+
+
+def test_a_cancel_waits_for_no_subprocess_that_does_not_read(spawned: type[Spawned], tmp_path: Path) -> None:
+    """The job fills the pipe almost, so that the cancel follows when there is room."""
+    reads = tmp_path / "reads"
+    isolates = IsolatedProcesses(lambda fd: forked(BUSY, str(fd), str(reads), passed=fd))
+    running, outcomes = spawned().job(), SimpleQueue[Outcome]()
+    running.claimed = running.claimed._replace(payload="x" * 215_000)
+    assert isolates.reserve()
+    slot = threading.Thread(target=lambda: outcomes.put(isolates.execute(running)))
+    slot.start()
+    wait_until(lambda: running._stop is not None, what="the job sent")
+    cancelling = threading.Thread(target=running.cancel)
+    cancelling.start()
+    cancelling.join(10)
+    waited = cancelling.is_alive()
+    reads.touch()
+    assert isinstance(outcomes.get(timeout=30), Cancelled)
+    assert not waited
+    slot.join()
+    isolates.close()
+
+
 def test_an_exception_of_the_subprocess_pool_costs_no_slot(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +321,7 @@ def test_an_exception_of_the_subprocess_pool_costs_no_slot(
 
 COMPLETES = """
 import os, sys, threading, time
+from contextlib import suppress
 from sqlalchemy import create_engine
 import sqlq
 from sqlq.worker.attempt.attempt import Target
@@ -248,8 +340,9 @@ def completes(end):
         time.sleep(0.01)
     if end == "gone":
         os._exit(5)
-    if end != "late":
-        threading.Event().wait()
+    while end != "late":
+        with suppress(BaseException):
+            threading.Event().wait()
 
 serve(Pipe.inherited(int(sys.argv[1])), Target(lambda: app.database, tasks=app.tasks))
 """
@@ -258,7 +351,7 @@ serve(Pipe.inherited(int(sys.argv[1])), Target(lambda: app.database, tasks=app.t
 @on_sqlite
 @pytest.mark.parametrize(
     ("end", "timeout"),
-    [("late", "1s"), ("killed", "1s"), ("gone", "1h"), ("the grace is over", "1h")],
+    [("late", "5s"), ("killed", "5s"), ("gone", "1h"), ("the grace is over", "1h")],
     ids=lambda given: given.replace(" ", "_"),
 )
 def test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends(
@@ -276,7 +369,7 @@ def test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends
 
     told = listening(app)
     job = app.enqueue(completes.new(end))
-    worker = app.worker(drain=True, isolates=IsolatedProcesses(spawn), grace="100ms")
+    worker = worker_of(app, drain=True, isolates=IsolatedProcesses(spawn), grace="100ms")
     working = threading.Thread(target=worker.run)
     working.start()
     wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job completed")
@@ -297,7 +390,7 @@ def test_a_subprocess_is_killed_before_its_job_is_released(
     try:
         app.enqueue(app.task(name="t", isolate=True)(lambda: None).new())
         told = listening(app)
-        worker = app.worker(isolates=spawned.isolates, grace="0s")
+        worker = worker_of(app, isolates=spawned.isolates, grace="0s")
         settle = worker._settler.settle
 
         def noted(job: Attempt, outcome: Outcome) -> None:
@@ -325,7 +418,7 @@ def test_a_worker_with_isolate_runs_every_job_in_a_subprocess(app: sqlq.App) -> 
     app.enqueue(app.task(name="usual")(lambda: None).new())
     app.enqueue(app.task(name="fresh", isolate="fresh")(lambda: None).new())
     recorded = Recorded(lambda fd: pytest.fail("a process was started"))
-    assert app.worker(drain=True, isolate=True, isolates=recorded).run().completed == 2
+    assert worker_of(app, drain=True, isolate=True, isolates=recorded).run().completed == 2
     assert sorted(Recorded.ran) == [("fresh", True), ("usual", False)]
 
 
@@ -376,11 +469,10 @@ def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: st
     (tmp_path / "shop.py").write_text(SHOP)
     app = sqlq.App(database_url)
     fresh = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
-    usual = [app.enqueue(app.named("shop.usual").new()) for _ in range(2)]
-    run.work("--isolate", "--isolate-jobs", "1", "-c", "1")
-    pids = [app.jobs.get(job.id).result for job in (*fresh, *usual)]
+    run.work("-c", "1")
+    pids = [app.jobs.get(job.id).result for job in fresh]
     assert all(len(each) == 1 for each in pids), "none has seen what another left"
-    assert len({each[0] for each in pids}) == 4
+    assert len({each[0] for each in pids}) == 2
     assert os.getpid() not in {each[0] for each in pids}
     app.close()
 
@@ -430,4 +522,71 @@ def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, d
     jobs = app.enqueue_many([app.named("shop.returns_a_coroutine").new()] * 2)
     run.work("-c", "1")
     assert [app.jobs.get(job.id).result for job in jobs] == [job.id for job in jobs]
+    app.close()
+
+
+STOPPED = """
+import asyncio
+import os
+import threading
+import time
+import sqlq
+
+app = sqlq.App()
+
+def stay(why):
+    try:
+        with open(f"{why}.began", "w"):
+            threading.Event().wait(100)
+    finally:
+        time.sleep(0.1)
+        with open(f"{why}.ended", "w") as file:
+            file.write(str(os.getpid()))
+
+async def astay(why):
+    try:
+        with open(f"{why}.began", "w"):
+            await asyncio.sleep(100)
+    finally:
+        with open(f"{why}.ended", "w") as file:
+            file.write(str(os.getpid()))
+
+app.task(isolate=True, max_attempts=1)(stay)
+app.task(isolate=True, max_attempts=1)(astay)
+
+@app.task(isolate=True, max_attempts=1)
+def returns_a_coroutine(why):
+    return astay(why)
+
+@app.task(isolate=True)
+def own_pid():
+    return os.getpid()
+"""
+
+
+@on_sqlite
+@for_each("task", ["stay", "astay", "returns_a_coroutine"])
+def test_a_stopped_handler_runs_its_finally_and_its_process_goes_on(
+    tmp_path: Path, database_url: str, task: str
+) -> None:
+    """In each case within two seconds, and the process serves the next job."""
+    folder = tmp_path / task
+    folder.mkdir()
+    (folder / "shop.py").write_text(STOPPED)
+    app = sqlq.App(database_url)
+    new = app.named(f"shop.{task}").new
+    cancelled = app.enqueue(new("cancel"))
+    with worker_process(folder, "shop:app", database_url, "-c", "1", "--grace", "0s") as worker:
+        wait_until((folder / "cancel.began").exists, what="the handler running")
+        assert app.jobs.cancel([cancelled.id]) == {cancelled.id: "requested"}
+        late = app.enqueue(new("late").set(timeout="200ms"))
+        next_pid = app.result(app.enqueue(app.named("shop.own_pid").new()), timeout="60s")
+        released = app.enqueue(new("stop"))
+        wait_until((folder / "stop.began").exists, what="another one running")
+        assert worker.stop() == 0
+    pids = {(folder / f"{why}.ended").read_text() for why in ("cancel", "late", "stop")}
+    assert pids == {str(next_pid)}
+    assert app.jobs.get(cancelled.id).state == "cancelled"
+    assert app.jobs.get(late.id).reason == "timeout"
+    assert app.jobs.get(released.id).reason == "worker_lost", "its only attempt"
     app.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -37,7 +38,7 @@ from sqlq.worker.supervise import watchdog
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
-from tests.kit import refuse_threads
+from tests.kit import refuse_threads, renew, worker_of
 from tests.waiting import wait_until
 from tests.worker.test_subprocesses import Spawned
 
@@ -201,18 +202,15 @@ def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engi
     fail_before(engine, job.id)
     leases.let_go(right(held))
 
-    def token() -> int:
-        with engine.connect() as conn:
-            return int(conn.execute(text("SELECT lease_token FROM jobs")).scalar_one())
-
     def renewed() -> None:
         for _ in range(2):
-            leases.renewed_for_us({(job.id, token()): False}, time.monotonic())
+            renew(leases, {right(held): False}, time.monotonic())
 
-    first = token()
-    for turn in (1, 2):
+    for _ in range(2):
         renewed()
-        assert token() == first + turn, "it was taken from its owner, and its end was refused"
+        with engine.connect() as conn:
+            found = conn.execute(text("SELECT releases, lease_token FROM jobs")).one()
+        assert tuple(found) == (0, held.lease_token), "its end was refused, and undone"
     with engine.begin() as conn:
         conn.execute(text("DELETE FROM failed_jobs"))
     renewed()
@@ -276,26 +274,6 @@ def test_a_host_without_maintenance_has_no_poller(
 
 
 # -- pauses of those who come later --------------------------------------------------------------------------
-
-
-def test_a_promoted_spare_is_notified_of_a_pause() -> None:
-    supervising = Supervisor([], SupervisorOptions(1, 30_000, 0, spare=True))
-    here, there = Pipe.pair()
-    box, box_fd = SharedMemory.create()
-    supervising._is_paused = True
-    supervising._spare = SimpleNamespace(stands_by=True, link=here)  # type: ignore[assignment]
-    assert supervising._promoted() is not None
-    other = Pipe(there)
-    spare = Parent(other, box)
-    told: list[Any] = []
-    assert spare.stand_by()
-    spare.listen({"stop": lambda grace: None, "paused": told.append}, dict)
-    wait_until(lambda: told, timeout=20, what="hearing of the pause")
-    assert told == [True]
-    here.close()
-    other.close()
-    os.close(box_fd)
-    box.close()
 
 
 def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
@@ -363,7 +341,7 @@ def test_a_locked_worker_row_does_not_stop_renewals_of_others(
     for worker in ("stuck", "well"):
         enter(app, worker)
     with engine.begin() as conn, app.database.begin() as standing_in:
-        conn.execute(text("UPDATE sqlq_workers SET unstarted = 1 WHERE id = 'stuck'"))
+        conn.execute(text("UPDATE sqlq_workers SET concurrency = 2 WHERE id = 'stuck'"))
         standing_in.execute(text("SET LOCAL lock_timeout = '1s'"))
         entered, renewed = workers.stand_in(standing_in, ["stuck", "well"], lease_ms=LEASE_MS)
     assert entered == {"stuck", "well"}
@@ -435,7 +413,7 @@ def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
             raise ValueError("mmap closed or invalid")
         heard.append(message)
 
-    child = Child(lambda link, box: [sys.executable, "-c", SPEAKS, str(link)], hear)
+    child = Child([sys.executable, "-c", SPEAKS], hear)
     try:
         wait_until(lambda: len(heard) == 2, timeout=20, what="its last word and its end")
         assert heard == [{"ended": {}}, None]
@@ -454,10 +432,10 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
     @app.task(name="looks")
     def looks() -> None:
         job = sqlq.current_job()
-        seen.append(box.read() == {(job.id, job.lease_token)})
+        seen.append(box.running() == [((job.id, job.lease_token), math.inf, "looks")])
 
     app.enqueue(looks.new())
-    assert app.worker(drain=True, supervision=Parent(here, box)).run().completed == 1
+    assert worker_of(app, drain=True, supervision=Parent(here, box)).run().completed == 1
     assert seen == [True]
     assert box.read() == set(), "and is forgotten when it is settled"
     here.close()
@@ -486,7 +464,7 @@ def test_jobs_that_lost_a_worker_or_are_isolated_run_alone(app: sqlq.App, engine
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET losses = 1 WHERE id = :id"), {"id": lost.id})
     isolates = Recorded()
-    assert app.worker(drain=True, isolates=isolates).run().completed == 3
+    assert worker_of(app, drain=True, isolates=isolates).run().completed == 3
     assert sorted(isolates.ran) == [lost.id, isolated.id]
     assert usual.id not in isolates.ran
 
@@ -529,22 +507,19 @@ def test_a_late_kill_does_not_end_the_next_job() -> None:
 # -- complete() ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep_finished", [True, False])
-def test_only_the_owner_completes_a_job_and_only_once(
-    app: sqlq.App, engine: Engine, noop: Any, keep_finished: bool
-) -> None:
+def test_only_the_owner_completes_a_job_and_only_once(app: sqlq.App, engine: Engine, noop: Any) -> None:
     app.enqueue(noop.new())
     (job,) = claim(app, "me")
 
     def complete(token: int) -> bool:
         with engine.begin() as conn, in_schema(conn, app.database.schema):
-            return settle.complete(conn, (job.id, token), Completed(), keep_finished=keep_finished)
+            return settle.complete(conn, (job.id, token), Completed())
 
     assert not complete(job.lease_token - 1)
     assert not complete(job.lease_token + 1)
     assert complete(job.lease_token)
     assert not complete(job.lease_token)
-    assert [found.id for found in app.jobs.list()] == ([job.id] if keep_finished else [])
+    assert [found.id for found in app.jobs.list()] == [job.id]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

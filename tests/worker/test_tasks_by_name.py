@@ -109,6 +109,36 @@ def test_a_value_without_a_json_form_is_refused_by_its_path(web: sqlq.App) -> No
             web.named("t").new(value)
 
 
+def test_a_job_by_name_has_the_defaults_of_the_app_that_enqueues_it(app: sqlq.App, database_url: str) -> None:
+    defaults = {
+        "queue": "slow",
+        "priority": 3,
+        "headers": {"from": "web"},
+        "max_attempts": 9,
+        "timeout": "1m",
+    }
+    defaults |= {"retention": "2h", "expires": "1d"}
+    queues = {"mail": {"priority": 5, "retention": "3h"}}
+    with closing(sqlq.App(database_url, defaults=defaults, queues=queues)) as web:
+        send = web.named("shop.send")
+        named = web.jobs.get(web.enqueue(send.new()))
+        mail = web.jobs.get(web.enqueue(send.new().set(queue="mail", headers={"id": 1})))
+        own = web.jobs.get(web.enqueue(send.new().set(priority=1, retention="1h")))
+        after = app.task(name="shop.pay", on_success=send)(lambda: None)
+        follows = web.jobs.get(app.enqueue(after.new())).on_success
+        other = web.jobs.get(web.enqueue(after.new()))
+    hour = 3_600_000
+    assert (named.queue, named.priority, named.retention_ms) == ("slow", 3, 2 * hour)
+    assert named.headers == {"from": "web"}
+    assert named.start_by is not None
+    assert (named.max_attempts, named.timeout_ms) == (None, None), "which the worker's task knows"
+    assert (mail.queue, mail.priority, mail.retention_ms) == ("mail", 5, 3 * hour)
+    assert mail.headers == {"from": "web", "id": 1}
+    assert (own.priority, own.retention_ms) == (1, hour)
+    assert (follows["queue"], follows["priority"]) == ("slow", 3)
+    assert (other.queue, other.priority, other.headers) == ("default", 0, {}), "of another App's own task"
+
+
 def test_a_step_by_name_takes_the_results_of_others(app: sqlq.App, web: sqlq.App) -> None:
     ran: list[Any] = []
 

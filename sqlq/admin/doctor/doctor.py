@@ -8,114 +8,120 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from importlib import import_module
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.doctor.finding import Answer, Checks, Finding, PlaceChecks, Verdict, check, ok, to_do
-from sqlq.admin.doctor.queue import QueueChecks
-from sqlq.admin.doctor.sqlite import DAMAGED, FileChecks
+from sqlq.admin.doctor import queue
+from sqlq.admin.doctor.finding import DAMAGED, Answer, Case, Check, Finding, Verdict, check, ok, to_do
+from sqlq.config import distribution
 from sqlq.config.durations import span
 from sqlq.config.urls import masked, read_url
 from sqlq.database.database import Database
 from sqlq.database.dialects import missing_grant, refusal
 from sqlq.errors import SqlqError
+from sqlq.model.job import JobDetails, State
 from sqlq.schema import version
 from sqlq.store.health.health import reading
 
 
-class Doctor(Checks):
+class Doctor:
     """Examines one database."""
 
+    def __init__(self, database: Database, *, deep: bool = False) -> None:
+        self._case = Case(database, deep=deep)
+        # the checks of the other databases are not imported
+        of_place = import_module(f"sqlq.admin.doctor.{database.dialect.name}").CHECKS
+        self._checks: tuple[Check, ...] = (*of_place, *GENERAL, *queue.CHECKS)
+
     def examine(self) -> list[Finding]:
-        """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
+        """Return the findings, in the order in which they matter. Raises whatever keeps from connecting at
         all."""
-        found = [Finding("connection", *self._connection())]
-        place = self._place()
-        queue = QueueChecks(self._database)
-        found += self._each(*place.in_general())
-        found += self._each(self.replica, self.migrations)
-        if found[-1].verdict is not Verdict.OK:
-            return found
-        found += self._each(*place.of_tables())
-        found += self._each(queue.indexes, queue.workers, queue.stuck, queue.starts, queue.queues)
-        found += self._each(queue.paused, queue.leases, queue.cancels, queue.tasks, queue.schedules)
-        return found + self._each(queue.limits, queue.flows, queue.seals, queue.failed)
-
-    def of_place(self, checks: Collection[str]) -> list[Finding]:
-        """Return what these checks of the server or file find, without those where all is well."""
-        place = self._place()
-        every = (*place.in_general(), *place.of_tables())
-        return self._amiss(each for each in every if each.__name__ in checks)
-
-    def of_queue(self, checks: Collection[str]) -> list[Finding]:
-        """Return what these checks of the queue find, without those where all is well."""
-        queue = QueueChecks(self._database)
-        return self._amiss(getattr(queue, name) for name in checks)
-
-    def _place(self) -> PlaceChecks:
-        """Return the checks of this kind of database. Those of the others are not imported."""
-        match self._database.dialect.name:
-            case "postgresql":
-                from sqlq.admin.doctor.postgresql import PostgreSQLChecks
-
-                return PostgreSQLChecks(self._database)
-            case "mariadb":
-                from sqlq.admin.doctor.mariadb import MariaDBChecks
-
-                return MariaDBChecks(self._database)
-            case _:
-                return FileChecks(self._database, deep=self._deep)
-
-    def _amiss(self, checks: Iterable[Callable[[], Iterator[Answer]]]) -> list[Finding]:
-        return [each for each in self._each(*checks) if each.verdict is not Verdict.OK]
-
-    def _each(self, *checks: Callable[[], Iterator[Answer]]) -> list[Finding]:
-        found: list[Finding] = []
-        for each in checks:
-            about = each.__name__.replace("_", " ")
-            try:
-                found += [Finding(about, *answer) for answer in each()]
-            except (SQLAlchemyError, SqlqError) as error:
-                found.append(Finding(about, *self.unanswered(error)))
+        found = [Finding("connection", *_connection(self._case))]
+        for each in self._checks:
+            found += self._findings(each)
+            if each is MIGRATIONS and found[-1].verdict is not Verdict.OK:
+                break
         return found
 
+    def troubles(self, names: Collection[str]) -> list[Finding]:
+        """Return the findings of these checks, without those where all is well."""
+        found = (self._findings(each) for each in self._checks if each.name in names)
+        return [finding for some in found for finding in some if finding.verdict is not Verdict.OK]
+
+    def _findings(self, each: Check) -> list[Finding]:
+        try:
+            answers = [*each.judge(self._case)] or ([] if each.well is None else [ok(each.well)])
+        except (SQLAlchemyError, SqlqError) as error:
+            answers = [self.unanswered(error)]
+        return [Finding(each.name, *answer) for answer in answers]
+
     def unanswered(self, error: Exception) -> Answer:
-        """Return the answer in place of a look that the database refused."""
+        """Return the answer of a check whose query the database refused."""
         said = refusal(error)
         if "malformed" in said:
             return to_do(f"the file is damaged: {said}", DAMAGED)
-        grant = missing_grant(error, self._database.engine.url, "reader")
+        grant = missing_grant(error, self._case.database.engine.url, "reader")
         return check(f"could not look: {said}", grant)
 
-    def _connection(self) -> Answer:
-        began = time.monotonic()
-        self._database.require_version()
-        with reading(self._database) as conn:
-            number = ".".join(map(str, conn.dialect.server_version_info or ()))
-        took = span(time.monotonic() - began)
-        name = self._database.dialect.title
-        return ok(f"{masked(self._database.engine.url)}, {name} {number}, connected in {took}")
 
-    def replica(self) -> Iterator[Answer]:
-        url = read_url(of=self._database.engine.url)
-        if url is None:
-            return
-        with Database.open(url, self._database.requested_schema) as other, reading(other) as conn:
-            seconds = other.dialect.burden(conn).behind_seconds
-        behind = "" if seconds is None else f", {span(seconds)} behind"
-        yield ok(f"looks read from {masked(url)}{behind}")
+def findings(database: Database, job: JobDetails) -> list[Finding]:
+    """Return what the doctor finds that keeps a job from running, or from ending."""
+    concerns = {
+        "tasks": f"the task {job.task}:",
+        "flows": f"flow {job.flow_id} ",
+    }
+    found = Doctor(database).troubles(_CHECKS.get(job.state, ()))
+    return [each for each in found if concerns.get(each.check, "") in each.said]
 
-    def migrations(self) -> Iterator[Answer]:
-        schema = self._database.schema
-        with reading(self._database) as conn:
-            told = version.find(conn, schema)
-            # older ones may lack what the next revision adds
-            differs = version.difference(conn, schema) if told is not None and told.usable else None
-        found = None if told is None else told.revision
-        if differs is not None:
-            yield to_do(differs, None)
-        elif found == version.HEAD:
-            yield ok(f"the tables are at revision {found}, the one needed")
-        else:
-            yield to_do(version.complaint(self._database.engine, schema, found), None)
+
+_CHECKS = {
+    State.BLOCKED: ("workers", "tasks", "flows"),
+    State.SCHEDULED: ("workers", "tasks"),
+    State.AVAILABLE: ("workers", "stuck", "tasks"),
+    State.RUNNING: ("workers", "stuck", "leases"),
+}
+"""The checks of the doctor that concern a job in a state."""
+
+
+def _connection(case: Case) -> Answer:
+    began = time.monotonic()
+    database = case.database
+    database.require_version()
+    with reading(database) as conn:
+        number = ".".join(map(str, conn.dialect.server_version_info or ()))
+    took, name = span(time.monotonic() - began), database.dialect.title
+    return ok(f"{masked(database.engine.url)}, {name} {number}, connected in {took}")
+
+
+def _package(case: Case) -> Iterator[Answer]:
+    if (said := distribution.intruder()) is not None:
+        yield to_do(said, distribution.REMEDY)
+
+
+def _replica(case: Case) -> Iterator[Answer]:
+    url = read_url(of=case.database.engine.url)
+    if url is None:
+        return
+    with Database.open(url, case.database.requested_schema) as other, reading(other) as conn:
+        seconds = other.dialect.burden(conn).behind_seconds
+    behind = "" if seconds is None else f", {span(seconds)} behind"
+    yield ok(f"looks read from {masked(url)}{behind}")
+
+
+def _migrations(case: Case) -> Iterator[Answer]:
+    schema = case.database.schema
+    with reading(case.database) as conn:
+        stamp = version.find(conn, schema)
+        # older ones may lack what the next revision adds
+        differs = version.difference(conn, schema) if stamp is not None and stamp.usable else None
+    revision = None if stamp is None else stamp.revision
+    if differs is not None:
+        yield to_do(differs, None)
+    elif revision != version.HEAD:
+        yield to_do(version.complaint(case.database.engine, schema, revision), None)
+
+
+MIGRATIONS = Check("migrations", _migrations, f"the tables are at revision {version.HEAD}, the one needed")
+GENERAL = (Check("package", _package), Check("replica", _replica), MIGRATIONS)

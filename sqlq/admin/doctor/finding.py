@@ -1,16 +1,22 @@
-"""The findings of `sqlq doctor`, and the base of its checks."""
+"""The findings of `sqlq doctor`, and the form of its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from functools import cached_property
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from sqlq.admin.queues import Queues, QueueStatus
+from sqlq.admin.workers import Workers, WorkerStatus
+from sqlq.config.durations import span
+from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.store.health import health
+from sqlq.store.workers.pauses import Pauses, paused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +32,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(AsJson):
     """The result of one check, and the remedy."""
 
     check: str
@@ -36,7 +42,7 @@ class Finding:
 
 
 class Answer(NamedTuple):
-    """The answer of one check, and the remedy."""
+    """A finding before the name of its check."""
 
     verdict: Verdict
     said: str
@@ -55,49 +61,64 @@ def to_do(said: str, remedy: str | None) -> Answer:
     return Answer(Verdict.TO_DO, said, remedy)
 
 
-class Checks:
-    """Checks of one database. Each is a method, named after its subject."""
+class Case:
+    """One examination of a database. An answer that several checks need is read once."""
 
     def __init__(self, database: Database, *, deep: bool = False) -> None:
-        self._database = database
-        self._deep = deep
+        self.database = database
+        self.deep = deep
 
-    def _ask(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def ask(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one query, in a transaction of its own with a limited time."""
-        with health.reading(self._database) as conn:
+        with health.reading(self.database) as conn:
             return query(conn, *args, **kwargs)
 
+    @cached_property
+    def workers(self) -> list[WorkerStatus]:
+        return Workers(self.database).list()
 
-class PlaceChecks(Checks):
-    """Checks of one kind of database."""
+    @cached_property
+    def queues(self) -> list[QueueStatus]:
+        return Queues(self.database).status()
 
-    def in_general(self) -> Sequence[Callable[[], Iterator[Answer]]]:
-        """Return the checks that need none of our tables."""
-        raise NotImplementedError
-
-    def of_tables(self) -> Sequence[Callable[[], Iterator[Answer]]]:
-        """Return the checks of our tables."""
-        return ()
-
-
-FREE_CONNECTIONS = 10
+    @cached_property
+    def pauses(self) -> Pauses:
+        return self.ask(paused)
 
 
-class ServerChecks(PlaceChecks):
-    """Checks of one kind of server."""
+class Check(NamedTuple):
+    """A check, and its subject. `judge` yields the troubles with their remedies. Without any the finding is
+    `well`, if there is such a sentence."""
 
-    in_use: Callable[[Connection], tuple[int, int]]
-    """Return the number of connections in use, and their limit."""
-    room = "raise max_connections"
-    """How a server gets more connections."""
+    name: str
+    judge: Callable[[Case], Iterable[Answer]]
+    well: str | None = None
 
-    def connections(self) -> Iterator[Answer]:
-        used, limit = self._ask(self.in_use)
-        said = f"{used} of {limit} connections are in use"
-        if limit - used < FREE_CONNECTIONS:
-            yield check(said, f"{self.room}; sqlq work -p N needs 2 × N + 2")
-        else:
-            yield ok(said)
+
+def troubles(
+    case: Case, read: Callable[[Connection, str], Any], settings: Mapping[str, Mapping[Any, Answer]]
+) -> Iterator[Answer]:
+    """Yield the answers to those settings that have one of the named values."""
+    for name, answers in settings.items():
+        if answer := answers.get(case.ask(read, name)):
+            yield answer
+
+
+DAMAGED = "stop all workers, and restore a backup, or save what can be with sqlite3's .recover"
+OLD_TRANSACTION_S = 300.0
+"""An open transaction of this age is named: the server cannot remove a row that it may still read."""
+VERY_OLD_TRANSACTION_S = 3_600.0
+
+
+def old_transactions(case: Case, query: Callable[..., Any], remedy: str) -> Iterator[Answer]:
+    """Yield the open transactions that are old, as `query` returns them."""
+    for session in case.ask(query, older_than_s=OLD_TRANSACTION_S):
+        found = to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check
+        yield found(
+            f"session {session.number} ({session.who or 'no application_name'}, {session.state}) has had a "
+            f"transaction open for {span(session.seconds)}: no row that died since then can be removed",
+            f"end it where it was begun, or {remedy.format(session.number)}",
+        )
 
 
 def in_units(number: float) -> str:

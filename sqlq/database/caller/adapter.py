@@ -38,6 +38,8 @@ class Place:
 
 
 _PLACES: dict[Hashable, Place] = {}
+MOST_PLACES = 1_000
+"""The most of them that are remembered, as of the tenants that one process serves."""
 
 
 def _place_of(driver: DriverConnection) -> Place:
@@ -46,6 +48,8 @@ def _place_of(driver: DriverConnection) -> Place:
         return _PLACES[known]
     place = Place(driver.driver, driver.look())
     if known is not None and place.dialect.default_schema_name is not None:
+        if len(_PLACES) >= MOST_PLACES:
+            _PLACES.clear()
         _PLACES[known] = place
     return place
 
@@ -114,11 +118,11 @@ class Adapter:
     def exec_driver_sql(self, statement: str, parameters: Any = ()) -> Result[Any]:
         return _result(self.driver.run(statement, parameters))
 
-    def scalar(self, statement: Any) -> Any:
-        return self.execute(statement).scalar()
+    def scalar(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        return self.execute(statement, parameters).scalar()
 
-    def scalars(self, statement: Any) -> Any:
-        return self.execute(statement).scalars()
+    def scalars(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        return self.execute(statement, parameters).scalars()
 
     @contextmanager
     def begin_nested(self) -> Iterator[Savepoint]:

@@ -1,5 +1,5 @@
 """Connections that a caller made without SQLAlchemy: of psycopg, psycopg2, asyncpg, PyMySQL, mysqlclient,
-asyncmy, sqlite3, aiosqlite or Django.
+sqlite3 or Django.
 
 The connection stays the caller's. This module runs statements on it, and reads the rows in spite of the
 caller's settings for rows. It does not change these. The caller has imported the driver, so this module finds
@@ -12,8 +12,8 @@ SQLAlchemy's asynchronous sessions.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import URL
 
 from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Server, answer, texts, wait
-from sqlq.database.caller.mariadb import Asyncmy, MySQLClient, PyMySQL
+from sqlq.database.caller.mariadb import MySQLClient, PyMySQL
 from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
@@ -85,6 +85,8 @@ class Psycopg(_PostgreSQL):
     def run(self, statement: str, parameters: Any) -> Answer:
         with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
             cursor.execute(statement, parameters or None)
+            if cursor.pgresult is not None and cursor.description is None:
+                return NOTHING
             rows = cursor.fetchall()  # in a pipeline the result comes now, with its description
             return answer(cursor.description, rows)
 
@@ -231,13 +233,10 @@ class Sqlite3(DriverConnection):
         if not self.in_transaction():
             self.run(f"BEGIN {self.connection.isolation_level}", ())
 
-    def transaction(self) -> Any:
-        # its commit and rollback do nothing with autocommit=True
-        return self._transaction(by_statement=autocommit_of(self.connection) is True)
-
     @contextmanager
-    def _transaction(self, *, by_statement: bool) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         conn = self.connection
+        by_statement = autocommit_of(conn) is True  # then its commit and rollback do nothing
         if not conn.in_transaction:  # else it is always in one, as by autocommit=False
             conn.execute("BEGIN IMMEDIATE")
         try:
@@ -245,36 +244,6 @@ class Sqlite3(DriverConnection):
             conn.execute("COMMIT") if by_statement else conn.commit()
         except BaseException:
             conn.execute("ROLLBACK") if by_statement else conn.rollback()
-            raise
-
-
-class Aiosqlite(Sqlite3):
-    """A connection of aiosqlite, whose own thread does the work."""
-
-    driver = "aiosqlite"
-    is_async = True
-
-    def run(self, statement: str, parameters: Any) -> Answer:
-        return wait(self._run(statement, parameters))
-
-    async def _run(self, statement: str, parameters: Any) -> Answer:
-        async with self.connection.cursor() as cursor:
-            cursor.row_factory = None
-            await cursor.execute(statement, parameters)
-            return texts(cursor.description, await cursor.fetchall())
-
-    @asynccontextmanager
-    async def _transaction(  # type: ignore[override]  # as its connection
-        self, *, by_statement: bool
-    ) -> AsyncIterator[None]:
-        conn = self.connection
-        if not conn.in_transaction:  # as above
-            await conn.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            await (conn.execute("COMMIT") if by_statement else conn.commit())
-        except BaseException:
-            await (conn.execute("ROLLBACK") if by_statement else conn.rollback())
             raise
 
 
@@ -382,9 +351,7 @@ _KINDS: dict[tuple[str, str], type[DriverConnection]] = {
     ("asyncpg", "PoolConnectionProxy"): Asyncpg,
     ("pymysql", "Connection"): PyMySQL,
     ("MySQLdb", "Connection"): MySQLClient,
-    ("asyncmy", "Connection"): Asyncmy,
     ("sqlite3", "Connection"): Sqlite3,
-    ("aiosqlite", "Connection"): Aiosqlite,
     ("django", "BaseDatabaseWrapper"): Django,
     ("django", "ConnectionProxy"): Django,
 }

@@ -1,18 +1,18 @@
-"""Connections of PyMySQL, mysqlclient and asyncmy."""
+"""Connections of PyMySQL and mysqlclient."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL
 
-from sqlq.database.caller.driver import Answer, DriverConnection, Server, texts, wait
+from sqlq.database.caller.driver import Answer, DriverConnection, Server, texts
 from sqlq.errors import UnsupportedDatabaseError
 
 _PLACE = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
@@ -63,11 +63,8 @@ class PyMySQL(DriverConnection):
     def commits_at_once(self) -> bool:
         return bool(self.connection.get_autocommit()) and not self.in_transaction()
 
-    def transaction(self) -> Any:
-        return self._transaction()
-
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         self.connection.begin()
         try:
             yield
@@ -89,35 +86,6 @@ class MySQLClient(PyMySQL):
     def cut_off(self) -> None:
         with socket.socket(fileno=os.dup(self.connection.fileno())) as its:  # as above
             its.shutdown(socket.SHUT_RDWR)
-
-
-class Asyncmy(PyMySQL):
-    """A connection of asyncmy."""
-
-    driver = module = "asyncmy"
-    is_async = True
-
-    def run(self, statement: str, parameters: Any) -> Answer:
-        return wait(self._run(statement, parameters))
-
-    async def _run(self, statement: str, parameters: Any) -> Answer:
-        async with self.connection.cursor(self._plain()) as cursor:
-            await cursor.execute(statement, parameters or None)
-            return texts(cursor.description, await cursor.fetchall())
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:  # type: ignore[override]  # as its connection
-        await self.connection.begin()
-        try:
-            yield
-            await self.connection.commit()
-        except BaseException:
-            with suppress(self.errors):  # as above
-                await self.connection.rollback()
-            raise
-
-    def cut_off(self) -> None:
-        self.connection.close()
 
 
 _SEEN: WeakKeyDictionary[Any, Server] = WeakKeyDictionary()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
+    from sqlq.payload.encryption import Encryption
+
 T = TypeVar("T")
 
 
@@ -43,7 +46,7 @@ class AnyDriverConnection(Protocol):
 
 
 class AnyAsyncDriverConnection(Protocol):
-    """A connection of asyncpg or aiosqlite, or an AsyncConnection of psycopg."""
+    """A connection of asyncpg, or an AsyncConnection of psycopg."""
 
     def execute(self, query: Any, /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
     def close(self) -> Awaitable[Any]: ...
@@ -201,9 +204,7 @@ def connection_of(session: Any) -> Connection:
         return cast("Connection", session)
     if (driver := driver_of(session)) is not None:
         if driver.is_async:
-            raise EnqueueError(
-                f"this is {_named(session)}, which is asynchronous: write await app.aenqueue(…, session=…)"
-            )
+            raise EnqueueError(f"this is {_named(session)}, which is asynchronous: {_AWAIT}")
         # an `Adapter` has the part of a Connection that the store uses
         return cast("Connection", Adapter(driver))
     session = itself(session)
@@ -213,17 +214,18 @@ def connection_of(session: Any) -> Connection:
             conn: Connection = session.connection(bind_arguments={"clause": jobs_table})
         except UnboundExecutionError:
             raise EnqueueError(
-                "this session has no bind for the jobs table: make it with Session(engine), or add "
-                "{sqlq.schema.tables.jobs: engine} to the binds of one with several, "
-                "or pass session.connection(bind_arguments=…) of the database that holds the jobs"
+                "this session has no bind for the jobs table: make it with Session(engine), or pass "
+                "session.connection(bind_arguments=…) of the database that holds the jobs"
             ) from None
         return conn
     if hasattr(session, "run_sync"):
         raise EnqueueError(
-            f"this is {_named(session)}: write await app.aenqueue(…, session=session), "
-            "or await session.run_sync(…) of what takes a Session"
+            f"this is {_named(session)}: {_AWAIT}, or await session.run_sync(…) of what takes a Session"
         )
     raise EnqueueError(f"session is {_misfit(session)}")
+
+
+_AWAIT = "await the call of the same name with an a before it, as in await app.aenqueue(…, session=…)"
 
 
 def database_error(conn: Connection | Adapter, error: BaseException) -> BaseException | None:
@@ -239,14 +241,16 @@ def database_error(conn: Connection | Adapter, error: BaseException) -> BaseExce
 
 
 @contextmanager
-def on_callers(conn: Connection | Adapter, schema: str | None) -> Iterator[None]:
-    """Write on a caller's connection, in this schema.
+def on_callers(
+    conn: Connection | Adapter, schema: str | None, seal: Encryption | None = None
+) -> Iterator[None]:
+    """Write on a caller's connection, in this schema, with the encryption of sqlq's own connections.
 
     A database may undo the whole transaction for an error, and end it. The caller's next write would begin
     another, and its commit would keep only that part. So the connection then refuses to go on.
     """
     try:
-        with in_schema(conn, schema):
+        with in_schema(conn, schema, seal):
             yield
     except Exception as error:
         said, dialect = database_error(conn, error), dialect_of(cast("Connection", conn))
@@ -257,8 +261,9 @@ def on_callers(conn: Connection | Adapter, schema: str | None) -> Iterator[None]
         ):
             conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
             raise EnqueueError(
-                f"{dialect.title} has undone the whole transaction, also what came before its savepoints: "
-                f"roll it back, and run it again from its start ({getattr(said, 'orig', None) or said})"
+                f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
+                "for a deadlock (1213) or a row that another changed (1020): roll it back, and run it again "
+                f"from its start, best in READ COMMITTED ({getattr(said, 'orig', None) or said})"
             ) from error
         raise
 
@@ -281,8 +286,8 @@ def asynchronous(session: Any) -> Asynchronous:
     if driver is None and _is_drivers(session):
         raise EnqueueError(f"session is {_misfit(session)}")
     raise EnqueueError(
-        f"aenqueue takes an AsyncSession, an AsyncConnection or an asynchronous driver's connection, not "
-        f"{_named(session)}: use enqueue for that"
+        f"an awaited call takes an AsyncSession, an AsyncConnection or an asynchronous driver's connection, "
+        f"not {_named(session)}: use the call of the same name without the a, as in app.enqueue(…)"
     )
 
 
@@ -306,7 +311,7 @@ class _OnLoop:
     async def run_sync(self, work: Callable[[Any], T]) -> T:
         if importlib.util.find_spec("greenlet") is None:
             raise ConfigurationError(
-                "asynchronous connections need greenlet, which is not installed: pip install 'sqlq[async]'"
+                "asynchronous connections need greenlet, which is missing: pip install 'sqlq-jobs[async]'"
             )
         return await greenlet_spawn(work, Adapter(self._driver))
 
@@ -321,6 +326,20 @@ def transaction_of(driver: DriverConnection, block: str = "completing", call: st
             f"that one before, or write {call}(connection) in it"
         )
     return driver.transaction()
+
+
+def block_of_sessions(method: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
+    """Make a context manager of a method that takes an engine or factory. Asynchronous ones are refused by
+    the call itself, since `async with` would fail before it enters."""
+
+    @wraps(method)
+    def block(self: Any, sessions: Any, *args: Any, **options: Any) -> Any:
+        call, made = method.__name__, getattr(sessions, "class_", sessions)
+        if hasattr(made, "run_sync") or hasattr(made, "sync_engine"):
+            raise ConfigurationError(f"{call} is given {_named(sessions)}: write async with a{call}(…)")
+        return contextmanager(method)(self, sessions, *args, **options)
+
+    return block
 
 
 @contextmanager
@@ -345,7 +364,7 @@ async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator
     from sqlalchemy.ext.asyncio import AsyncSession
 
     if (driver := driver_of(sessions)) is not None:
-        async with await _OnLoop(driver).run_sync(lambda conn: transaction_of(conn.driver, block, call)):
+        async with transaction_of(driver, block, call):
             yield sessions
         return
     async with (

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, event
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
@@ -33,19 +34,27 @@ def _nothing() -> None:
 
 @dataclass
 class _Open:
-    """The callbacks for the commit and the rollback of an open transaction.
+    """The callbacks for the commit and the rollback of an open transaction."""
 
-    `savepoints` has the number of callbacks at the start of each open savepoint. It leaves out savepoints
-    that are older than the first callback.
-    """
-
-    waiting: list[tuple[Call, Call]] = field(default_factory=list)
-    savepoints: list[int] = field(default_factory=list)
+    waiting: list[tuple[int, Call, Call]] = field(default_factory=list)
+    """Each with the number of savepoints before it."""
+    committing: list[tuple[int, Call, Call]] = field(default_factory=list)
+    """Those of the last transaction whose COMMIT was sent."""
 
     def undo_from(self, place: int) -> None:
         undone, self.waiting[place:] = self.waiting[place:], []
-        for _, undo in undone:
+        for _, _, undo in undone:
             undo()
+
+
+def _savepoints_of(conn: Connection) -> int:
+    # SQLAlchemy numbers a connection's savepoints, and its event of a new one has no name yet
+    return int(getattr(conn, "_Connection__savepoint_seq"))  # noqa: B009
+
+
+def _since(numbers: list[int], name: str) -> int:
+    """Return the place of the first of these that is inside a savepoint, perhaps in an inner one."""
+    return bisect_left(numbers, int(name.rpartition("_")[2]))
 
 
 class _Transactions:
@@ -62,7 +71,8 @@ class _Transactions:
             self._open[conn] = opened = _Open()
             # guard: a-connection-that-is-dropped-is-rolled-back
             weakref.finalize(conn, opened.undo_from, 0).atexit = False
-        opened.waiting.append((committed, undone))
+        opened.committing = []  # the COMMIT before has passed
+        opened.waiting.append((_savepoints_of(conn), committed, undone))
         with self._lock:
             if conn.engine in self._listening:
                 return
@@ -71,34 +81,36 @@ class _Transactions:
                 event.listen(conn.engine, name, self._commits)
             for name in ("rollback", "rollback_twophase"):
                 event.listen(conn.engine, name, self._rolls_back)
-            event.listen(conn.engine, "savepoint", self._saves)
-            event.listen(conn.engine, "release_savepoint", self._releases)
             event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
+            event.listen(conn.engine, "handle_error", self._fails)
+            event.listen(conn.engine, "prepare_twophase", self._commit_has_passed)
 
     def _commits(self, conn: Connection, *args: Any) -> None:
         opened = self._open.get(conn, _Open())
-        waiting, opened.waiting, opened.savepoints = opened.waiting, [], []
-        for commit, _ in waiting:
+        opened.waiting, opened.committing = [], opened.waiting
+        for _, commit, _ in opened.committing:
             commit()
 
+    def _fails(self, context: ExceptionContext) -> None:
+        """Undo what a COMMIT has failed to write. SQLAlchemy reports no rollback then."""
+        # a statement that fails follows a COMMIT that has passed
+        if context.connection is not None and context.statement is None:
+            opened = self._open.get(context.connection, _Open())
+            failed, opened.committing = opened.committing, []
+            for _, _, undo in failed:
+                undo()  # guard: a-failed-commit-is-a-rollback
+
+    def _commit_has_passed(self, conn: Connection, *args: Any) -> None:
+        self._open.get(conn, _Open()).committing = []
+
     def _rolls_back(self, conn: Connection, *args: Any) -> None:
+        self._commit_has_passed(conn)
+        self._open.get(conn, _Open()).undo_from(0)  # guard: no-word-of-what-is-rolled-back
+
+    def _rolls_back_to(self, conn: Connection, name: str, *args: Any) -> None:
         opened = self._open.get(conn, _Open())
-        opened.savepoints.clear()
-        opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
-
-    # Savepoints have no names yet in SQLAlchemy's events; the newest ends first.
-
-    def _saves(self, conn: Connection, *args: Any) -> None:
-        opened = self._open.get(conn, _Open())
-        opened.savepoints.append(len(opened.waiting))
-
-    def _releases(self, conn: Connection, *args: Any) -> int:
-        opened = self._open.get(conn)
-        return opened.savepoints.pop() if opened is not None and opened.savepoints else 0
-
-    def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
-        before = self._releases(conn)
-        self._open.get(conn, _Open()).undo_from(before)  # guard: no-word-of-savepoints-undone
+        # guard: no-word-of-savepoints-undone
+        opened.undo_from(_since([number for number, _, _ in opened.waiting], name))
 
 
 _TRANSACTIONS = _Transactions()
@@ -129,7 +141,7 @@ class Commits(Generic[T]):
         with self._lock:
             if owner not in self._watched:
                 self._watched[owner] = self._watch(owner)
-            self._watched[owner].items.append(item)
+            self._watched[owner].add(item, owner)
 
     def _watch(self, owner: Session | Connection) -> _Watched[T]:
         if not isinstance(owner, Connection):
@@ -185,6 +197,9 @@ class _Watched(Generic[T]):
         for name in self.events:
             event.listen(owner, name, getattr(self, name))
 
+    def add(self, item: T, owner: Any) -> None:
+        self.items.append(item)
+
     def commit_all(self) -> None:
         items, self.items = self.items, []
         self._tell_committed(items)
@@ -226,39 +241,32 @@ class _OfSession(_Watched[T]):
 
 
 class _OfConnection(_Watched[T]):
-    events = (
-        *("savepoint", "release_savepoint", "rollback_savepoint"),
-        *("commit", "rollback", "commit_twophase", "rollback_twophase"),
-    )
+    events = ("rollback_savepoint", "commit", "rollback", "commit_twophase", "rollback_twophase")
 
     def __init__(self, owner: Connection, committed: Tell[T], undone: Tell[T]) -> None:
-        self._began_at: list[int] = []
-        """The number of items at the start of each savepoint, the innermost last; those older than all items
-        are missing."""
+        self._numbers: list[int] = []
+        """The number of savepoints before each item."""
         super().__init__(owner, committed, undone)
 
-    def savepoint(self, conn: Connection, name: str | None) -> None:
-        self._began_at.append(len(self.items))
-
-    def release_savepoint(self, conn: Connection, name: str, context: Any) -> None:
-        self._left()
+    def add(self, item: T, owner: Connection) -> None:
+        self._numbers.append(_savepoints_of(owner))
+        super().add(item, owner)
 
     def rollback_savepoint(self, conn: Connection, name: str, context: Any) -> None:
-        self.undo_from(self._left())
-
-    def _left(self) -> int:
-        return self._began_at.pop() if self._began_at else 0
+        place = _since(self._numbers, name)
+        del self._numbers[place:]
+        self.undo_from(place)
 
     def commit(self, conn: Connection) -> None:
-        self._began_at.clear()
+        self._numbers.clear()
         self.committing = conn.connection
 
     def commit_twophase(self, conn: Connection, xid: Any, is_prepared: bool) -> None:
-        self._began_at.clear()
+        self._numbers.clear()
         self.committing = conn
 
     def rollback(self, conn: Connection) -> None:
-        self._began_at.clear()
+        self._numbers.clear()
         self.committing = None
         self.undo_from(0)
 

@@ -55,32 +55,19 @@ _ABOVE_ALL = 1_000
 
 
 def reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant) -> list[Sequence[Any]]:
-    """Reserve locked jobs, and return them. Rows without values of their own get those of their tasks."""
+    """Reserve locked jobs, and return them. Rows without attempts of their own get those of their tasks."""
     if not due:
         return []
     claimed = [list(row[:-1]) for row in due]
     allowed: dict[str, int] = json.loads(by.max_attempts)
-    follow_ups: dict[str, dict[str, str]] = json.loads(by.follow_ups or "{}")
-    missing: dict[tuple[str, Any], list[int]] = {}
+    missing: dict[int, list[int]] = {}
     for row, own in zip(claimed, due, strict=True):
-        task = row[_PLACE["task"]]
-        values: dict[str, Any] = {
-            name: text for name, text in follow_ups.get(task, {}).items() if row[_PLACE[name]] is None
-        }
-        if own[-1] is None and task in allowed:
-            values["max_attempts"] = allowed[task]
-        for name, value in values.items():
-            if value is not None:
-                row[_PLACE[name]] = value
-                missing.setdefault((name, value), []).append(row[0])
-    sets = {
-        name: " ".join(
-            f"WHEN id IN ({listed(ids)}) THEN %s" for (other, _), ids in missing.items() if other == name
-        )
-        for name, _ in missing
-    }
-    given = [value for column in sets for name, value in missing if name == column]
-    ask(sql.reserve(schema, listed(row[0] for row in due), sets), (by.owner, by.lease_ms, *given))
+        most = allowed.get(row[_PLACE["task"]])
+        if own[-1] is None and most is not None:
+            row[_PLACE["max_attempts"]] = most
+            missing.setdefault(most, []).append(row[0])
+    cases = " ".join(f"WHEN id IN ({listed(ids)}) THEN %s" for ids in missing.values())
+    ask(sql.reserve(schema, listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
     return [tuple(row) for row in claimed]
 
 

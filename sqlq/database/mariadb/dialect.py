@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Boolean, Integer, Text
 
-from sqlq.config.constants import LOOP_LONGEST_ANSWER_SECONDS
+from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
 from sqlq.database.batch import CHANGED, LEFT, NEW, NO_VALUES, Batch, Change, Key, Right
 from sqlq.database.dialect import Dialect, schema_of
@@ -45,6 +46,7 @@ from sqlq.database.mariadb.claims import due_in_one, due_statement, listed, rese
 from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
+    LARGEST_WINDOW,
     Ask,
     Backlog,
     Claimant,
@@ -69,6 +71,7 @@ MOST_CHARACTERS = 3_500_000
 _ROLLED_BACK = {1213, 1020, 1205, 1305}
 """Deadlock; a row that changed since the snapshot (innodb_snapshot_isolation); timeout of a wait for a
 lock; a savepoint that went with its transaction."""
+_NO_ID = 167
 _READ_ONLY = {1290, 1792, 1836}
 _REFUSE_STANDBY = """
 BEGIN NOT ATOMIC IF @@global.read_only THEN
@@ -91,9 +94,9 @@ class MariaDB(Dialect):
     begins = "BEGIN"
     in_json = staticmethod(in_json)
     # an index of it has the rows of several partial ones
-    own_indexes = Dialect.own_indexes - {
-        *("jobs_rescue", "jobs_admitted", "finished_jobs_expire", "failed_jobs_expire")
-    } | {"jobs_live_key"}
+    own_indexes = Dialect.own_indexes - {*("jobs_admitted", "finished_jobs_expire", "failed_jobs_expire")} | {
+        "jobs_live_key"
+    }
     correlates_in_from = False
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     last_id = staticmethod(health.last_id)
@@ -122,6 +125,10 @@ class MariaDB(Dialect):
         returning: Sequence[ColumnElement[Any]] = (),
     ) -> Any:
         statement = mysql.insert(table).values(**values)
+        new, changed_it, left = (literal_column(str(met), Integer) for met in (NEW, CHANGED, LEFT))
+        # the exclusive locks of ON DUPLICATE KEY reach the next key
+        if changes is None and returning:  # guard: what-is-met-is-shared
+            return statement.prefix_with("IGNORE").returning(new, *returning)
         (row,) = table.primary_key
         changed = {} if changes is None else dict(changes(statement.inserted))
         if where is not None:
@@ -131,10 +138,15 @@ class MariaDB(Dialect):
             return statement.on_duplicate_key_update({same.name: same, **changed})
         changed[same.name] = func.if_(literal_column(note_met(row.name), Text).is_(None), same, same)
         has_met = literal_column(is_met(row.name), Boolean)
-        new, changed_it, left = (literal_column(str(met), Integer) for met in (NEW, CHANGED, LEFT))
-        met: Any = left if changes is None else changed_it
-        met = func.if_(has_met, met if where is None else func.if_(where, met, left), new)
+        met: Any = changed_it if where is None else func.if_(where, changed_it, left)
+        met = func.if_(has_met, met, new)
         return statement.on_duplicate_key_update(changed).returning(met, *returning)
+
+    def newest(self, query: Select[Any]) -> Select[Any]:
+        has_key = literal_column("live_key") == jobs.c.unique_key
+        by_key = query.where(has_key).with_hint(jobs, "FORCE INDEX (jobs_live_key)", "mariadb")
+        # a snapshot may be older; guard: who-was-met-is-read-anew
+        return by_key.prefix_with("STRAIGHT_JOIN").with_for_update(read=True)
 
     def distinct(
         self,
@@ -226,7 +238,7 @@ class MariaDB(Dialect):
         at_level = due_statement(schema, given_level=True, newest_first=order == "newest")
         due: list[Sequence[Any]] = []
         if len(names) > 1:  # one statement for all finds those that are worth one of their own
-            ready = {queue for queue, ms in self.due_in(ask, schema, names) if ms <= 0}
+            ready = {queue for queue, ms, _ in self.due_in(ask, schema, names) if ms is not None and ms <= 0}
             names = [name for name in names if name in ready]
         for name in names:
             if len(due) < limit:
@@ -250,19 +262,26 @@ class MariaDB(Dialect):
                 due += ask(statement, (*place, limit - len(due)))
         return reserved(ask, schema, due, by)
 
-    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        if names is not None and not names:
+    def due_in(
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
+    ) -> list[Sequence[Any]]:
+        if after is None and not names:
             return []
-        rows = ask(sql.due_in(schema, None if names is None else len(names)), tuple(names or ()))
+        # A loose scan cannot begin behind a queue: MariaDB would read all jobs there. So it reads all queues.
+        number, given = (len(names), tuple(names)) if after is None else (None, ())
+        rows = ask(sql.due_in(schema, number), given)
         if any(queue is None for queue, _ in rows):
             ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
-        return rows
+        beyond = [] if after is None else sorted(queue for queue, _ in rows if queue > after)
+        places = {queue: place for place, queue in enumerate(beyond[:LARGEST_WINDOW], 1)}
+        known = {*names}
+        return [(queue, ms, places.get(queue)) for queue, ms in rows if queue in places or queue in known]
 
     def look(
-        self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
-        due = [(*row, *[None] * 9) for row in self.due_in(ask, schema, names)]
-        services = (wanted.maintenance,) * 3
+        due = [(*row, *[None] * 7) for row in self.due_in(ask, schema, names, after)]
+        services = (wanted.maintenance,) * 2
         given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
         return [*due, *ask(sql.look(schema, len(wanted.workers)), given)]
 
@@ -357,6 +376,12 @@ class MariaDB(Dialect):
     def lock_for_migration(self, conn: Connection, schema: str | None) -> bool:
         return bool(conn.scalar(_LOCK, {"name": _lock_of(conn, schema)}))
 
+    def migrator(self, conn: Connection, schema: str | None) -> str | None:
+        row = conn.execute(_MIGRATOR, {"name": _lock_of(conn, schema)}).one_or_none()
+        if row is None:
+            return None
+        return f"{row[1] or 'a user'} in session {row[0]}, which KILL {row[0]} ends"
+
     def unlock_for_migration(self, conn: Connection, schema: str | None) -> None:
         with suppress(DBAPIError, PendingRollbackError):  # a lost session holds no lock
             conn.scalar(_UNLOCK, {"name": _lock_of(conn, schema)})
@@ -429,6 +454,7 @@ class MariaDB(Dialect):
             takes_no_writes=code in _READ_ONLY or code in _NO_ROOM,
             only_reads=code in _READ_ONLY,
             is_useless=lost or code in _USELESS,
+            advice=f"{health.LAST_ID}: {health.LOWER_IDS}" if code == _NO_ID else None,
         )
 
     def is_sound(self, engine: Engine, driver: Any) -> bool:
@@ -438,18 +464,25 @@ class MariaDB(Dialect):
         setattr(engine.dialect, compiler.IS_OWN, True)
         settings = [_SESSION]
 
+        def settle_in(driver: Any, record: Any) -> None:
+            driver.set_character_set("utf8mb4")  # guard: own-sessions-speak-utf8mb4
+            with driver.cursor() as cursor:
+                cursor.execute(", ".join(settings))
+
         # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
             bound(dbapi_connection, patience)
-            with dbapi_connection.cursor() as cursor:
-                if engine.dialect.server_version_info is None:  # a first connection, perhaps to MySQL
-                    cursor.execute("SELECT VERSION()")
-                    _require_mariadb(cursor.fetchone()[0], engine.url)
-                    cursor.execute("SHOW VARIABLES LIKE 'wsrep_retry_autocommit'")
-                    if cursor.fetchone():
-                        settings[1:] = [_NO_REPETITION]
-                cursor.execute(", ".join(settings))
+            dbapi_connection.use_unicode = True  # PyMySQL's, even if the URL forbids it
+            is_first = engine.dialect.server_version_info is None
+            if is_first:  # perhaps to MySQL, which has other settings
+                ((said,),) = self.run(dbapi_connection, "SELECT VERSION()", ())
+                _require_mariadb(said, engine.url)
+            settle_in(dbapi_connection, record)
+            if is_first and self.run(dbapi_connection, "SHOW VARIABLES LIKE 'wsrep_retry_autocommit'", ()):
+                settings[1:] = [_NO_REPETITION]
+
+        event.listen(engine, "connect", settle_in)  # after a caller's hooks
 
         @event.listens_for(engine, "begin")
         def _began(conn: Connection) -> None:
@@ -460,12 +493,33 @@ class MariaDB(Dialect):
         @event.listens_for(engine, "checkin")
         def _rests(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_LIMITED, False):
-                with dbapi_connection.cursor() as cursor:
-                    cursor.execute(", ".join(settings))
+                settle_in(dbapi_connection, record)
 
+        if engine.dialect.driver == "pymysql":
+            event.listen(engine, "do_connect", lambda *given: _pymysql()(*given[2], **given[3]))
         look_at_errors(self, engine, patience)
         if looks_at_idle:
             look_at_idle(self, engine)
+
+
+@cache
+def _pymysql() -> Any:
+    """Return PyMySQL's class of connections, with one TLS context for all without TLS options. Such a context
+    trusts any certificate, and still loads those of the system, in 40 ms of processor time."""
+    from pymysql.connections import Connection
+
+    base: Any = Connection
+
+    class Shared(base):  # type: ignore[misc]  # its stubs lack the method below
+        context: Any = None
+
+        def _create_ssl_ctx(self, options: Any) -> Any:
+            if options:
+                return super()._create_ssl_ctx(options)
+            Shared.context = Shared.context or super()._create_ssl_ctx(options)
+            return Shared.context
+
+    return Shared
 
 
 _IN_TRANSACTION = "SELECT @@in_transaction"
@@ -485,6 +539,13 @@ def _require_mariadb(said: str, url: URL) -> None:
 _LOCK, _UNLOCK = text("SELECT GET_LOCK(:name, 0)"), text("SELECT RELEASE_LOCK(:name)")
 
 
+_MIGRATOR = text(
+    "SELECT IS_USED_LOCK(:name), "
+    "(SELECT user FROM information_schema.processlist WHERE id = IS_USED_LOCK(:name)) "
+    "FROM DUAL WHERE IS_USED_LOCK(:name) IS NOT NULL"
+)
+
+
 def _lock_of(conn: Connection, schema: str | None) -> str:
     """Return the name of the migrators' lock: one for each database, since the server has one for each
     name."""
@@ -497,7 +558,11 @@ _SESSION = (
     "SET SESSION autocommit = 1, tx_isolation = 'READ-COMMITTED', "
     "wait_timeout = GREATEST(@@wait_timeout, 600), "
     f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
-    "max_statement_time = 0, sql_mode = "
+    f"idle_transaction_timeout = {IDLE_TRANSACTION_MS // 1000}, "  # guard: idle-transactions-end-mariadb
+    "idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0, "
+    "max_statement_time = 0, time_zone = '+00:00', default_storage_engine = InnoDB, completion_type = 0, "
+    "sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1, "
+    "sql_auto_is_null = 0, unique_checks = 1, group_concat_max_len = 1048576, sql_mode = "
     "'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT'"
 )
 """The settings of sqlq's own sessions. An UPDATE sets all its columns at once, as in standard SQL."""

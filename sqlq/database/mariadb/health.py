@@ -14,25 +14,21 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.command_hint import OWNER
 from sqlq.database.dialect import schema_of
 from sqlq.database.values import Burden, Session, TableSize
-from sqlq.schema.tables import metadata
+from sqlq.schema.tables import LARGEST_TOKEN, metadata
 
 COLLATION = "utf8mb4_nopad_bin"
+LAST_ID = "a row of jobs had an id near the largest one, and ids continue behind it, if there is one left"
+LOWER_IDS = f"DELETE FROM jobs WHERE id > {LARGEST_TOKEN}, then ALTER TABLE jobs AUTO_INCREMENT = 1"
 
 
-def variable(conn: Connection, name: str, *, of_server: bool = False) -> Any:
-    """Return a variable of this session, or of the server."""
-    return conn.exec_driver_sql(f"SELECT @@{'global.' if of_server else ''}{name}").scalar()
+def setting(conn: Connection, name: str) -> Any:
+    """Return a variable of the server."""
+    return conn.exec_driver_sql(f"SELECT @@global.{name}").scalar()
 
 
 def status(conn: Connection, name: str) -> int:
     """Return a counter of the server."""
     return int(conn.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").one()[1])
-
-
-def nodes(conn: Connection) -> int:
-    """Return the number of nodes of its cluster of Galera; 0 for a server without one."""
-    row = conn.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'").first()
-    return 0 if row is None else int(row[1])
 
 
 def unpurged_transactions(conn: Connection) -> int:
@@ -71,7 +67,7 @@ def burden(conn: Connection) -> Burden:
 
 def connections(conn: Connection) -> tuple[int, int]:
     """Return the number of connections, and their limit."""
-    return status(conn, "Threads_connected"), variable(conn, "max_connections", of_server=True)
+    return status(conn, "Threads_connected"), setting(conn, "max_connections")
 
 
 def size(conn: Connection) -> int:
@@ -148,7 +144,7 @@ def missing_grant(error: BaseException, kind: str | None) -> str | None:
     return f"an administrator mends it: GRANT {rights} on all tables of the database TO {denied['account']}"
 
 
-_DENIED = re.compile(r"command denied to user (?P<account>'.*?'@'.*?')|need .* PROCESS privilege")
+_DENIED = re.compile(r"command denied to user (?P<account>'[^']*'@'[^']*')|the PROCESS privilege")
 
 
 def _denied(error: BaseException) -> re.Match[str] | None:

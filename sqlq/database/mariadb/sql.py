@@ -6,13 +6,11 @@ queue or priority to the next are loose index scans (GROUP BY), or statements of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
-from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
+from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import MARIADB_NOW
 
 NOW = MARIADB_NOW
@@ -67,10 +65,10 @@ def top_level(schema: str | None) -> str:
     return f"(SELECT MAX(priority) FROM {quoted(schema)}.jobs WHERE reserved_at IS NULL AND queue = %s)"
 
 
-def reserve(schema: str | None, ids: str, sets: Mapping[str, str]) -> str:
-    """Reserve locked jobs by their ids, in the transaction that has locked them. Some columns are set by
-    cases. All values are computed or valid already, and the checks of the table take half of the time."""
-    more = "".join(f", {column} = CASE {cases} ELSE {column} END" for column, cases in sets.items())
+def reserve(schema: str | None, ids: str, cases: str) -> str:
+    """Reserve locked jobs by their ids, in the transaction that has locked them, with the attempts in
+    `cases`. All values are computed or valid already, and the checks of the table take half of the time."""
+    more = cases and f", max_attempts = CASE {cases} ELSE max_attempts END"
     unchecked = "innodb_lock_wait_timeout = 0, check_constraint_checks = 0"
     return f"""
 SET STATEMENT {unchecked} FOR UPDATE {quoted(schema)}.jobs FORCE INDEX (PRIMARY)
@@ -108,11 +106,11 @@ def due_in(schema: str | None, names: int | None) -> str:
     prefix = quoted(schema)
     wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
     return f"""
-SELECT queue, TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0
+SELECT queue, CASE WHEN queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL)
+                   THEN TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0 END
   FROM (SELECT reserved_at, queue, priority, MIN(available_at) AS first_at
           FROM {prefix}.jobs FORCE INDEX (jobs_claim)
          WHERE reserved_at IS NULL{wanted} GROUP BY reserved_at, queue, priority) AS levels
- WHERE queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL)
  GROUP BY queue
  UNION ALL SELECT NULL, NULL FROM DUAL WHERE @@global.read_only
 """
@@ -125,28 +123,23 @@ def look(schema: str | None, workers: int) -> str:
     return f"""
 SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
                 FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL ORDER BY next_at LIMIT 1),
-       0,
+       NULL, 0,
        CASE WHEN %s IS NOT NULL THEN (
             SELECT COUNT(DISTINCT host, COALESCE(supervisor_pid, pid)) FROM {prefix}.sqlq_workers
              WHERE seen_at > {NOW} - INTERVAL %s * 1000 MICROSECOND) END,
        CASE WHEN %s THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs WHERE reserved_at IS NOT NULL
                AND lease_expires_at <= {NOW}) END,
-       CASE WHEN %s THEN EXISTS (
-            SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= {NOW}) END,
        CASE WHEN %s THEN
             EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL)
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'pause') END,
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT JSON_ARRAYAGG(JSON_ARRAY(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM {prefix}.sqlq_workers
          WHERE id IN ({theirs}) AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL)),
        EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
        (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(paused_until)) / 1000e0
-          FROM (SELECT paused_until FROM {prefix}.sqlq_queues
-                UNION ALL SELECT paused_until FROM {prefix}.sqlq_tasks) AS pauses),
-       (SELECT JSON_ARRAYAGG(task) FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL)
+          FROM {prefix}.sqlq_queues)
 """
 
 
@@ -273,13 +266,11 @@ SELECT id FROM {prefix}.jobs FORCE INDEX (jobs_line)
 def head_of_line(schema: str | None, served: int | None) -> str:
     prefix = quoted(schema)
     # guard: the-head-of-a-line-mariadb
-    # guard: a-paused-head-keeps-the-order-mariadb
     return f"""
 SELECT head.id
-  FROM (SELECT id, limit_key, queue, task, due_at FROM {prefix}.jobs FORCE INDEX (jobs_line_by_id)
+  FROM (SELECT id, limit_key, queue, due_at FROM {prefix}.jobs FORCE INDEX (jobs_line_by_id)
          WHERE blocked_by = 'limit' AND limit_key = %s ORDER BY id LIMIT 1) AS head
  WHERE head.due_at <= {NOW} AND {_is_open(prefix, served)}
-   AND head.task NOT IN (SELECT task FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL)
    AND NOT (%s AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs AS failed
                             WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
 """

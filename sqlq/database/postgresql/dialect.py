@@ -33,6 +33,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
+from sqlq.config.constants import IDLE_TRANSACTION_MS
 from sqlq.database.batch import Batch, Right, locking, rights
 from sqlq.database.dialect import Dialect, fence, schema_of
 from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
@@ -61,16 +62,16 @@ _LIMIT_EXCEEDED = "54000"
 """program_limit_exceeded: NOTIFY raises it when a listener in an endless transaction blocks the queue of
 notifications"""
 
-_AWAY_CLASSES = ("08", "53", "57P", "58")
-"""connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system
-errors"""
+_AWAY_CLASSES = ("08", "25P03", "25P04", "53", "57P", "58")
+"""connection exceptions, a transaction that was idle or open for too long, insufficient resources, operator
+intervention (57P: shutdown, crash), system errors"""
 
 _READ_ONLY = "25006"
 """A standby: the primary is elsewhere, or this server is about to become it."""
 
 _DISK_FULL = "53100"
 
-_USELESS = ("08", "57P", _READ_ONLY, "0A000")  # guard: useless-connections
+_USELESS = ("08", "25P03", "25P04", "57P", _READ_ONLY, "0A000")  # guard: useless-connections
 """A connection with such an error is useless. Its server stops, or it leads to a standby, where a new one may
 lead to the primary. With feature_not_supported, a migration has changed a column that a prepared statement
 returns."""
@@ -85,7 +86,6 @@ class PostgreSQL(Dialect):
     name, title = "postgresql", "PostgreSQL"
     oldest = (15,)
     has_schemas = has_kinds_of_roles = True
-    vacuums = has_partitions = True
     builds_indexes_apart = True
     open_transactions = "pg_stat_activity (by xact_start)"
     notifies = True
@@ -106,20 +106,22 @@ class PostgreSQL(Dialect):
         self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
     ) -> list[Sequence[Any]]:
         given = {"names": list(names), "most": limit, **by._asdict()}
-        return ask(sql.claim(schema, by.follow_ups is not None, order == "newest"), given)
+        return ask(sql.claim(schema, order == "newest"), given)
 
-    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        given = {} if names is None else {"names": list(names)}
-        rows = ask(sql.due_in(schema, names is None) + sql.IF_READ_ONLY, given)
-        if any(queue is None for queue, _ in rows):
+    def due_in(
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
+    ) -> list[Sequence[Any]]:
+        given = {"names": list(names), "after": after}
+        rows = ask(sql.due_in(schema, after is not None) + sql.IF_READ_ONLY, given)
+        if any(row[0] is None for row in rows):
             ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
         return rows
 
     def look(
-        self, ask: Ask, schema: str | None, names: Sequence[str] | None, wanted: LookWanted
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None, wanted: LookWanted
     ) -> list[Sequence[Any]]:
-        given = wanted._asdict() if names is None else {**wanted._asdict(), "names": list(names)}
-        return ask(sql.look(schema, names is None), given)
+        given = {**wanted._asdict(), "names": list(names), "after": after}
+        return ask(sql.look(schema, after is not None), given)
 
     def claim_beyond(
         self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
@@ -133,7 +135,7 @@ class PostgreSQL(Dialect):
             "most": limit,
             **by._asdict(),
         }
-        return ask(sql.claim_beyond(schema, by.follow_ups is not None), given)
+        return ask(sql.claim_beyond(schema), given)
 
     def batch_table(self, batch: Batch) -> FromClause:
         arrays = (
@@ -278,6 +280,12 @@ class PostgreSQL(Dialect):
             conn.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({MIGRATIONS})").scalar()
         )
 
+    def migrator(self, conn: Connection, schema: str | None) -> str | None:
+        row = conn.exec_driver_sql(_MIGRATOR).one_or_none()
+        if row is None:
+            return None
+        return f"{row[1]} in session {row[0]}, which SELECT pg_terminate_backend({row[0]}) ends"
+
     def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
         conn.exec_driver_sql(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
 
@@ -292,23 +300,23 @@ class PostgreSQL(Dialect):
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
             bound(dbapi_connection, patience)  # guard: every-wait-has-an-end
-            # psycopg 3, whose user has not disabled it
-            if getattr(dbapi_connection, "prepare_threshold", None) is not None:
-                # guard: nothing-prepared-through-a-pooler
-                dbapi_connection.prepare_threshold = (
-                    ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
-                )
+            _settle_in(dbapi_connection)
+
+        # and after a caller's hooks
+        @event.listens_for(engine, "connect")
+        def _hooked(dbapi_connection: Any, record: Any) -> None:
+            record.info[_POOLED] = not _settle_in(dbapi_connection, plans_once=plans_once)
+
+        @event.listens_for(engine, "begin")
+        def _began(conn: Connection) -> None:
+            isolation = conn.get_execution_options().get("isolation_level")
+            if conn.info.get(_POOLED) and isolation == "READ COMMITTED":
+                conn.exec_driver_sql(_BOUND_IDLE)  # guard: idle-transactions-end-behind-a-pooler
 
         follow_hosts(engine)
         look_at_errors(self, engine, patience)
         if looks_at_idle:
             look_at_idle(self, engine)
-        if plans_once:
-
-            @event.listens_for(engine, "connect")
-            def _plans(dbapi_connection: Any, record: Any) -> None:
-                if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
-                    _at_once(dbapi_connection, _PLAN_ONCE)
 
 
 ONLY_ON_REQUEST = sys.maxsize
@@ -325,22 +333,82 @@ def leads_to_one_server(driver: Any) -> bool:
     return bool(_at_once(driver, in_catalog("SELECT pg_backend_pid()")) == driver.info.backend_pid)
 
 
+def _settle_in(driver: Any, *, plans_once: bool = False) -> bool:
+    """Make a connection's session as sqlq needs it, whatever the URL, the environment, the role, the database
+    or a caller's hook has set. Return whether it leads to one server process."""
+    if hasattr(driver, "set_client_encoding"):  # psycopg2 does not see the setting change
+        driver.set_client_encoding("UTF8")
+    prepares = getattr(driver, "prepare_threshold", None) is not None  # psycopg 3, if its user permits it
+    # some poolers keep a server process for a client that sets anything
+    followed = {
+        name: value for name, value in _FOLLOWED.items() if driver.info.parameter_status(name) != value
+    }
+    own = followed | _OF_SESSION
+    if driver.info.server_version >= 170000:
+        own["transaction_timeout"] = "0"
+    if plans_once and prepares:
+        own |= _PLAN_ONCE
+    checks = "NULL"
+    if driver.info.server_version >= 140000:
+        checks = _CHECKS_CLIENT  # guard: statements-end-with-their-client
+    statement = (
+        f"SELECT CASE WHEN pg_backend_pid() = {driver.info.backend_pid} "
+        f"THEN concat({checks}, {_set(own)}) IS NOT NULL ELSE {_set(followed)} IS NULL END"
+    )
+    direct = bool(_at_once(driver, in_catalog(statement)))  # guard: own-sessions-have-own-settings
+    if prepares:
+        # guard: nothing-prepared-through-a-pooler
+        driver.prepare_threshold = ONLY_ON_REQUEST if direct else None
+    return direct
+
+
 def _at_once(driver: Any, statement: str) -> Any:
     """Run a statement outside any transaction, and return its value."""
     autocommit, driver.autocommit = driver.autocommit, True
-    (value,) = driver.execute(statement).fetchone()
+    with driver.cursor() as cursor:
+        cursor.execute(statement)
+        (value,) = cursor.fetchone()
     driver.autocommit = autocommit
     return value
 
 
-_PLAN_ONCE = in_catalog(
-    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || "
-    + " || ".join(
-        f"set_config('{setting}', 'off', false)"
-        # a plan for any LIMIT expects many rows, so PostgreSQL would JIT-compile it each time
-        for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
-    )
-)
+def _set(settings: dict[str, str]) -> str:
+    calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+    return f"concat({', '.join(calls) or 'NULL'})"
+
+
+_POOLED = "sqlq_pooled"
+_MIGRATOR = in_catalog(f"""
+SELECT a.pid, a.usename
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 0 AND l.objid = {MIGRATIONS}
+   AND a.datname = current_database()
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+ LIMIT 1""")
+_FOLLOWED = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "TimeZone": "UTC",
+    "standard_conforming_strings": "on",
+}
+"""The settings that a pooler follows, and gives each server process before a client's transaction."""
+_IDLE = "idle_in_transaction_session_timeout"
+_OF_SESSION = {
+    _IDLE: str(IDLE_TRANSACTION_MS),  # guard: idle-transactions-end
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_session_timeout": "0",
+    "array_nulls": "on",
+}
+# A server of another system may refuse it.
+_CHECKS_CLIENT = """set_config('client_connection_check_interval',
+    CASE WHEN strpos(version(), '-linux') > 0 THEN '2s' ELSE '0' END, false)"""
+_BOUND_IDLE = f"SET LOCAL {_IDLE} = {IDLE_TRANSACTION_MS}"
+_PLAN_ONCE = {
+    "plan_cache_mode": "force_generic_plan",
+    # a plan for any LIMIT expects many rows, so PostgreSQL would JIT-compile it each time
+    **dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"), "off"),
+}
 
 
 def _numbers(values: Sequence[int | None]) -> str:

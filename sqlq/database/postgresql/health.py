@@ -9,7 +9,6 @@ import getpass
 import os
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, Connection, CursorResult, text
@@ -27,14 +26,9 @@ def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple
     return conn.execute(text(in_catalog(question)), given)
 
 
-def settings(conn: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Return the values of settings for this connection, by their names."""
-    values = _asked(
-        conn,
-        "SELECT name, current_setting(name) FROM unnest(CAST(:names AS text[])) AS asked (name)",
-        names=list(names),
-    )
-    return {str(name): str(value) for name, value in values}
+def setting(conn: Connection, name: str) -> str:
+    """Return the value of a setting for this connection."""
+    return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
 
 
 def unfit(conn: Connection) -> str | None:
@@ -87,22 +81,6 @@ def connections(conn: Connection) -> tuple[int, int]:
     return used, limit
 
 
-def creators(conn: Connection) -> list[tuple[str, str]]:
-    """Return the schemas of the search_path, and of our tables, in which a role other than the owner and
-    superusers may create. Each comes with that role, or PUBLIC."""
-    rows = _asked(
-        conn,
-        "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
-        "FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a "
-        "LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee "
-        "WHERE (n.nspname = :schema OR n.nspname = ANY (current_schemas(false))) "
-        "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
-        "ORDER BY 1, 2",
-        schema=schema_of(conn),
-    )
-    return [(schema, role) for schema, role in rows]
-
-
 def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:
     """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
     first."""
@@ -128,19 +106,6 @@ def hidden_sessions(conn: Connection) -> int:
     return int(_asked(conn, hidden).scalar() or 0)
 
 
-def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
-    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, with the
-    seconds."""
-    rows = _asked(
-        conn,
-        "SELECT gid, EXTRACT(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts "
-        "WHERE database = current_database() "
-        "AND prepared < (clock_timestamp() - (:seconds * interval '1 second')) ORDER BY prepared LIMIT 5",
-        seconds=older_than_s,
-    )
-    return [(row[0], float(row[1])) for row in rows]
-
-
 def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None without statistics of it."""
     row = _asked(
@@ -160,34 +125,17 @@ def size(conn: Connection) -> int:
 def tables(conn: Connection) -> list[TableSize]:
     rows = _asked(
         conn,
-        "SELECT relname, live, dead, bytes, of_indexes, vacuumed_at, "
+        "SELECT relname, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
+        "greatest(last_vacuum, last_autovacuum), "
         "(SELECT json_object_agg(name, size) FROM "
         "(SELECT indexrelname AS name, pg_relation_size(indexrelid) AS size "
-        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = ANY (parts) ORDER BY 2 DESC, 1 LIMIT 3) l) "
-        "FROM (SELECT relname, "
-        "ARRAY(SELECT CAST(relid AS oid) FROM pg_partition_tree(c.oid)) || c.oid AS parts "
-        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = :schema AND relname = ANY(:names)) AS ours "
-        "CROSS JOIN LATERAL (SELECT sum(n_live_tup)::bigint, sum(n_dead_tup)::bigint, "
-        "sum(pg_table_size(relid))::bigint, sum(pg_indexes_size(relid))::bigint, "
-        "max(greatest(last_vacuum, last_autovacuum)) FROM pg_catalog.pg_stat_all_tables t "
-        "WHERE t.relid = ANY (parts)) AS sums (live, dead, bytes, of_indexes, vacuumed_at) ORDER BY 4 DESC",
+        "FROM pg_catalog.pg_stat_all_indexes i WHERE i.relid = t.relid ORDER BY 2 DESC, 1 LIMIT 3) l) "
+        "FROM pg_catalog.pg_stat_all_tables t WHERE schemaname = :schema AND relname = ANY(:names) "
+        "ORDER BY 4 DESC",
         schema=schema_of(conn),
         names=_TABLES,
     )
     return [TableSize(*row) for row in rows]
-
-
-class Wal(NamedTuple):
-    """The bytes of WAL that the whole server has written since a time."""
-
-    bytes: int
-    since: datetime
-
-
-def wal(conn: Connection) -> Wal:
-    row = _asked(conn, "SELECT wal_bytes::bigint, stats_reset FROM pg_catalog.pg_stat_wal").one()
-    return Wal(*row)
 
 
 _WRITTEN = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
@@ -234,61 +182,6 @@ def standbys(conn: Connection) -> list[Standby]:
         "ORDER BY 4 DESC NULLS LAST LIMIT 20",
     )
     return [Standby(*row) for row in rows]
-
-
-class Timing(NamedTuple):
-    """How often a kind of statement has run, and its mean time."""
-
-    calls: int
-    mean_ms: float
-
-
-def timings(conn: Connection) -> dict[str, Timing] | str:
-    """Return the timings of claims and settles in pg_stat_statements, or how to have them."""
-    where = _asked(
-        conn,
-        "SELECT quote_ident(n.nspname) FROM pg_catalog.pg_extension e "
-        "JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'pg_stat_statements'",
-    ).scalar()
-    if where is None:
-        return (
-            "add pg_stat_statements to shared_preload_libraries, and CREATE EXTENSION pg_stat_statements here"
-        )
-    return timings_in(conn, where)
-
-
-def timings_in(conn: Connection, where: str) -> dict[str, Timing] | str:
-    jobs = conn.dialect.identifier_preparer.quote(schema_of(conn) or "").replace("%%", "%") + ".jobs"
-    rows = _asked(
-        conn,
-        "SELECT kind, sum(calls)::bigint, (sum(total_exec_time) / sum(calls))::float FROM ("
-        "SELECT CASE WHEN query = '<insufficient privilege>' THEN 'hidden' "
-        "WHEN strpos(query, 'FROM ' || :jobs || ' USING held') > 0 THEN 'settle' "
-        "WHEN strpos(query, 'SKIP LOCKED) AS ready') > 0 AND strpos(query, 'UPDATE ' || :jobs) > 0 "
-        "THEN 'claim' END AS kind, calls, total_exec_time "
-        f"FROM {where}.pg_stat_statements s JOIN pg_catalog.pg_database d ON d.oid = s.dbid "
-        "WHERE d.datname = current_database()) AS statements WHERE kind IS NOT NULL GROUP BY kind",
-        jobs=jobs,
-    )
-    found = {kind: Timing(calls, mean) for kind, calls, mean in rows}
-    if found.pop("hidden", None) and not found:
-        return "GRANT pg_read_all_stats to the role in the URL"
-    return found
-
-
-def without_autovacuum(conn: Connection) -> list[str]:
-    """Return those of our tables whose options turn off autovacuum."""
-    rows = _asked(
-        conn,
-        "SELECT c.relname FROM pg_catalog.pg_class c "
-        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
-        "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
-        "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1",
-        schema=schema_of(conn),
-        names=_TABLES,
-    )
-    return list(rows.scalars())
 
 
 def indexes(conn: Connection) -> dict[str, bool]:

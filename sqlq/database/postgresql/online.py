@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config import urls
 from sqlq.errors import ConfigurationError
-from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ builds wait along."""
 MIGRATIONS = int.from_bytes(b"sqlq")
 """The advisory lock of migrations."""
 
-LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED = "55P03", "40P01"
+LOCK_NOT_AVAILABLE = "55P03"
 DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
 
 
@@ -74,7 +73,7 @@ def build_index(
 
     An interrupted build leaves an invalid index. Such an index slows every write, serves no query, and
     satisfies IF NOT EXISTS. If it is unique, it also enforces its rule as far as it can. So this drops it
-    first. But the server may still run the build of a killed migrator, so this first waits for every build on
+    first. But a server may still run the build of a killed migrator, so this first waits for every build on
     the table.
 
     Call it while no other migrator can be here, for a transaction that holds no lock on the table. Raises
@@ -128,8 +127,6 @@ def outside_transactions(engine: Engine) -> Iterator[Connection]:
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         with connection.begin():
             connection.exec_driver_sql("SET search_path = pg_catalog")
-            # A role's own timeouts are not meant for statements that take minutes.
-            connection.exec_driver_sql("SET statement_timeout = 0")
             connection.exec_driver_sql(f"SET lock_timeout = {INDEX_PATIENCE_MS}")
         try:
             yield connection
@@ -178,43 +175,3 @@ def _drop_leftover(connection: Connection, name: str) -> None:
 
 def _quoted(engine: Engine, name: str) -> str:
     return engine.dialect.identifier_preparer.quote(name)
-
-
-# ── Grants on the views ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextmanager
-def keeping_grants(connection: Connection, schema: str | None, names: tuple[str, ...]) -> Iterator[None]:
-    """Restore, at the end of the block, the grants on views that it may drop and recreate."""
-    if connection.dialect.name != "postgresql":
-        yield
-        return
-    schema = version.effective_schema(connection, schema)
-    before = _grants(connection, schema, names)
-    yield
-    for view, right, role, grantable in sorted(before - _grants(connection, schema, names)):
-        if connection.execute(text(_IS_THERE), {"schema": schema, "view": view}).scalar():
-            target = version.qualified(connection, schema, view)
-            option = " WITH GRANT OPTION" if grantable else ""
-            connection.exec_driver_sql(f"GRANT {right} ON {target} TO {role}{option}")
-
-
-def _grants(
-    connection: Connection, schema: str | None, names: tuple[str, ...]
-) -> set[tuple[str, str, str, bool]]:
-    statement = text(_GRANTS).bindparams(bindparam("names", expanding=True))
-    return {tuple(row) for row in connection.execute(statement, {"schema": schema, "names": names})}
-
-
-_GRANTS = """
-SELECT c.relname, a.privilege_type,
-       CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, a.is_grantable
-  FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- CROSS JOIN LATERAL aclexplode(c.relacl) a
- WHERE n.nspname = :schema AND c.relname IN :names AND a.grantee <> c.relowner
-"""
-_IS_THERE = """
-SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname = :schema AND c.relname = :view
-"""

@@ -6,9 +6,9 @@ from __future__ import annotations
 from sqlalchemy.dialects import postgresql
 
 from sqlq.database.dialect import claimed_columns
+from sqlq.database.values import LARGEST_WINDOW
 from sqlq.schema.qualify import in_catalog, written
-from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
+from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 
 
 def quoted(schema: str | None) -> str:
@@ -19,7 +19,7 @@ def quoted(schema: str | None) -> str:
 
 
 @written
-def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> str:
+def claim(schema: str | None, newest_first: bool = False) -> str:
     """Claim from the queues named, in their order, with any priorities in them.
 
     Nested loops go over the queues and their priorities, and step to the next lower priority by the claim
@@ -43,11 +43,11 @@ def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> s
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    return _claim_from(prefix, levels, follow_ups=follow_ups, order=order)
+    return _claim_from(prefix, levels, order=order)
 
 
 @written
-def claim_beyond(schema: str | None, follow_ups: bool) -> str:
+def claim_beyond(schema: str | None) -> str:
     """Claim from known queues and priorities, in each after a position, without reading rows before it."""
     prefix = quoted(schema)
     levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
@@ -59,67 +59,75 @@ def claim_beyond(schema: str | None, follow_ups: bool) -> str:
                    > (TIMESTAMP WITH TIME ZONE 'epoch' + (level.moment * interval '1 microsecond'), level.id)
                AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
                                 WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
-    return _claim_from(prefix, levels, beyond, follow_ups=follow_ups)
+    return _claim_from(prefix, levels, beyond)
 
 
 @written
-def due_in(schema: str | None, all_queues: bool) -> str:
+def due_in(schema: str | None, has_window: bool) -> str:
     """Step through queues and priorities as a claim does, and read the first row of each."""
     prefix = quoted(schema)
-    each = f"""
-      SELECT min(queue)::varchar FROM {prefix}.jobs WHERE reserved_at IS NULL
+    window = f"""
+each (queue) AS (
+      SELECT min(queue)::varchar FROM {prefix}.jobs WHERE reserved_at IS NULL AND queue > %(after)s
       UNION ALL
       SELECT (SELECT min(j.queue)::varchar FROM {prefix}.jobs j
-               WHERE j.reserved_at IS NULL AND j.queue > names.queue)
-        FROM names WHERE names.queue IS NOT NULL"""
+               WHERE j.reserved_at IS NULL AND j.queue > each.queue)
+        FROM each WHERE each.queue IS NOT NULL),"""
+    in_window = f"""
+        UNION ALL
+       SELECT queue, row_number() OVER () FROM (
+              SELECT queue FROM each WHERE queue IS NOT NULL LIMIT {LARGEST_WINDOW}) AS in_window"""
     first = f"""
-           SELECT queue, priority, available_at FROM {prefix}.jobs
+           SELECT queue, {{place}} AS place, priority, available_at FROM {prefix}.jobs
             WHERE queue = {{name}} AND reserved_at IS NULL {{lower}}
             ORDER BY priority DESC, available_at, id LIMIT 1"""
+    following = first.format(
+        place="levels.place", name="levels.queue", lower="AND priority < levels.priority"
+    )
     return f"""
-WITH RECURSIVE names (queue) AS (
-      {each if all_queues else "SELECT unnest(CAST(%(names)s AS varchar[]))"}),
-levels (queue, priority, available_at) AS (
-      SELECT found.* FROM names CROSS JOIN LATERAL ({first.format(name="names.queue", lower="")}) AS found
+WITH RECURSIVE{window if has_window else ""}
+names (queue, place) AS (
+      SELECT queue, max(place) FROM (
+             SELECT unnest(CAST(%(names)s AS varchar[])) AS queue, CAST(NULL AS bigint) AS place
+             {in_window if has_window else ""}) AS named
+       GROUP BY queue),
+levels (queue, place, priority, available_at) AS (
+      SELECT found.* FROM names CROSS JOIN LATERAL (
+           {first.format(place="names.place", name="names.queue", lower="")}) AS found
       UNION ALL
       SELECT found.* FROM levels CROSS JOIN LATERAL (
-           {first.format(name="levels.queue", lower="AND priority < levels.priority")}) AS found)
-SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000 AS double precision)
+           {following}) AS found)
+SELECT queue,
+       CASE WHEN NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                              WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
+            THEN CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000
+                      AS double precision) END,
+       max(place)
   FROM levels
- WHERE NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
-                    WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
  GROUP BY queue
 """
 
 
 IF_READ_ONLY = in_catalog(
-    " UNION ALL SELECT NULL, NULL WHERE current_setting('transaction_read_only') = 'on'\n"
+    " UNION ALL SELECT NULL, NULL, NULL WHERE current_setting('transaction_read_only') = 'on'\n"
 )
 """Adds a row without a queue where the server takes no writes, so that its look may be out of date."""
 
 
-_FOLLOW_UPS = "".join(
-    f""",
-       {column}=coalesce({column}, CAST(%(follow_ups)s AS pg_catalog.json) -> task ->> '{column}')"""
-    for column in ("on_success", "on_failure")
-)
-
-
 @written
-def look(schema: str | None, all_queues: bool) -> str:
+def look(schema: str | None, has_window: bool) -> str:
     """Poll everything that a host needs once a second in one statement, which costs as much as a poll of one
     thing."""
     prefix = quoted(schema)
     # guard: the-look-sees-what-a-rescue-takes
-    # guard: the-look-sees-the-paused-postgresql
     return f"""
-SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::boolean AS late, NULL::boolean AS limited, NULL::varchar AS asked,
-       NULL::boolean AS all_paused, NULL::double precision AS pause_ms, NULL::varchar AS paused_tasks
-  FROM ({due_in(schema, all_queues)}) AS due (queue, ms)
+SELECT queue, ms, place, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
+       NULL::boolean AS limited, NULL::varchar AS asked,
+       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
+  FROM ({due_in(schema, has_window)}) AS due (queue, ms, place)
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
-                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
+                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL), NULL,
        CASE WHEN current_setting('transaction_read_only') = 'off'
             THEN %(channel)s = ANY (SELECT pg_listening_channels()) END,
        CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
@@ -130,12 +138,9 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
             SELECT 1 FROM {prefix}.jobs
              WHERE reserved_at IS NOT NULL
                AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
-       CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
-            SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= statement_timestamp()) END,
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL)
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'pause') END,
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT json_agg(json_build_array(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM {prefix}.sqlq_workers
@@ -143,9 +148,7 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
            AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
        EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
        (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
-          FROM (SELECT paused_until FROM {prefix}.sqlq_queues
-                UNION ALL SELECT paused_until FROM {prefix}.sqlq_tasks) AS pauses),
-       (SELECT json_agg(task) FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL)::varchar
+          FROM {prefix}.sqlq_queues)
 """
 
 
@@ -153,9 +156,7 @@ def _microseconds(column: str) -> str:
     return f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)"
 
 
-def _claim_from(
-    prefix: str, levels: str, beyond: str = "", *, follow_ups: bool, order: str = "available_at, id"
-) -> str:
+def _claim_from(prefix: str, levels: str, beyond: str = "", *, order: str = "available_at, id") -> str:
     """Select, lock and reserve in one statement, level by level under one LIMIT, so that only claimed rows
     are locked.
 
@@ -164,7 +165,6 @@ def _claim_from(
     table for a large batch.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    also = _FOLLOW_UPS if follow_ups else ""
     # guard: claim-postgresql
     return f"""
 WITH due AS MATERIALIZED (
@@ -185,7 +185,7 @@ UPDATE {prefix}.jobs
        lease_token=CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
        attempts=least(attempts + 1, {MOST_COUNTED}),
        max_attempts=coalesce(max_attempts,
-                             CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer)){also}
+                             CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer))
  WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING {claimed_columns(dialect)}
 """
@@ -317,15 +317,13 @@ def pick(schema: str | None, in_order: bool) -> str:
              LIMIT greatest(free.number, 0)
                FOR UPDATE SKIP LOCKED"""
     # guard: the-head-of-a-line-postgresql
-    # guard: a-paused-head-keeps-the-order-postgresql
     head = f"""
             SELECT head.id
-              FROM (SELECT id, queue, task, due_at FROM {prefix}.jobs
+              FROM (SELECT id, queue, due_at FROM {prefix}.jobs
                      WHERE limit_key = free.limit_key AND blocked_by = 'limit'
                      ORDER BY id LIMIT 1) AS head
              WHERE free.number > 0 AND head.due_at <= statement_timestamp()
                AND {is_open}
-               AND NOT (head.task = ANY (SELECT task FROM {prefix}.sqlq_tasks WHERE paused_at IS NOT NULL))
                AND NOT (free.holds AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs
                                                 WHERE limit_key = free.limit_key AND id < head.id))"""
     # guard: slots-are-counted-postgresql

@@ -29,10 +29,9 @@ from sqlq.database.batch import Batch
 from sqlq.database.dialect import Dialect, claimed_columns
 from sqlq.database.sqlite import health
 from sqlq.database.timeouts import Patience
-from sqlq.database.values import Ask, Backlog, Claimant, ClaimOrder, Trouble, Verdict
+from sqlq.database.values import LARGEST_WINDOW, Ask, Backlog, Claimant, ClaimOrder, Trouble, Verdict
 from sqlq.errors import ConfigurationError
-from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.tables import CARRIED
+from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import SQLITE_NOW, milliseconds_of
 
 if TYPE_CHECKING:
@@ -77,16 +76,17 @@ class SQLite(Dialect):
         if not due:
             return []
         begun, ids = time.monotonic(), json.dumps(due)
-        followed = () if by.follow_ups is None else (by.follow_ups, by.follow_ups)
-        reserve = _RESERVE_FOLLOWED if followed else _RESERVE
-        rows = ask(reserve, (*by[:3], *followed, ids))
+        rows = ask(_RESERVE, (*by, ids))
         if (time.monotonic() - begun) * 2_000 > by.lease_ms:
             # large rows: a rescue might follow the COMMIT; guard: a-lease-begins-with-its-rows
             ask(_RENEW, (by.lease_ms, ids))
         return rows
 
-    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        return ask(_DUE_IN_ALL, ()) if names is None else ask(_DUE_IN, (json.dumps(list(names)),))
+    def due_in(
+        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
+    ) -> list[Sequence[Any]]:
+        known = json.dumps(list(names))
+        return ask(_DUE_IN, (known,)) if after is None else ask(_DUE_IN_WINDOW, (after, known))
 
     def batch_table(self, batch: Batch) -> FromClause:
         each = func.json_each(bindparam("batch", type_=Text)).table_valued(column("value"), name="each")
@@ -315,44 +315,52 @@ def _due_in_one(ask: Ask, name: str, most: int, *, newest_first: bool) -> list[i
     return due
 
 
-_EACH_QUEUE = """
-      SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL
+_WINDOW = """
+each (queue) AS (
+      SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL AND queue > ?
       UNION ALL
-      SELECT (SELECT min(j.queue) FROM main.jobs j WHERE j.reserved_at IS NULL AND j.queue > names.queue)
-        FROM names WHERE names.queue IS NOT NULL"""
+      SELECT (SELECT min(j.queue) FROM main.jobs j WHERE j.reserved_at IS NULL AND j.queue > each.queue)
+        FROM each WHERE each.queue IS NOT NULL),"""
+_IN_WINDOW = f"""
+      UNION ALL
+      SELECT queue, row_number() OVER () FROM (
+             SELECT queue FROM each WHERE queue IS NOT NULL LIMIT {LARGEST_WINDOW})"""
 _LEVELS = """,
-levels (queue, priority, available_at) AS (
-      SELECT j.queue, j.priority, j.available_at FROM names JOIN main.jobs j ON j.id = (
+levels (queue, place, priority, available_at) AS (
+      SELECT j.queue, names.place, j.priority, j.available_at FROM names JOIN main.jobs j ON j.id = (
              SELECT id FROM main.jobs WHERE queue = names.queue AND reserved_at IS NULL
               ORDER BY priority DESC, available_at, id LIMIT 1)
       UNION ALL
-      SELECT j.queue, j.priority, j.available_at FROM levels JOIN main.jobs j ON j.id = (
+      SELECT j.queue, levels.place, j.priority, j.available_at FROM levels JOIN main.jobs j ON j.id = (
              SELECT id FROM main.jobs WHERE queue = levels.queue AND reserved_at IS NULL
                 AND priority < levels.priority
               ORDER BY priority DESC, available_at, id LIMIT 1))"""
 _WAITS = f"""
-SELECT queue, min(available_at) - {SQLITE_NOW} FROM levels
- WHERE queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL)
+SELECT queue,
+       CASE WHEN queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL)
+            THEN min(available_at) - {SQLITE_NOW} END,
+       max(place)
+  FROM levels
  GROUP BY queue
 """
-_DUE_IN_ALL = f"WITH RECURSIVE names (queue) AS ({_EACH_QUEUE}){_LEVELS}{_WAITS}"
-_DUE_IN = f"WITH RECURSIVE names (queue) AS (SELECT value FROM json_each(?)){_LEVELS}{_WAITS}"
+_DUE_IN, _DUE_IN_WINDOW = (
+    f"""
+WITH RECURSIVE{window}
+names (queue, place) AS (
+      SELECT queue, max(place) FROM (
+             SELECT value AS queue, NULL AS place FROM json_each(?){in_window})
+       GROUP BY queue){_LEVELS}{_WAITS}"""
+    for window, in_window in (("", ""), (_WINDOW, _IN_WINDOW))
+)
 # guard: claim-sqlite
-_RESERVING = f"""
+_RESERVE = f"""
 UPDATE main.jobs
    SET reserved_at = {SQLITE_NOW},
        reserved_by = ?,
        lease_expires_at = {SQLITE_NOW} + ?,
        lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
        attempts = min(attempts + 1, {MOST_COUNTED}),
-       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))"""
-_FOLLOW_UPS = "".join(
-    f""",
-       {column} = coalesce({column}, (SELECT json_extract(value, '$.{column}') FROM json_each(?)
-                                       WHERE key = task))"""
-    for column in ("on_success", "on_failure")
-)
-_RESERVED = f"""
+       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))
  WHERE id IN (SELECT value FROM json_each(?))
 RETURNING {claimed_columns(sqlite.dialect())}
 """
@@ -360,9 +368,6 @@ _RENEW = f"""
 UPDATE main.jobs SET lease_expires_at = {SQLITE_NOW} + ? WHERE id IN (SELECT value FROM json_each(?))
 RETURNING id
 """
-_RESERVE, _RESERVE_FOLLOWED = _RESERVING + _RESERVED, _RESERVING + _FOLLOW_UPS + _RESERVED
-
-
 _WAITING_FOR = """
 SELECT DISTINCT job.id
   FROM json_each(?) AS ended
@@ -437,13 +442,11 @@ SELECT id FROM main.jobs
  LIMIT ?
 """
 # guard: the-head-of-a-line-sqlite
-# guard: a-paused-head-keeps-the-order-sqlite
 _HEAD = f"""
 SELECT head.id
-  FROM (SELECT id, limit_key, queue, task, due_at FROM main.jobs
+  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
          WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
  WHERE head.due_at <= {SQLITE_NOW} AND head.queue NOT IN ({_PAUSED}) AND {_IS_SERVED}
-   AND head.task NOT IN (SELECT task FROM main.sqlq_tasks WHERE paused_at IS NOT NULL)
    AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
                            WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
 """

@@ -28,7 +28,6 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.config.constants import IDS
 from sqlq.database.batch import Batch
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect, seal_of
@@ -38,8 +37,8 @@ from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, Job, State
 from sqlq.model.outcome import ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
-from sqlq.payload.encryption import opened_without_keys
-from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
+from sqlq.payload.encryption import NO_KEYS
+from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import Moment, after, far, now
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, fields, slices
 from sqlq.store.limits import wakes
@@ -134,17 +133,14 @@ class Before(NamedTuple):
 def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before]]:
     """Return the steps before each of these jobs, in the order of their edges, with opened results. `takers`
     has the queue of each job."""
-    seal = seal_of(conn)
+    seal = seal_of(conn) or NO_KEYS
     found: dict[int, list[Before]] = defaultdict(list)
     for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
         why = unopened = None
         if result is not None:
             try:
-                if seal is None:
-                    opened_without_keys("result", result)
-                else:
-                    # guard: results-of-steps-are-opened
-                    result = seal.result_for(takers[id], task, queue, result)
+                # guard: results-of-steps-are-opened
+                result = seal.result_for(takers[id], task, queue, result)
             except SealError as error:
                 result, why, unopened = None, f"of job {depends_on} ({task}): {error}", error
         if outcome is None:
@@ -240,7 +236,7 @@ def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | Non
 def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] | None:
     """Return the row of a flow, its steps' rows ordered by id, and the rows of their edges; None for an
     unknown flow."""
-    flow = conn.execute(select(flows).where(flows.c.id == flow_id)).one_or_none() if flow_id in IDS else None
+    flow = conn.execute(select(flows).where(flows.c.id == flow_id)).one_or_none()
     if flow is None:
         return None
     given = {"flow": flow_id}
@@ -250,7 +246,7 @@ def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] 
 def exists(conn: Connection, flow_id: int) -> bool:
     """Whether the flow exists."""
     query = select(flows.c.id).where(flows.c.id == flow_id)
-    return flow_id in IDS and conn.scalar(query) is not None
+    return conn.scalar(query) is not None
 
 
 def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[str]]]:
@@ -302,7 +298,7 @@ _failed = (
 _waiting = (
     select(func.count())
     .select_from(edges.join(jobs, jobs.c.id == edges.c.job_id))
-    .where(edges.c.depends_on == _failed.c.id, edges.c.on_outcome == "success", jobs.c.blocked_by == "flow")
+    .where(edges.c.depends_on == _failed.c.id, edges.c.on_outcome == "success", blocked_by("flow"))
     .correlate(_failed)
     .scalar_subquery()
 )

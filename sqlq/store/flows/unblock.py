@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, tuple
 
 from sqlq.database.database import Database
 from sqlq.schema.tables import flows, jobs
+from sqlq.store.apart import apart, noted
 from sqlq.store.jobs.rows import slices
 from sqlq.store.jobs.settle import Rescued
 
@@ -82,14 +83,30 @@ def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> lis
 def _judge(
     database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool
 ) -> tuple[int, list[int]]:
-    """Judge a batch of steps; return their number, and the ids of those cancelled."""
+    """Judge a batch of steps; return their number, and the ids of those cancelled. A step that the database
+    refuses to change is left to the sweeps."""
     dialect, schema = database.dialect, database.schema
-    verdict = database.run_raw(
-        lambda ask: dialect.unblock(ask, schema, ids, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
-    )
-    done.free += len(verdict.free)
-    done.cancelled += verdict.cancelled
-    return verdict.found, list(verdict.cancelled)
+    found, before = 0, len(done.cancelled)
+
+    def judge(some: Sequence[int]) -> None:
+        nonlocal found
+        verdict = database.run_raw(
+            lambda ask: dialect.unblock(
+                ask, schema, some, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON
+            )
+        )
+        found += verdict.found
+        done.free += len(verdict.free)
+        done.cancelled += verdict.cancelled
+
+    def refused(id: int, error: Exception) -> None:
+        if are_steps:
+            noted(database.engine, "waits for no other step any more")((id,), error)
+        else:  # it is one of the steps after this job
+            _judge_steps(database, _waiting_for(database, [id]), done)
+
+    apart(ids, judge, refused, dialect)
+    return found, done.cancelled[before:]
 
 
 def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -29,15 +29,17 @@ from sqlalchemy import (
     type_coerce,
 )
 
+from sqlq.config.durations import FAR
 from sqlq.database.batch import Batch
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Rows
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs
-from sqlq.schema.types import FAR, Moment, now
+from sqlq.schema.types import Moment, now
 from sqlq.store.workers.pauses import paused
 from sqlq.store.workers.workers import moment
 
+MOST_QUEUES = 1_000
 MOST = 10_000
 """The cap of one count; for a person "10,000+" is as good as the number."""
 ROWS = 100_000
@@ -95,18 +97,22 @@ def levels(conn: Connection) -> list[Level]:
 _WAITS = jobs.c.reserved_at.is_(None)
 
 
-def capped(conn: Connection) -> list[QueueStats]:
+def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStats], int]:
     """Return the counts of each queue, by name, each at most `MOST`; a number that reaches it is named in
-    `capped`.
+    `capped`. It returns at most `MOST_QUEUES` queues, those of `preferred` before others, and the
+    number of the others.
 
     No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
     queue's count of failed jobs is marked as capped.
     """
     found = levels(conn)
-    each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
-    waiting = _count_waiting(conn, found, each) if found else []
     others = {"running": conn.execute(_RUNNING, {"limit": MOST}).all()}
     others["failed"] = conn.execute(_FAILED, {"limit": MOST}).all()
+    names = {level.queue for level in found} | {queue for rows in others.values() for queue, _ in rows}
+    shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:MOST_QUEUES])
+    found = [level for level in found if level.queue in shown]
+    each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
+    waiting = _count_waiting(conn, found, each) if found else []
     until, stopped = moment(conn), paused(conn)
 
     held: dict[str, Counter[str]] = {}
@@ -120,11 +126,12 @@ def capped(conn: Connection) -> list[QueueStats]:
             oldest[queue] = min(first, oldest.get(queue, first))
     for name, rows_by_queue in others.items():
         for queue, number in rows_by_queue:
-            held.setdefault(queue, Counter())[name] = number
+            if queue in shown:
+                held.setdefault(queue, Counter())[name] = number
     for name, rows_by_queue in others.items():  # any queue may have more
         if sum(number for _, number in rows_by_queue) == MOST:
             ended |= {(queue, name) for queue in held}
-    return [
+    stats = [
         QueueStats(
             queue,
             **{name: min(number[name], MOST) for name in _COUNTED},
@@ -134,6 +141,7 @@ def capped(conn: Connection) -> list[QueueStats]:
         )
         for queue, number in sorted(held.items())
     ]
+    return stats, len(names) - len(shown)
 
 
 def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
@@ -175,14 +183,16 @@ def _waiting(dialect: Dialect) -> Select[Any]:
     )
 
 
-def _by_queue(source: Table, *where: ColumnElement[bool]) -> Select[Any]:
-    newest = select(source.c.queue).where(*where).order_by(source.c.id.desc()).limit(bindparam("limit"))
-    some = newest.subquery()
+def _by_queue(rows: Select[Any]) -> Select[Any]:
+    some = rows.limit(bindparam("limit")).subquery()
     return select(some.c.queue, func.count()).group_by(some.c.queue)
 
 
-_RUNNING = _by_queue(jobs, jobs.c.reserved_at.is_not(None))
-_FAILED = _by_queue(failed_jobs)
+# in the order of an index, which the planner takes then for a table without statistics, too
+_RUNNING = _by_queue(
+    select(jobs.c.queue).where(jobs.c.reserved_at.is_not(None)).order_by(jobs.c.reserved_by, jobs.c.id)
+)
+_FAILED = _by_queue(select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc()))
 
 
 class Vitals(NamedTuple):

@@ -5,19 +5,17 @@ Each function is one query, so that a role without the right to one of them stil
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, literal, select
 
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import jobs
-from sqlq.schema.types import after, now
+from sqlq.schema.tables import finished_jobs, jobs
+from sqlq.schema.types import after, far, now, since_ms
 from sqlq.store.health import counts
 from sqlq.store.workers import workers
 
@@ -47,47 +45,41 @@ def indexes(conn: Connection) -> Indexes:
     return Indexes(sorted(missing), sorted(name for name, is_valid in found.items() if not is_valid))
 
 
-class Stuck(NamedTuple):
-    """Running jobs whose leases expired long ago: their number, some ids, and the seconds since the first
-    expired."""
-
-    number: int
-    ids: list[int]
-    seconds: float
-
-
-def stuck(conn: Connection, *, longer_than_ms: int) -> Stuck | None:
-    """Return the running jobs whose lease expired longer ago than that; a rescue should have taken them."""
+def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
+    """Return running jobs whose lease expired longer ago than that, at most 1,000, and the seconds since. A
+    rescue should have taken them."""
     # a row that was reserved by hand may have no lease end
     until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
     late = until < after(bindparam("ago_ms", type_=BigInteger))
-    where = (jobs.c.reserved_at.is_not(None), late)
-    count, oldest, moment = conn.execute(
-        select(func.count(), func.min(until, type_=until.type), now()).where(*where),
-        {"ago_ms": -longer_than_ms},
-    ).one()
-    if not count:
-        return None
-    ids = conn.scalars(
-        select(jobs.c.id).where(*where).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms}
-    )
-    return Stuck(count, list(ids), (moment - oldest).total_seconds())
+    query = select(jobs.c.id, since_ms(until)).where(jobs.c.reserved_at.is_not(None), late)
+    rows = conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT), {"ago_ms": -longer_than_ms})
+    return {id: float(ms) / 1000 for id, ms in rows}
+
+
+def lost_again(conn: Connection) -> list[int]:
+    """Return running jobs, at most five, that have lost workers before, again and again."""
+    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.losses > 1)
+    return list(conn.scalars(query.order_by(jobs.c.id).limit(5)))
 
 
 def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
     """Return running jobs, at most five, that were to be cancelled longer ago than that."""
     late = jobs.c.cancel_requested_at < after(bindparam("ago_ms", type_=BigInteger))
-    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), late).order_by(jobs.c.id).limit(5)
+    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), late)
+    query = query.order_by(jobs.c.reserved_by, jobs.c.id).limit(5)  # as in its index
     return list(conn.scalars(query, {"ago_ms": -longer_than_ms}))
 
 
 class Unknown(NamedTuple):
-    """A task that no worker knows: the number of its jobs that workers release, and the seconds since the
-    first release."""
+    """A task that workers do not know: the number of its released jobs, the seconds since the first release,
+    and a queue of these jobs. `runs` is whether other workers know the task: one of the newest
+    finished jobs is of it, and was completed since."""
 
     task: str
     number: int
     seconds: float
+    queue: str
+    runs: bool
 
 
 PUT_BACK_WITHIN_MS = 3_600_000
@@ -99,15 +91,15 @@ LEVELS_LOOKED_AT = 50
 def unknown_tasks(conn: Connection) -> list[Unknown]:
     """Return the tasks whose jobs workers release because they do not know them, those waiting longest first.
 
-    No index has these jobs. While workers keep up, they are among the first due jobs of each queue and
-    priority, or the next to be due. The search reads only those.
+    No index has these jobs. While workers keep up, they are among the first jobs of each queue and priority
+    that are due, will be due, or are blocked. The search reads only those.
     """
-    firsts: dict[str, tuple[int, datetime]] = {}
+    firsts: dict[str, tuple[int, datetime, str]] = {}
     moment = workers.moment(conn)
     due = jobs.c.available_at <= now()
     soon = jobs.c.available_at <= after(literal(PUT_BACK_WITHIN_MS, BigInteger))
     for level in counts.levels(conn)[:LEVELS_LOOKED_AT]:
-        for when in (due, ~due & soon):
+        for when in (due, ~due & soon, jobs.c.available_at >= far()):
             some = (
                 select(jobs.c.task, jobs.c.unknown_since)
                 .where(jobs.c.queue == level.queue, jobs.c.priority == level.priority)
@@ -120,50 +112,19 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
             known = some.c.unknown_since.is_not(None)
             query = select(some.c.task, func.count(), since).where(known).group_by(some.c.task)
             for task, number, first in conn.execute(query):
-                before, earliest = firsts.get(task, (0, first))
-                firsts[task] = (before + number, min(first, earliest))
+                before, earliest, queue = firsts.get(task, (0, first, level.queue))
+                firsts[task] = (before + number, min(first, earliest), queue)
+    runs = _last_completions(conn)
     found = [
-        Unknown(task, number, (moment - first).total_seconds()) for task, (number, first) in firsts.items()
+        Unknown(task, number, (moment - first).total_seconds(), queue, runs.get(task, first) > first)
+        for task, (number, first, queue) in firsts.items()
     ]
     return sorted(found, key=lambda unknown: -unknown.seconds)
 
 
-def hears(database: Database, *, seconds: float) -> bool | None:
-    """Whether a LISTEN on the workers' connection receives a NOTIFY from where jobs are enqueued. None where
-    the driver cannot report notifications.
-
-    It uses a channel of its own, so that no notification to workers is mistaken for its own.
-    """
-    channel = f"sqlq_doctor_{uuid.uuid4().hex[:16]}"
-    from sqlq.database.postgresql.health import _asked
-
-    with (
-        database.for_listening() as ear,
-        ear.connect(isolation_level="AUTOCOMMIT") as listening,
-        database.connect(isolation_level="AUTOCOMMIT") as calling,
-    ):
-        driver: Any = listening.connection.driver_connection
-        if not callable(getattr(driver, "notifies", None)):
-            return None
-        try:
-            listening.exec_driver_sql(f'LISTEN "{channel}"')
-            deadline = time.monotonic() + seconds
-            # it waits for no standby that is away
-            notify = "SELECT pg_notify(:channel, ''), set_config('synchronous_commit', 'off', true)"
-            _asked(calling, notify, channel=channel)
-            while (left := deadline - time.monotonic()) > 0:
-                if any(
-                    notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)
-                ):
-                    return True
-            return False
-        except _dbapi_error(listening):  # the driver's own, since SQLAlchemy is not in between
-            return False
-        finally:
-            listening.invalidate()  # a listening connection must not return to the pool
-
-
-def _dbapi_error(conn: Connection) -> type[Exception]:
-    dbapi: Any = conn.dialect.loaded_dbapi
-    error: type[Exception] = dbapi.Error
-    return error
+def _last_completions(conn: Connection) -> dict[str, datetime]:
+    """Return when a job of each task was last completed, by the newest finished jobs."""
+    newest = select(finished_jobs).order_by(finished_jobs.c.id.desc()).limit(LOOKED_AT).subquery()
+    last = func.max(newest.c.finished_at, type_=newest.c.finished_at.type)
+    completed = select(newest.c.task, last).where(newest.c.outcome == "completed")
+    return dict(conn.execute(completed.group_by(newest.c.task)).all())

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, case, exists, func, select, update
+from sqlalchemy import Connection, case, exists, func, literal, select, update
 
 from sqlq.database.dialects import dialect_of
+from sqlq.model import history
+from sqlq.model.outcome import ON_REQUEST
 from sqlq.schema.tables import failed_jobs, jobs
 from sqlq.schema.types import now
 from sqlq.store.jobs import settle
@@ -18,8 +20,7 @@ from sqlq.store.workers import workers
 
 BATCH = 500
 """Jobs in one transaction: their rows stay locked until it ends."""
-WAITING_REASON = "cancelled by an operator"
-RUNNING_REASON = "cancelled by an operator while it ran; what that attempt still did does not count"
+RUNNING_REASON = "cancelled on request while it ran; what that attempt still did does not count"
 
 # -- cancelling ----------------------------------------------------------------------------------------------
 
@@ -47,12 +48,19 @@ class CancelledBatch(NamedTuple):
 
 
 def cancel(
-    conn: Connection, ids: Sequence[int], *, force: bool = False, wait_ms: int | None = None
+    conn: Connection,
+    ids: Sequence[int],
+    *,
+    force: bool = False,
+    reason: str | None = None,
+    wait_ms: int | None = None,
 ) -> CancelledBatch:
     """Cancel a batch of live jobs.
 
     - A job that no worker has reserved ends here and now.
     - A running job gets a request to cancel, or with `force` ends as well.
+
+    An ended job's row has the `reason`; until then a requested one's history has it.
 
     The row's lock decides the state of a job: if a claim came first, the job gets a request. A row that
     another transaction has locked is skipped and not returned. With `wait_ms` the statement waits for it that
@@ -71,13 +79,16 @@ def cancel(
     settle.wake(conn, keys)  # guard: cancelled-slots-are-looked-at
     waiting = [row.id for row in rows if not row.running]
     held = [row.id for row in rows if row.running]
-    settle.cancel(conn, waiting, WAITING_REASON)
+    settle.cancel(conn, waiting, reason or ON_REQUEST)
     if force:
         settle.revoke(conn, held)
-        settle.cancel(conn, held, RUNNING_REASON)
+        settle.cancel(conn, held, reason or RUNNING_REASON)
         return CancelledBatch(Gone.of(rows), [])
     requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
-    conn.execute(update(jobs).where(jobs.c.id.in_(held)).values(cancel_requested_at=requested))
+    line = literal(history.note(None, "cancel_requested", reason=reason))
+    errors = jobs.c.errors if reason is None else settle.errors_and(line)
+    changes = update(jobs).values(cancel_requested_at=requested, errors=errors)
+    conn.execute(changes.where(jobs.c.id.in_(held)))
     if held:
         # guard: cancels-are-hinted-at
         workers.hint_at_cancels(conn, workers.running_of(conn, held))

@@ -25,21 +25,20 @@ def claim(
     owner: str,
     lease_ms: int,
     max_attempts: str = "{}",
-    follow_ups: str | None = None,
     order: ClaimOrder = "oldest",
 ) -> list[ClaimedJob]:
     """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
     start.
 
-    Counts the attempt and raises the token. Commit before any handler runs. `max_attempts` and `follow_ups`
-    are JSON with each task's values, for rows that have none of their own.
+    Counts the attempt and raises the token. Commit before any handler runs. `max_attempts` is JSON with
+    those of each task, for rows that have none of their own.
     """
 
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
         rows = conn.exec_driver_sql(statement, parameters)
         return list(rows) if rows.returns_rows else []
 
-    by = Claimant(owner, lease_ms, max_attempts, follow_ups)
+    by = Claimant(owner, lease_ms, max_attempts)
     rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, by, order)
     return claimed(rows, names, limit, order)
 

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, literal, select
 from sqlq.database.batch import RIGHT, Batch, Change, Right
 from sqlq.database.dialect import Dialect, held
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import jobs
+from sqlq.schema.tables import finished_jobs, jobs
 from sqlq.schema.types import after
 from sqlq.store.jobs.rows import TABLES
 
@@ -43,7 +43,7 @@ def _extend(dialect: Dialect) -> Change:
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
-    """Return the rights that an owner has, by id. Reads every reserved row."""
+    """Return the rights that an owner has, by id."""
     mine = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner)
     return [(id, token) for id, token in conn.execute(select(*RIGHT).where(*mine).order_by(jobs.c.id))]
 
@@ -60,17 +60,13 @@ class Fate(Enum):
 
 
 def fates(
-    conn: Connection,
-    wanted: Iterable[Right],
-    *,
-    keep_finished: bool = True,
-    dropped: Collection[Right] = (),
+    conn: Connection, wanted: Iterable[Right], *, completed: Collection[Right] = ()
 ) -> dict[Right, Fate]:
     """Look up each right: held, settled or lost. Still held means that a row lock was in the way; lost means
     to another owner.
 
-    A missing row counts as settled where finished jobs, or these, are not kept. Raises on a standby, whose
-    rows may be old.
+    A missing row is lost, or settled if its handler called `complete()`: the job may have been pruned since.
+    Raises on a standby, whose rows may be old.
     """
     dialect_of(conn).refuse_standby(conn)  # guard: standby-is-not-believed
     wanted = list(wanted)
@@ -83,14 +79,20 @@ def fates(
 
     def fate(id: int, token: int) -> Fate:
         if id not in found:
-            kept = keep_finished and (id, token) not in dropped  # guard: the-dropped-are-settled
-            return Fate.LOST if kept else Fate.SETTLED  # guard: gone-is-settled-without-retention
+            # guard: completed-and-pruned-is-settled
+            return Fate.SETTLED if (id, token) in completed else Fate.LOST
         actual, is_reserved = found[id]
         if actual != token:  # guard: fate-by-token
             return Fate.LOST
         return Fate.HELD if is_reserved else Fate.SETTLED
 
     return {(id, token): fate(id, token) for id, token in wanted}
+
+
+def cancelled(conn: Connection, id: int) -> bool:
+    """Whether a job has ended as cancelled, as by an operator's force."""
+    ended = (finished_jobs.c.id == id, finished_jobs.c.outcome == "cancelled")
+    return conn.scalar(select(finished_jobs.c.id).where(*ended)) is not None
 
 
 def still_holds(conn: Connection, id: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -27,30 +28,32 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.config.constants import IDS
+from sqlq.config.constants import LAST_ID
+from sqlq.config.durations import FAR
 from sqlq.model import history
 from sqlq.model.handle import AnyJob, Handle
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job import Job, JobDetails, Progress, State, error_line
+from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State, error_line
+from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import FAR, last_of, milliseconds_of, now, stands_in
-from sqlq.store.jobs.rows import ENDED_STATE, LIVE_STATE, TABLES
-from sqlq.store.workers import workers
+from sqlq.schema.types import last_of, milliseconds_of, now, stands_in
+from sqlq.store.jobs.rows import COLUMNS, ENDED_STATE, FIELDS, LIVE_STATE, TABLES
 
 BATCH = 1_000
 
 
 def possible(ids: Iterable[int]) -> list[int]:
     """Return those of these numbers that can be ids; no job has one of the others."""
-    return [id for id in ids if id in IDS]
+    return [id for id in ids if 0 < id <= LAST_ID]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """A selection of jobs; without any part of it, all. `before` and `newest` bound the ids, `since` and
     `until` the times at which the jobs were created. `header` is a name, or a name and value as in
-    "tenant=7". `text` stands in the arguments, the message of the error or the reason."""
+    "tenant=7". `text` stands in the arguments, the message of the error or the reason. `visible` leaves jobs
+    out, for who may not see all of them."""
 
     ids: tuple[int, ...] = ()
     task: str | None = None
@@ -66,6 +69,7 @@ class Selection:
     until: datetime | None = None
     before: int | None = None
     newest: int | None = None
+    visible: Callable[[JobDetails], bool] | None = None
 
     def where(self, source: FromClause) -> ColumnElement[bool]:
         columns = source.c
@@ -108,13 +112,23 @@ EVERY = Selection()
 
 
 def ids(
-    conn: Connection, states: Collection[State], chosen: Selection, *, within: int, limit: int
+    conn: Connection,
+    states: Collection[State],
+    chosen: Selection,
+    *,
+    within: int,
+    limit: int,
+    seal: Encryption | None = None,
 ) -> list[int]:
     """Return the ids of the selected jobs in these states, the newest first, among the newest `within` of
     each table."""
     found: list[int] = []
-    for _, source, belongs in (_SOURCES[state] for state in states):
-        if chosen.group is None:
+    for details, source, belongs in (_SOURCES[state] for state in states):
+        if chosen.visible is not None:
+            query = details.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, within)))
+            found += [job.id for job in _visible(conn, query, source, chosen, limit, seal)]
+            continue
+        if chosen.group is None and not chosen.ids:
             query = _among_newest(source, belongs, chosen, within, limit)
         else:
             query = select(source.c.id).where(belongs, chosen.where(source))
@@ -127,7 +141,7 @@ def ids(
 
 _OF_THE_END = (
     *("result", "reason", "exception", "message", "traceback", "cancel_requested_at", "expires_at"),
-    *("blocked_by", "due_at", "start_ms", "replayed_as"),
+    *("blocked_by", "due_at", "start_ms"),
 )
 """Columns that only some of the tables have."""
 
@@ -166,10 +180,10 @@ def require_own(asked: AnyJob, found: JobDetails | None) -> None:
 
 def details(conn: Connection, id: int, seal: Encryption | None = None) -> JobDetails | None:
     """Return everything about a job, in whichever table it is; `seal` opens signed or encrypted texts."""
-    for query, source in _EVERYWHERE:
-        row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
+    for query, source in _EVERYWHERE if possible([id]) else ():
+        row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none()
         if row is not None:
-            return _told_from_started(conn, [_job(row, seal)])[0]
+            return _job(row, seal)
     return None
 
 
@@ -180,10 +194,12 @@ def listing(
     chosen: Selection = EVERY,
     limit: int = 100,
     within: int | None = None,
+    whole: bool = True,
     seal: Encryption | None = None,
 ) -> Listing:
     """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
-    each table, since matches may be rare. `seal` opens signed or encrypted texts."""
+    each table, since matches may be rare. Unless `whole`, large fields are not read. `seal` opens signed or
+    encrypted texts."""
     sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
     found: list[JobDetails] = []
     rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
@@ -195,29 +211,40 @@ def listing(
         if floor is None or within is None:
             query = query.where(belongs, chosen.where(source))
         else:
-            query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, limit)))
-        rows = conn.execute(query.order_by(source.c.id.desc()).limit(limit)).mappings().all()
-        found += [_job(row, seal) for row in rows]
+            most = limit if chosen.visible is None else within
+            query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, most)))
+        if not whole:  # guard: lists-read-no-large-field
+            left_out = {*LARGE} - ({"payload"} if chosen.visible else set())
+            columns = query.selected_columns
+            query = query.with_only_columns(
+                *(null().label(c.name) if c.name in left_out else c for c in columns)
+            )
+        rows = [
+            job if whole else replace(job, payload=None)
+            for job in _visible(conn, query, source, chosen, limit, seal)
+        ]
+        found += rows
         if floor is not None and len(rows) < limit:
             floors.append(floor)
-    found = _told_from_started(conn, sorted(found, key=lambda job: -job.id)[:limit])
+    found = sorted(found, key=lambda job: -job.id)[:limit]
     full_to = found[-1].id if len(found) == limit else 0
     return Listing(found, all(floor < full_to for floor in floors))
 
 
-def _told_from_started(conn: Connection, found: list[JobDetails]) -> list[JobDetails]:
-    """Return the jobs with `started` set: False for one that its worker holds but has not started."""
-    if not any(job.state is State.RUNNING for job in found):
-        return found
-    held = workers.held(conn)
-    return [
-        replace(job, started=False, history=(*job.history[:-1], replace(job.history[-1], outcome="claimed")))
-        if job.state is State.RUNNING and (job.reserved_by, job.id) in held
-        else replace(job, started=True)
-        if job.state is State.RUNNING
-        else job
-        for job in found
-    ]
+def _visible(
+    conn: Connection,
+    query: Select[Any],
+    source: Table,
+    chosen: Selection,
+    limit: int,
+    seal: Encryption | None,
+) -> Iterator[JobDetails]:
+    """Yield the newest visible jobs of a query, up to `limit`: a shorter list would reveal the others."""
+    query = query.order_by(source.c.id.desc())
+    # all may be too large for memory
+    query = query.limit(limit) if chosen.visible is None else query.execution_options(yield_per=100)
+    with conn.execute(query) as rows:
+        yield from islice(filter(chosen.visible, (_job(row, seal) for row in rows.mappings())), limit)
 
 
 class Ending(NamedTuple):
@@ -342,14 +369,14 @@ def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:
     payload = looked_into(seal, "payload", row.task, row.queue, row.payload)
     done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
     started_at = history.started_at(row.reserved_at, found.pop("start_ms"))
-    records = _records(row.errors)
+    lines = records(row.errors)
     found |= {
         "state": State(row.state),
         "payload": _shown(payload.text),
         "sealed": payload.sealed,
         "result": None if row.result is None else result_shown(seal, row.task, row.queue, row.result),
-        "errors": [record for record in records if history.is_error(record)],
-        "history": history.lines(records, _last_line(row, started_at)),
+        "errors": [line for line in lines if history.is_error(line)],
+        "history": history.lines(lines, _last_line(row, started_at)),
         "headers": {} if row.headers is None else decoded(row.headers),
         "on_success": None if row.on_success is None else decoded(row.on_success),
         "on_failure": None if row.on_failure is None else decoded(row.on_failure),
@@ -379,13 +406,6 @@ def _shown(text: Any) -> Any:
     return text if isinstance(text, Unopened) else decoded(text)
 
 
-def decoded(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return text
-
-
 def _last_line(row: RowMapping, started_at: datetime | None) -> AttemptRecord | None:
     """Return the history line of the current or last attempt, which no record holds yet."""
     state = State(row.state)
@@ -402,7 +422,7 @@ def _last_line(row: RowMapping, started_at: datetime | None) -> AttemptRecord | 
     return None
 
 
-def _records(text: str | None) -> list[Any]:
+def records(text: str | None) -> list[Any]:
     """Return the lines of a job's history as its row has them."""
     found = decoded(text) if text else []
     return [
@@ -449,11 +469,23 @@ def handles(conn: Connection, chosen: Selection) -> list[Job[Any]]:
     return [Job(row.id, row.queue, row.task, State(row.state), created=False) for row in rows]
 
 
-def enqueued(conn: Connection, task: str) -> Sequence[Sequence[Any]]:
-    """Return id, task, queue, payload, priority and unique key of a task's jobs, the oldest first, on
-    a caller's connection."""
-    names = ("id", "task", "queue", "payload", "priority", "unique_key")
-    sources = (
-        select(*(source.c[name] for name in names)).where(source.c.task == task) for source, _ in TABLES
-    )
-    return conn.execute(union_all(*sources).order_by("id")).all()
+def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
+    """Yield a task's jobs with their ids, the oldest first, on a caller's connection. Each has its times as
+    times and as durations, too."""
+    names = (*COLUMNS, "start_by", "limit_key")
+
+    def query(table: FromClause) -> Select[Any]:
+        due = table.c.available_at if table is not jobs else func.coalesce(jobs.c.due_at, jobs.c.available_at)
+        columns = (table.c.id, table.c.created_at, due, *(table.c[name] for name in names))
+        return select(*columns).where(table.c.task == task)
+
+    rows = union_all(*(query(table) for table, _ in TABLES)).order_by("id")
+    for id, created_at, due, *values in conn.execute(rows):
+        fields = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
+        start_by = fields["start_by"]
+        fields["expires_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
+        delay_ms = round((due - created_at) / _MILLISECOND)
+        yield id, NewJob(**fields, available_at=due, delay_ms=delay_ms)
+
+
+_MILLISECOND = timedelta(milliseconds=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -21,7 +21,8 @@ from sqlalchemy import (
 from sqlq.database.batch import Change
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
-from sqlq.schema.types import after, now
+from sqlq.schema.types import after
+from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.rows import TABLES
@@ -50,12 +51,15 @@ class Gone(NamedTuple):
         return bool(self.ids)
 
 
-def forget_failed(conn: Connection, chosen: Selection) -> Gone:
-    """Delete a batch of failed jobs for good and return them, at most 1,000."""
+def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> Gone:
+    """Delete a batch of failed or finished jobs for good and return them, at most 1,000. A finished step
+    stays while another step may take its result."""
     dialect = dialect_of(conn)
-    ids = select(failed_jobs.c.id).where(chosen.where(failed_jobs)).order_by(failed_jobs.c.id)
-    returning = (failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.limit_key)
-    rows = dialect.change(conn, Change(failed_jobs, ids.limit(lookup.BATCH), returning=returning))
+    ids = select(source.c.id).where(chosen.where(source)).order_by(source.c.id)
+    if source is finished_jobs:
+        ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
+    returning = (source.c.id, source.c.flow_id, source.c.limit_key)
+    rows = dialect.change(conn, Change(source, ids.limit(lookup.BATCH), returning=returning))
     held = {Wake(row.limit_key) for row in rows if row.limit_key is not None}
     write(conn, held)  # guard: forgetting-lets-a-line-go-on
     gone = Gone.of(rows)
@@ -74,57 +78,57 @@ def _clear_up_after(conn: Connection, gone: Gone) -> None:
     dialect.delete(conn, flows.c.id, gone.flows, *empty)
 
 
-def erase(conn: Connection, queues: Collection[str]) -> None:
-    """Delete every job of these queues, whatever its state, and flows without a step left. Only for queues
-    that no other program uses."""
-    for source, _ in TABLES:
-        erasing = Change(source, source.c.queue.in_(queues), returning=(source.c.id, source.c.flow_id))
-        _clear_up_after(conn, Gone.of(dialect_of(conn).change(conn, erasing)))
-
-
-def prune(
-    conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False, steps: bool = False
-) -> int:
+def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False) -> int:
     """Delete finished and cancelled jobs, or those that `failed`, that ended longer ago than that, the oldest
-    first; with `steps` only those of flows. Return the number. Jobs with a retention of their own stay."""
+    first. Return the number, with those that the database refuses to delete. Jobs with a retention of their
+    own stay."""
     source, ended_at = _FAILED if failed else _FINISHED
     # guard: own-retention-is-kept
     old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
-    chosen = select(source.c.id).where(*old).order_by(ended_at)
-    if steps:
-        chosen = chosen.where(source.c.flow_id.is_not(None))
+    chosen = select(source.c.id, source.c.flow_id).where(*old).order_by(ended_at)
     return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
 
 
+OLD = "is old enough to be deleted"
 _FINISHED = (finished_jobs, finished_jobs.c.finished_at)
 _FAILED = (failed_jobs, failed_jobs.c.failed_at)
 
 
-def prune_expired(conn: Connection, *, limit: int) -> int:
-    """Delete ended jobs, failed ones too, whose own retention is over; return the number."""
+def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
+    """Delete ended jobs, failed ones too, whose own retention is over, and has been for so long; return the
+    number."""
     pruned = 0
     for source in (finished_jobs, failed_jobs):
         ends = source.c.expires_at
-        chosen = select(source.c.id).where(ends < now()).order_by(ends)
-        pruned += _delete(conn, source, chosen, {"most": limit - pruned})
+        over = ends < after(bindparam("ago_ms", type_=BigInteger))
+        chosen = select(source.c.id, source.c.flow_id).where(over).order_by(ends)
+        pruned += _delete(conn, source, chosen, {"ago_ms": -later_ms, "most": limit - pruned})
     return pruned
 
 
 def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
-    """Delete at most `most` of the chosen rows; a locked one is left to the next run."""
+    """Delete at most `most` of the chosen rows, and return the number. A locked one is left to the next run,
+    and one that the database refuses to delete to a later one."""
+    dialect = dialect_of(conn)
     # guard: what-is-asked-for-is-kept
-    chosen = chosen.where(or_(source.c.flow_id.is_(None), ~_is_asked_for(source)))
-    ids = chosen.limit(bindparam("most", type_=Integer))
-    pruning = Change(source, ids, returning=(source.c.id, source.c.flow_id))
-    gone = Gone.of(dialect_of(conn).change(conn, pruning, parameters))
-    _clear_up_after(conn, gone)
-    return len(gone.ids)
+    chosen = chosen.where(_is_free(source))
+    ids = chosen.where(source.c.id.not_in(REFUSED)).limit(bindparam("most", type_=Integer))
+    rows = dialect.lock(conn, ids, {**parameters, **lately(conn, OLD)})
+
+    def delete(some: Sequence[Any]) -> None:
+        gone = Gone.of(some)
+        dialect.delete(conn, source.c.id, gone.ids)
+        _clear_up_after(conn, gone)
+
+    apart(rows, delete, noted(conn, OLD), dialect, within=conn)
+    return len(rows)
 
 
-def _is_asked_for(source: Table) -> ColumnElement[bool]:
-    """Whether another step waits for an ended job, or may still take its result. A step may do so while it is
-    live, or once it is retried after a failure."""
+def _is_free(source: Table) -> ColumnElement[bool]:
+    """Whether no other step waits for an ended job, or may still take its result. A step may do so while it
+    is live, or once it is retried after a failure."""
     waits = select(edges.c.job_id).where(edges.c.depends_on == source.c.id)
     live = waits.where(exists().where(jobs.c.id == edges.c.job_id))
     failed = failed_jobs.alias("failed_step")
-    return live.exists() | waits.where(exists().where(failed.c.id == edges.c.job_id)).exists()
+    retried = waits.where(exists().where(failed.c.id == edges.c.job_id))
+    return or_(source.c.flow_id.is_(None), ~(live.exists() | retried.exists()))

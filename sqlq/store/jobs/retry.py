@@ -16,7 +16,7 @@ from sqlq.model.outcome import ErrorText
 from sqlq.model.retry import error_record
 from sqlq.schema.tables import CARRIED, failed_jobs, jobs
 from sqlq.schema.types import now
-from sqlq.store.jobs.lookup import Selection, _records
+from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.rows import in_line
 from sqlq.store.jobs.unique import LIVE_KEY
 from sqlq.store.limits.wakes import Wake, write
@@ -70,7 +70,7 @@ def _put_back(row: Row[Any]) -> dict[str, Any]:
 def _history_with_the_last(row: Row[Any]) -> str:
     """Return the history with two more records: the last failure, and the operator's retry. A full history
     keeps its oldest records, as in a retry; records of operators may exceed that size."""
-    found = _records(row.errors)
+    found = records(row.errors)
     if len(row.errors or "") <= ERROR_BYTES:
         started_at = history.started_at(row.reserved_at, row.start_ms)
         course = AttemptTimes(row.reserved_at, started_at, row.failed_at, row.reserved_by)

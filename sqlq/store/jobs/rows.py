@@ -74,7 +74,7 @@ COLUMNS = {**_ALWAYS, **_OPTIONS}
 """The columns that a job can have beside its times."""
 _TYPES = {**COLUMNS, **DUE, **_START, **_LIMIT}
 _ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
-_FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
+FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
 """The name of each in `NewJob`."""
 _COMMON = ("queue", "task", "max_attempts")
 _SAYABLE = (*_OPTIONS, *_COMPUTED)
@@ -82,7 +82,7 @@ _SAYABLE = (*_OPTIONS, *_COMPUTED)
 
 def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
     """Return a getter of the values of these columns from a job."""
-    return attrgetter(*(_FIELDS[name] for name in names))
+    return attrgetter(*(FIELDS[name] for name in names))
 
 
 _values = fields(_SAYABLE)
@@ -126,7 +126,7 @@ def row_of(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of one job."""
     row = {"queue": job.queue, "task": job.task, "payload": job.payload, "max_attempts": job.max_attempts}
     for name in said:
-        row[name] = getattr(job, _FIELDS[name])
+        row[name] = getattr(job, FIELDS[name])
     return row
 
 

@@ -13,12 +13,11 @@ enqueues the follow-ups of the ended jobs in the same transaction: both are comm
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeAlias, assert_never
 
 from sqlalchemy import (
     CTE,
@@ -38,7 +37,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy import insert as insert_into
-from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
 from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
@@ -51,11 +49,12 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.job_result import FailureReason
 from sqlq.model.outcome import (
+    ON_REQUEST,
     Cancelled,
     Completed,
     ErrorText,
     Failed,
-    Paused,
+    Outcome,
     Released,
     Retried,
     SelfCompleted,
@@ -68,17 +67,15 @@ from sqlq.schema.tables import (
     failed_jobs,
     finished_jobs,
     jobs,
-    limits,
     next_token,
     one_more,
 )
 from sqlq.schema.types import Moment, after, far, now
+from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert
 from sqlq.store.jobs.lease import HOLD
+from sqlq.store.jobs.lookup import records
 from sqlq.store.limits.wakes import Wake, write
-
-log = logging.getLogger("sqlq.worker")
-J = TypeVar("J")
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -87,20 +84,16 @@ def _end(
     conn: Connection,
     batch: Batch,
     rows: Sequence[tuple[Any, ...]],
-    target: Table | None,
+    target: Table,
     *,
     waits: bool = False,
 ) -> set[Right]:
-    """Move the jobs that their owner still holds into `target`, or with None delete them; return the rights
-    to them. With `waits`, wait for rows that another transaction has locked."""
+    """Move the jobs that their owner still holds into `target`; return the rights to them. With `waits`, wait
+    for rows that another transaction has locked."""
     dialect = dialect_of(conn)
     done: set[Right] = set()
     for some in dialect.portions(rows, tuple):
-        if target is not None:
-            done |= dialect.move(conn, batch, some, target, waits=waits)
-        else:
-            parameters = dialect.batch_parameters(batch, some)
-            done |= rights(dialect.change(conn, _drop(dialect, batch, waits), parameters))
+        done |= dialect.move(conn, batch, some, target, waits=waits)
     return done
 
 
@@ -151,11 +144,6 @@ _UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "le
 
 
 @cache
-def _drop(dialect: Dialect, batch: Batch, waits: bool) -> Change:
-    return Change(jobs, held(dialect, batch), returning=RIGHT, waits=waits)
-
-
-@cache
 def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Change:
     def values(mine: CTE) -> Mapping[str, Any]:
         # guard: a-put-back-keeps-its-place
@@ -176,18 +164,16 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
 # -- settle --------------------------------------------------------------------------------------------------
 
 
-def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
+def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     """Write the outcomes of attempts, and return the rights that their owner still had.
 
     Each row is fenced by itself. A right that is not returned is locked by another transaction or lost;
-    `lease.fates` finds out which. With `keep_finished` False a finished job leaves no row. Settlements with a
-    follow-up belong in one transaction: otherwise a crash between two statements loses the follow-up.
+    `lease.fates` finds out which. Settlements with a follow-up belong in one transaction: otherwise a crash
+    between two statements loses the follow-up.
     """
     ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
     retried: list[tuple[Any, ...]] = []
     released: list[tuple[Any, ...]] = []
-    paused: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]] = ([], [])
-    ordered = _in_order(conn, [s.limit_key for s in settlements if isinstance(s.outcome, Paused)])
     for s in sorted(settlements, key=itemgetter(0)):
         right = (s.id, s.lease_token)
         match s.outcome:
@@ -197,6 +183,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
                 batch, row = _finished(right, "completed", result, note, s.course)
                 ended[batch].append(row)
             case Cancelled(reason):
+                if reason == ON_REQUEST:
+                    reason = _reason_of_request(conn, s.id) or reason
                 batch, row = _finished(right, "cancelled", None, reason, s.course)
                 ended[batch].append(row)
             case Failed(why, error):
@@ -208,23 +196,18 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
             case Released(delay_ms, unknown_task, in_time=in_time, at=at):
                 record = _note_of(s, s.outcome)
                 released.append((*right, delay_ms, at, record, int(unknown_task), int(in_time)))
-            case Paused():
-                paused[s.limit_key in ordered].append((*right, None, None))
             case SelfCompleted():
                 raise AssertionError(
                     "whether its handler completed a job is for the database to say, not to write"
                 )
             case _:
                 assert_never(s.outcome)
-    finished = finished_jobs if keep_finished else None
     keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
     done: set[Right] = set()
     for batch, rows in ended.items():
-        done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished)
+        done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished_jobs)
     done |= _put_back(conn, _RETRY, retried, _retried, keys)
     done |= _put_back(conn, _RELEASE, released, _released, keys)
-    for rows, changes in zip(paused, (_paused, _unclaimed), strict=True):
-        done |= _put_back(conn, _PAUSE, rows, changes, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
         _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
@@ -239,7 +222,6 @@ _FINISH_LATER = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms
 _FAIL = Batch.of_claims(reason=Text, exception=Text, message=Text, traceback=Text, start_ms=BigInteger)
 _RETRY = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text)
 _RELEASE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, unknown=Integer, in_time=Integer)
-_PAUSE = Batch.of_claims(delay_ms=BigInteger, at=Moment)
 
 
 def _finished(
@@ -255,7 +237,17 @@ def _note_of(s: Settlement, released: Released) -> str:
     return history.note(s.attempts or None, said, s.course or history.UNKNOWN, released.reason)
 
 
-def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
+def _reason_of_request(conn: Connection, id: int) -> str | None:
+    """Return the reason that came with the request to cancel a job; None without one."""
+    errors = conn.scalar(select(jobs.c.errors).where(jobs.c.id == id))
+    lines = [line for line in map(history.read, records(errors)) if line.outcome in _OF_OPERATORS]
+    return lines[-1].reason if lines else None
+
+
+_OF_OPERATORS = ("cancel_requested", "put_back")  # a retry ends an earlier request
+
+
+def errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
     """The history with one more record, as a JSON array in text; a full history keeps its oldest records."""
     return case(
         (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
@@ -269,7 +261,7 @@ def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
 
 def _retried(mine: CTE) -> Mapping[str, Any]:
     return {
-        "errors": _errors_and(mine.c.record),
+        "errors": errors_and(mine.c.record),
         "unknown_since": null(),
         "priority": func.coalesce(mine.c.priority, jobs.c.priority),
         "queue": func.coalesce(mine.c.queue, jobs.c.queue),
@@ -281,37 +273,13 @@ def _released(mine: CTE) -> Mapping[str, Any]:
         "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
         "releases": one_more(jobs.c.releases),  # guard: release-is-counted
         # a job that is snoozed a thousand times leaves room for its errors
-        "errors": _errors_and(mine.c.record, NOTES_BYTES),  # guard: notes-leave-room
+        "errors": errors_and(mine.c.record, NOTES_BYTES),  # guard: notes-leave-room
         "unknown_since": case(
             (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
         ),
         # a job that was started in time has no `start_by` to miss from now on
         "start_by": case((mine.c.in_time == 0, jobs.c.start_by)),  # guard: what-began-in-time-goes-on
     }
-
-
-def _unclaimed(mine: CTE) -> Mapping[str, Any]:
-    return {"attempts": jobs.c.attempts - 1, "unknown_since": null()}  # guard: a-pause-counts-no-attempt
-
-
-def _paused(mine: CTE) -> Mapping[str, Any]:
-    in_line = jobs.c.limit_key.is_not(None)  # else SQL may have left any `due_at` in the row
-    # guard: the-paused-keep-their-place
-    due = case((in_line, func.coalesce(jobs.c.due_at, jobs.c.available_at)), else_=jobs.c.available_at)
-    return {**_unclaimed(mine), "blocked_by": "pause", "available_at": far(), "due_at": due}
-
-
-def _in_order(conn: Connection, keys: Sequence[str | None]) -> set[str]:
-    """Return those of these keys that take one job after the other. A paused one keeps its line waiting: it
-    stays in it, and no younger one overtakes it."""
-    if known := {key for key in keys if key is not None}:
-        return set(conn.scalars(_IN_ORDER, {"keys": sorted(known)}))  # guard: the-paused-stay-in-order
-    return set()
-
-
-_IN_ORDER = select(limits.c.limit_key).where(
-    limits.c.limit_key.in_(bindparam("keys", expanding=True)), limits.c.in_order
-)
 
 
 # -- complete, in the handler's own transaction --------------------------------------------------------------
@@ -322,7 +290,6 @@ def complete(
     right: Right,
     done: Completed,
     *,
-    keep_finished: bool,
     follow_up: NewJob | None = None,
     course: AttemptTimes | None = None,
 ) -> bool:
@@ -332,9 +299,8 @@ def complete(
     It waits for a row that a heartbeat has locked: unlike a batch, it has no other row to write.
     """
     batch, row = _finished(right, "completed", done.result, done.note, course)
-    target = finished_jobs if keep_finished else None  # guard: complete-without-retention
     # guard: complete-waits
-    ended = bool(_end(conn, batch, [row], target, waits=True))
+    ended = bool(_end(conn, batch, [row], finished_jobs, waits=True))
     if ended:  # guard: a-late-complete-is-not-followed
         _follow(conn, [follow_up])  # guard: complete-is-followed
     return ended
@@ -360,11 +326,12 @@ class Rescued(NamedTuple):
 def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
     """Take jobs whose lease has expired from their owners, in one transaction; return them.
 
-    The statement that locks the row also judges its expiry, so a heartbeat that came first wins. The token
-    rises before any other write: from then on the old owner matches no row.
+    The statement that locks the row also judges its expiry, so a heartbeat that came first wins. Jobs whose
+    end the database refused lately are left out.
     """
-    expired = dialect_of(conn).change(conn, _REVOKE, {"most": limit})
-    return _lose(conn, expired, "did not renew its lease")
+    # guard: a-batch-is-not-full-of-refused-ends
+    expired = dialect_of(conn).lock(conn, _EXPIRED, {"most": limit, **lately(conn, LOST)})
+    return lose(conn, rights(expired), "did not renew its lease")
 
 
 def lose(
@@ -375,26 +342,39 @@ def lose(
     late: Collection[Right] = (),
 ) -> list[Rescued]:
     """Take jobs from an owner that is known to be dead, as `rescue` does. `why` is the cause of its death;
-    the attempts in `late` were past their timeout then."""
-    dialect = dialect_of(conn)
-    revoked = dialect.change(conn, _revoke(dialect), dialect.batch_parameters(HOLD, sorted(wanted)))
-    return _lose(conn, revoked, why, {id for id, _ in late})
+    the attempts in `late` were past their timeout then. A job whose end the database refuses stays its
+    owner's."""
+    dialect, taken = dialect_of(conn), list[Rescued]()
+
+    def take(some: Sequence[Right]) -> None:
+        # The token rises before any other write: from then on the old owner matches no row.
+        revoked = dialect.change(conn, _revoke(dialect), dialect.batch_parameters(HOLD, some))
+        taken.extend(_lose(conn, revoked, why, {id for id, _ in late}))
+
+    apart(sorted(wanted), take, noted(conn, LOST), dialect, within=conn)
+    return taken
 
 
-def give_back(conn: Connection, wanted: Collection[Right]) -> set[Right]:
+def give_back(conn: Connection, wanted: Iterable[Right]) -> set[Right]:
     """Release, for their owner, jobs that it never started; return the rights that it still had. A row that
     another transaction has locked is skipped."""
-    if not wanted:
-        return set()
-    dialect = dialect_of(conn)
-    rows = dialect.lock(conn, _unbegun(dialect), dialect.batch_parameters(HOLD, sorted(wanted)))
-    # guard: what-never-began-keeps-its-key
-    unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
+    dialect, done = dialect_of(conn), set[Right]()
     seal = seal_of(conn)  # guard: what-follows-the-unstarted-is-sealed
-    settlements = [
-        settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
-    ]
-    return settle(conn, settlements)
+
+    def release(some: Sequence[Right]) -> None:
+        rows = dialect.lock(conn, _unbegun(dialect), dialect.batch_parameters(HOLD, some))
+        # guard: what-never-began-keeps-its-key
+        unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
+        settlements = [
+            settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
+        ]
+        done.update(settle(conn, settlements))
+
+    apart(sorted(wanted), release, noted(conn, LOST), dialect, within=conn)
+    return done
+
+
+LOST = "has lost its worker"
 
 
 def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[int] = ()) -> list[Rescued]:
@@ -422,16 +402,13 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
             for r in alive
         ]
         _put_back(conn, _RETRY, again, _lost, _keys_of(alive))
-
-    def fail(some: Sequence[Any]) -> None:
-        over = [(row, Failed(reason(row), error(row))) for row in some]
+    if spent:
+        over = [(row, Failed(reason(row), error(row))) for row in spent]
         _fail(conn, over)  # guard: the-lost-are-followed
-
-    failed = end_apart(conn, spent, fail, "has failed")
     wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
     return [
         Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, over, r.flow_id, r.limit_key, reason(r))
-        for some, over in ((alive, False), (failed, True))
+        for some, over in ((alive, False), (spent, True))
         for r in some
     ]
 
@@ -452,60 +429,35 @@ def wake(conn: Connection, keys: Iterable[str]) -> None:
 def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
     """End jobs that were taken from their owners, with their follow-ups."""
     rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
+    follow_ups = _follow_ups(conn, over)
+    _end(conn, _FAIL, rows, failed_jobs)
+    _follow(conn, follow_ups)
+
+
+def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[NewJob | None]:
+    """Return what follows jobs that end without their workers, and nothing for one whose seal is bad."""
     seal, forged = seal_of(conn), set[int]()
     if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
         found = conn.execute(select(*_SEALED).where(jobs.c.id.in_(followed)))
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
-    _end(conn, _FAIL, rows, failed_jobs)
-    follow_ups = (follow_up(row, failure, seal) for row, failure in over if row.id not in forged)
-    _follow(conn, follow_ups)
+    return [follow_up(row, outcome, seal) for row, outcome in over if row.id not in forged]
 
 
 _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
 
 
-def end_apart(
-    conn: Connection, some: Sequence[J], end: Callable[[Sequence[J]], object], why: str
-) -> Sequence[J]:
-    """End jobs together, and return those that ended. Each has an id, a task and a queue, for the log; `why`
-    is the reason there.
-
-    The database may refuse a job: for want of a right, for a duplicate id in a table, or by a host's rule.
-    The other jobs still end. The refused job stays as it is, and the next run finds it again.
-    """
-    if not some:
-        return []
-    try:
-        with conn.begin_nested():  # guard: a-refused-end-is-its-jobs-alone
-            end(some)
-        return some
-    except DBAPIError as refusal:
-        dialect = dialect_of(conn)
-        if dialect.trouble(refusal).passes:
-            raise
-        if (half := len(some) // 2) > 0:
-            return [job for part in (some[:half], some[half:]) for job in end_apart(conn, part, end, why)]
-        job: Any = some[0]
-        log.error(
-            "job %d: it %s, but the database refuses its end, or what follows it: %s",
-            *(job.id, why, refusal.orig),
-            extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": "unstorable"},
-        )
-        return []
-
-
 def _lost(mine: CTE) -> Mapping[str, Any]:
     # guard: losses-are-counted
-    return {"errors": _errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
+    return {"errors": errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
 
 
 # A row that was reserved by hand may have no lease end.
 _HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now()
 # guard: rescue-takes-the-expired
 _EXPIRED = (
-    select(jobs.c.id)
-    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)
-    .order_by(jobs.c.id)
+    select(*RIGHT)
+    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED, jobs.c.id.not_in(REFUSED))
+    .order_by(jobs.c.reserved_by, jobs.c.id)  # as the index has them
     .limit(bindparam("most", type_=Integer))
 )
 
@@ -527,7 +479,6 @@ _REVOKED = (
     jobs.c.flow_id,
     jobs.c.limit_key,
 )
-_REVOKE = Change(jobs, _EXPIRED, _RAISED, returning=_REVOKED)
 
 
 @cache
@@ -544,10 +495,14 @@ def _revoke(dialect: Dialect) -> Change:
 
 
 def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
-    """End jobs as cancelled whose rows this transaction has locked, without follow-ups.
+    """End jobs as cancelled whose rows this transaction has locked, with what follows a cancel.
 
     The lock is the fence here: no worker claims or settles a locked row.
     """
+    named = jobs.c.on_failure.contains('"on_cancel"')
+    rows = conn.execute(select(*_REVOKED).where(jobs.c.id.in_(locked), named)).all()
+    follow_ups = _follow_ups(conn, [(row, Cancelled(reason)) for row in rows])
+    _follow(conn, follow_ups)  # guard: cancels-are-followed
     _finish(conn, jobs, locked, "cancelled", reason)
 
 

@@ -108,7 +108,7 @@ def _insert_in_order(
                 met = CHANGED if (queue, key) in live else NEW
             its = Job(id, queue, task, State(state), created=met == NEW, replaced=met == CHANGED)
             found((queue, key), its)
-    for key, job in held(conn, list(waiting), live=True).items():
+    for key, job in held(conn, list(waiting), live=True, met=True).items():
         found(key, job)
     return done, list(waiting)
 
@@ -216,17 +216,21 @@ def require_read_committed(conn: Connection, new: Iterable[NewJob]) -> None:
         # guard: lasting-keys-need-read-committed
         raise EnqueueError(
             f'unique_until="pruned" of a job of {job.task} needs READ COMMITTED, and this transaction is '
-            f"{level}: in it a job with the same key that ends meanwhile would not be seen"
+            f"{level}: in it a job with the same key that ends meanwhile would not be seen; make the "
+            "engine with isolation_level='READ COMMITTED', or leave session out"
         )
 
 
-def held(conn: Connection, keys: Sequence[JobKey], *, live: bool = False) -> dict[JobKey, Job]:
-    """Return the ended jobs that hold these keys, the newest of each; or the `live` ones."""
+def held(
+    conn: Connection, keys: Sequence[JobKey], *, live: bool = False, met: bool = False
+) -> dict[JobKey, Job]:
+    """Return the ended jobs that hold these keys, the newest of each; or the `live` ones, or those that an
+    insert has `met`."""
     dialect = dialect_of(conn)
     found: dict[JobKey, Job] = {}
     for some in slices(keys, _KEYS_AT_ONCE):
         given = dialect.batch_parameters(_KEYS, some)
-        rows = conn.execute(_holders_of(dialect, live), given)
+        rows = conn.execute(_holders_of(dialect, live, met), given)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
             found[queue, key] = Job(id, queue, task, State(state), created=False)
     return found
@@ -243,7 +247,7 @@ _KEYS = Batch(in_queue=Text, held_key=Text)
 
 
 @cache
-def _holders_of(dialect: Dialect, live: bool | None) -> Any:
+def _holders_of(dialect: Dialect, live: bool | None, met: bool = False) -> Any:
     """Choose the jobs that hold the keys of a batch: live ones, or those that have ended; with None both."""
     keys = dialect.batch_table(_KEYS)
     sources = []
@@ -254,4 +258,4 @@ def _holders_of(dialect: Dialect, live: bool | None) -> Any:
         is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
         columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
         sources.append(select(*columns).join_from(keys, table, is_its).where(text(holds)))
-    return union_all(*sources)
+    return dialect.newest(sources[0]) if met else union_all(*sources)

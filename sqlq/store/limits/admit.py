@@ -25,7 +25,6 @@ from sqlalchemy import (
     bindparam,
     exists,
     func,
-    literal_column,
     null,
     or_,
     select,
@@ -39,14 +38,17 @@ from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
-from sqlq.schema.tables import failed_jobs, jobs, limits, queues, wakes
+from sqlq.schema.tables import blocked_by, failed_jobs, jobs, limits, queues, wakes
 from sqlq.schema.types import Moment, after, far, now, since_ms
+from sqlq.store.apart import apart, noted
 from sqlq.store.limits.wakes import UNSAID, Wake, write
 from sqlq.store.workers import workers
 
 WAKES_AT_ONCE = 500
 KEYS_AT_ONCE = 500
 JOBS_AT_ONCE = 1_000
+DEFERRED_MS = 60_000
+"""When a job that the database refuses to admit is due again."""
 AHEAD = timedelta(milliseconds=100)
 """A rate grants starts this far ahead; the claim keeps the time. The key is looked at again half this time
 before its next start that is not granted yet."""
@@ -102,8 +104,15 @@ def look(
 def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Served | None = None) -> Admitted:
     """Do the same in the open transaction."""
     taken = dialect_of(conn).change(conn, _TAKE, {"most": most}) if most else []
+    rules = _said(taken)
     wanted = {*keys, *(wake.limit_key for wake in taken)}
-    done = _admit(conn, wanted, _said(taken), served or Served())
+    if len(taken) == most > 0:  # guard: old-wakes-hold-up-no-new-ones
+        # They stay, since the rules of older wakes must not undo theirs.
+        newest = conn.execute(_NEWEST, {"most": most}).all()
+        unknown = _without_row(conn, [*{wake.limit_key for wake in newest}])
+        rules = {key: rule for key, rule in _said(newest).items() if key in unknown} | rules
+        wanted.update(wake.limit_key for wake in newest)
+    done = _admit(conn, wanted, rules, served or Served())
     done.more_wakes = done.more_wakes or (most > 0 and len(taken) == most)
     return done
 
@@ -122,6 +131,12 @@ _DUE = (
     .limit(bindparam("most", type_=Integer))
 )
 _TAKE = Change(wakes, _DUE, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
+_NEWEST = (
+    select(wakes)
+    .where(wakes.c.at <= now())
+    .order_by(wakes.c.at.desc(), wakes.c.id.desc())
+    .limit(bindparam("most", type_=Integer))
+)
 _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
 
 
@@ -157,18 +172,35 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
         grants[key].ids.append(id)
     at_once = [id for grant in grants.values() if grant.rule.rate is None for id in grant.ids]
     later = [start for grant in grants.values() if grant.rule.rate is not None for start in grant.starts()]
-    if at_once:
-        conn.execute(_ADMIT, {"ids": at_once})
-        if dialect.locks_on_one_node:  # so that of two nodes' admissions the second one's COMMIT fails
-            conn.execute(_USED, {"keys": [grant.key for grant in grants.values() if grant.ids]})
-    if later:
-        conn.execute(_admit_later(dialect), dialect.batch_parameters(_STARTS, later))
+
+    def start(some: Sequence[tuple[int, datetime | None]]) -> None:
+        if ids := [id for id, at in some if at is None]:
+            conn.execute(_ADMIT, {"ids": ids})
+        if timed := [one for one in some if one[1] is not None]:
+            conn.execute(_admit_later(dialect), dialect.batch_parameters(_STARTS, timed))
+
+    def defer(one: tuple[int, datetime | None], error: Exception) -> None:
+        noted(conn, "may start by its limit")(one, error)
+
+        def later(ids: Sequence[int]) -> None:
+            conn.execute(_DEFER, {"ids": ids})  # guard: a-refused-start-leaves-its-place
+
+        if apart([one[0]], later, lambda *_: None, dialect, within=conn):
+            done.more |= {grant.key for grant in grants.values() if one[0] in grant.ids}
+
+    started = apart([*((id, None) for id in at_once), *later], start, defer, dialect, within=conn)
+    if (
+        at_once and dialect.locks_on_one_node
+    ):  # so that of two nodes' admissions the second one's COMMIT fails
+        conn.execute(_USED, {"keys": [grant.key for grant in grants.values() if grant.ids]})
     if used := [grant for grant in grants.values() if grant.rule.rate is not None and grant.ids]:
         conn.execute(_NEXT_FREE, [{"of": grant.key, "at": grant.start(len(grant.ids))} for grant in used])
     write(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
-    done.number = len(at_once) + len(later)
+    done.number = len(started)
     done.starts_ms = [(start - grant.moment) / _MS for grant in used for _, start in grant.starts()]
-    done.more = {grant.key for grant in grants.values() if len(grant.ids) == most and not grant.rule.in_order}
+    done.more |= {
+        grant.key for grant in grants.values() if len(grant.ids) == most and not grant.rule.in_order
+    }
     return done
 
 
@@ -224,11 +256,15 @@ def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
         conn.execute(dialect.upsert(limits, _KEY), rows)
 
 
+def _without_row(conn: Connection, keys: Collection[str]) -> list[str]:
+    known = set(conn.scalars(_KNOWN, {"keys": list(keys)}))
+    return [key for key in keys if key not in known]
+
+
 def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
     """Return the rules of keys that have no row, from their wakes. Keys without a wake, whose jobs SQL
     inserted, run one job after the other, which is stricter than any limit."""
-    known = set(conn.scalars(_KNOWN, {"keys": list(keys)}))
-    unknown = [key for key in keys if key not in known]
+    unknown = _without_row(conn, keys)
     if not unknown:
         return {}
     said = _said(conn.execute(_WAKES_OF, {"keys": unknown}).all())
@@ -312,11 +348,16 @@ _NEXT_FREE = (
     .where(limits.c.limit_key == bindparam("of"))
     .values(next_free_at=bindparam("at", type_=Moment))
 )
-_in_line = jobs.c.blocked_by == "limit"
+_in_line = blocked_by("limit")
 _ADMIT = (
     update(jobs)
     .where(jobs.c.id.in_(bindparam("ids", expanding=True)), _in_line)
     .values(available_at=now(), blocked_by=null())  # guard: the-admitted-know-their-place
+)
+_DEFER = (
+    update(jobs)
+    .where(jobs.c.id.in_(bindparam("ids", expanding=True)), _in_line)
+    .values(due_at=after(DEFERRED_MS))
 )
 _STARTS = Batch(id=BigInteger, start=Moment)
 
@@ -421,10 +462,7 @@ def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 _steps_keys = select(jobs.c.limit_key).where(
-    jobs.c.flow_id.is_not(None), jobs.c.blocked_by == "flow", jobs.c.limit_key.is_not(None)
-)
-_paused_keys = select(jobs.c.limit_key).where(
-    jobs.c.blocked_by == literal_column("'pause'"), jobs.c.limit_key.is_not(None)
+    jobs.c.flow_id.is_not(None), blocked_by("flow"), jobs.c.limit_key.is_not(None)
 )
 _unused = (
     select(limits.c.limit_key)
@@ -436,7 +474,6 @@ _unused = (
         ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
         ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
         limits.c.limit_key.not_in(_steps_keys),  # guard: steps-keys-are-not-forgotten
-        limits.c.limit_key.not_in(_paused_keys),  # guard: paused-keys-are-not-forgotten
     )
     .order_by(limits.c.used_at)
     .limit(bindparam("most", type_=Integer))
@@ -461,12 +498,9 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
         return func.substr(column, 1, len(prefix)) == prefix
 
     query = select(limits, now().label("moment")).where(begins(limits.c.limit_key))
-    rows = conn.execute(query.order_by(limits.c.limit_key).limit(most)).all()
-    statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in rows}
-    for key in _keys_in_line(conn, "", most, begins(jobs.c.limit_key)):
-        if key not in statuses:
-            statuses[key] = status(conn, key) or _status(conn, key, None)
-    return [statuses[key] for key in sorted(statuses)][:most]
+    rows = {row.limit_key: row for row in conn.execute(query.order_by(limits.c.limit_key).limit(most))}
+    keys = {*rows, *_keys_in_line(conn, "", most, begins(jobs.c.limit_key))}
+    return [_status(conn, key, rows.get(key)) for key in sorted(keys)[:most]]
 
 
 def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
@@ -524,45 +558,35 @@ def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
 
 
 class Starving(NamedTuple):
-    """A line in which a job could have run long ago. `running` jobs hold its slots. No worker has claimed
-    `unclaimed` of them; `queue` is the queue of one of these. `held_by` is a failed job that blocks a line in
-    order."""
+    """A line in which a job could have run long ago, and the first of these jobs."""
 
     key: str
     due_at: datetime
-    waits_in: str
-    running: int
-    unclaimed: int
-    queue: str | None
-    held_by: int | None
+    first: int
 
 
 def starving(conn: Connection, since_ms: int, most: int) -> list[Starving]:
     """Return the lines in which a job has been due for that long, the longest first."""
-    first = func.min(jobs.c.due_at)
-    late = jobs.c.due_at < after(bindparam("ago_ms", type_=BigInteger))
-    lines = select(jobs.c.limit_key, first).where(_in_line, late).group_by(jobs.c.limit_key)
-    found = []
-    for key, due_at in conn.execute(lines.order_by(first).limit(most), {"ago_ms": -since_ms}).all():
-        holders = select(jobs.c.reserved_at, jobs.c.queue).where(
-            jobs.c.limit_key == key, jobs.c.blocked_by.is_(None)
-        )
-        slots = conn.execute(holders.limit(COUNTED)).all()
-        unclaimed = [slot.queue for slot in slots if slot.reserved_at is None]
-        head = select(jobs.c.id, jobs.c.queue).where(jobs.c.limit_key == key, _in_line)
-        first_of = conn.execute(head.order_by(jobs.c.id).limit(1)).one_or_none()
-        if first_of is not None:
-            held_by = _held_by(conn, key, first_of.id)
-            place = (len(slots), len(unclaimed), next(iter(unclaimed), None), held_by)
-            found.append(Starving(key, due_at, first_of.queue, *place))
-    return found
+    return [Starving(*row) for row in conn.execute(_STARVING, {"ago_ms": -since_ms, "most": most})]
 
 
-def _held_by(conn: Connection, key: str, head: int) -> int | None:
-    """Return the failed job that blocks the line of a key, if there is one."""
-    holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
-    failed = select(func.min(failed_jobs.c.id)).where(
-        failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds
-    )
-    found: int | None = conn.scalar(failed)
-    return found
+_due_at = func.min(jobs.c.due_at)
+_STARVING = (
+    select(jobs.c.limit_key, _due_at, func.min(jobs.c.id))
+    .where(_in_line, jobs.c.due_at < after(bindparam("ago_ms", type_=BigInteger)))
+    .group_by(jobs.c.limit_key)
+    .order_by(_due_at)
+    .limit(bindparam("most", type_=Integer))
+)
+
+
+def leads(conn: Connection, key: str) -> int | None:
+    """Return the job for which a line in order waits: one that failed, has the slot, or is first in line."""
+    for place in (jobs.c.blocked_by.is_(None), _in_line):
+        head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, place))
+        if head is not None:
+            holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
+            before = (failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds)
+            failed = conn.scalar(select(func.min(failed_jobs.c.id)).where(*before))
+            return int(failed or head)
+    return None

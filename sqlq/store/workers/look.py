@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from sqlq.database.database import Database
-from sqlq.database.values import LookWanted
+from sqlq.database.values import LARGEST_WINDOW, LookWanted, QueueDue
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
 from sqlq.store.workers.workers import Wanted
 
+KEPT_SECONDS = 600.0
+"""A queue stays known for so long after its last job was claimed."""
 
-def due_in(database: Database, names: Sequence[str] | None = None) -> dict[str, float]:
+
+class KnownQueues:
+    """The queues that looks read: the named ones or, for a worker of all queues, the known ones and a window.
+
+    The window is of 1,000 queues with jobs, and begins where the last one ended. So each queue is read in its
+    turn, and a look costs the same however many queues a producer makes.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None, own: Iterable[str] = ()) -> None:
+        """`own` are queues that stay known."""
+        self.after = None if names is not None else ""
+        """The queue before the window, by the order of the database; None where there is no window."""
+        self._own = [*(own if names is None else names)]
+        self._claimed_at: dict[str, float] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self._own, *self._claimed_at]))
+
+    @property
+    def with_jobs(self) -> list[str]:
+        """The known queues that had jobs lately."""
+        return list(self._claimed_at)
+
+    def note(self, rows: Iterable[QueueDue], claimed: Iterable[str] = ()) -> None:
+        """Note the rows of a look, and the queues of claimed jobs. The queues with the latest claims stay
+        known."""
+        if self.after is None:
+            return
+        moment, seen = time.monotonic(), {row.queue: row.place for row in rows}
+        window = {place: name for name, place in seen.items() if place is not None}
+        # guard: looks-reach-every-queue
+        self.after = window[len(window)] if len(window) == LARGEST_WINDOW else ""
+        known = self._claimed_at | dict.fromkeys(claimed, moment)
+        known = {name: at for name, at in known.items() if name in seen or at > moment - KEPT_SECONDS}
+        known |= dict.fromkeys(seen.keys() - known.keys(), -math.inf)
+        known = {name: at for name, at in known.items() if isinstance(name, str)}  # SQLite lets in bytes
+        # guard: known-queues-are-bounded
+        latest = sorted(known.items(), key=lambda item: item[1], reverse=True)[:LARGEST_WINDOW]
+        self._claimed_at = dict(latest)
+
+
+def due_in(database: Database, queues: KnownQueues, claimed: Iterable[str] = ()) -> dict[str, float]:
     """Return the queues with unreserved jobs, each with the milliseconds until its next job is due (0 or
     less: it is due).
 
-    It searches the queues named, or all, and leaves out paused ones. It costs one probe of the claim index
-    for each queue and priority, of any length. It takes no lock on SQLite.
+    It reads `queues`, notes there what it found and the queues of `claimed` jobs, and leaves out paused ones.
+    It costs one probe of the claim index for each queue and priority, of any length. It takes no lock on
+    SQLite.
     """
     dialect, schema = database.dialect, database.schema
-    rows = database.run_raw(lambda ask: dialect.due_in(ask, schema, names), reads=True)
-    return {name: float(ms) for name, ms in rows}
+    names, after = queues.names, queues.after
+    rows = database.run_raw(lambda ask: dialect.due_in(ask, schema, names, after), reads=True)
+    return _noted(queues, rows, claimed)
+
+
+def _noted(queues: KnownQueues, rows: Iterable[Sequence[Any]], claimed: Iterable[str]) -> dict[str, float]:
+    found = [QueueDue(*row) for row in rows]
+    queues.note(found, claimed)
+    return {row.queue: float(row.ms) for row in found if row.ms is not None}
 
 
 class Look(NamedTuple):
@@ -37,10 +91,8 @@ class Look(NamedTuple):
     """The number of hosts that poll, this one included; None where that was not queried."""
     expired: bool | None
     """Whether a lease has expired; None where the poll was not for maintenance services too."""
-    late: bool | None
-    """Whether a job was not started in time; None likewise."""
     limited: bool | None
-    """Whether a job is under a limit, or blocked by a pause; None likewise."""
+    """Whether a job is under a limit; None likewise."""
     tick_ms: float | None
     """The milliseconds until the next schedule is due; None where there is none."""
     wanted: Wanted
@@ -50,7 +102,7 @@ class Look(NamedTuple):
 def look(
     conn: Connection,
     database: Database,
-    names: Sequence[str] | None,
+    queues: KnownQueues,
     *,
     hosts_within_ms: int | None,
     maintenance: bool,
@@ -61,11 +113,11 @@ def look(
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
         lambda statement, parameters: dialect.run(driver, statement, parameters),
-        *(database.schema, names),
+        *(database.schema, queues.names, queues.after),
         LookWanted(channel(database.schema), hosts_within_ms, maintenance, list(workers)),
     )
-    *due, (_, tick_ms, listens, hosts, expired, late, limited, *wanted) = sorted(
+    *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )
-    due_ms = {row[0]: float(row[1]) for row in due}
-    return Look(due_ms, listens, hosts, expired, late, limited, tick_ms, workerss.wanted(*wanted))
+    due_ms = _noted(queues, (row[:3] for row in due), ())
+    return Look(due_ms, listens, hosts, expired, limited, tick_ms, workerss.wanted(*wanted))

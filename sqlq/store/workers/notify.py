@@ -18,7 +18,14 @@ from sqlq.schema.qualify import in_catalog
 def notify(database: Database) -> None:
     """Wake the idle workers now; those of this process alone where the database sends no notifications."""
     if database.dialect.notifies:
-        hint(database, channel(database.schema))
+        # No notification outlives the server, so waiting for the disk would save nothing. Its subject was
+        # committed before.
+        # guard: hint-alone-is-asynchronous
+        database.run_statement(
+            "SELECT pg_catalog.pg_notify(%(channel)s, ''), "
+            "pg_catalog.set_config('synchronous_commit', 'off', true)",
+            {"channel": channel(database.schema)},
+        )
     for wake in waiting_here(database.engine.url):
         wake()
 
@@ -59,15 +66,3 @@ def channel(schema: str | None) -> str:
 
 def _channel_of(conn: Connection) -> str:
     return channel(schema_of(conn))
-
-
-def hint(database: Database, channel: str, words: str = "") -> None:
-    """Send a notification, in a transaction of its own (PostgreSQL)."""
-    # No notification outlives the server, so waiting for the disk would save nothing. Its subject was
-    # committed before.
-    # guard: hint-alone-is-asynchronous
-    database.run_statement(
-        "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
-        "pg_catalog.set_config('synchronous_commit', 'off', true)",
-        {"channel": channel, "words": words},
-    )

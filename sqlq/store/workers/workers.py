@@ -85,7 +85,7 @@ _owners = bindparam("owners", expanding=True, type_=String)
 _theirs = (
     select(jobs.c.id)
     .where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by.in_(_owners))  # guard: renews-its-own
-    .order_by(jobs.c.id)
+    .order_by(jobs.c.reserved_by, jobs.c.id)
 )
 _RENEW = Change(
     jobs,
@@ -96,12 +96,6 @@ _RENEW = Change(
 _entered = select(workers.c.id).where(workers.c.id.in_(_owners)).order_by(workers.c.id)
 # guard: one-stuck-worker-is-passed-over
 _SEEN = Change(workers, _entered, {"seen_at": now()}, returning=(workers.c.id,))
-
-
-def note_held(conn: Connection, id: str, jobs: Sequence[int], unstarted: int) -> None:
-    """Write which jobs a worker holds and has not started, and how many it could not start so far."""
-    named = json.dumps(list(jobs)) if jobs else None
-    conn.execute(update(workers).where(workers.c.id == id).values(held_jobs=named, unstarted=unstarted))
 
 
 def leave(conn: Connection, id: str) -> None:
@@ -128,10 +122,6 @@ class WorkerRow:
     version: str
     queues: str | None
     concurrency: int
-    unstarted: int
-    """The number of jobs it has held for long without starting them."""
-    held_jobs: str | None
-    """Which jobs it holds and has not started yet, as JSON; None for none."""
     started_at: datetime
     seen_at: datetime
     name: str | None
@@ -186,31 +176,14 @@ def _names(queues: str) -> list[str]:
     return names if is_list else []
 
 
-def held(conn: Connection) -> set[tuple[str, int]]:
-    """Return the pairs of a worker and a job that it holds and has not started, by the workers' rows."""
-    rows = conn.execute(select(workers.c.id, workers.c.held_jobs).where(workers.c.held_jobs.is_not(None)))
-    return {(owner, job) for owner, text in rows for job in held_in(text)}
-
-
-def held_in(text: str | None) -> list[int]:
-    """Return the jobs that a worker's row names."""
-    try:
-        found = json.loads(text or "[]")
-    except (ValueError, RecursionError):
-        return []
-    return [id for id in found if isinstance(id, int)] if isinstance(found, list) else []
-
-
 class ReservedJob(NamedTuple):
-    """A job that a worker holds, from its claim until its outcome is written. `started` is accurate a few
-    seconds after the claim."""
+    """A job that a worker holds, from its claim until its outcome is written."""
 
     id: int
     task: str
     queue: str
     owner: str
     since: datetime
-    started: bool = True
 
 
 def reserved(conn: Connection) -> list[ReservedJob]:
@@ -252,13 +225,12 @@ class Wanted(NamedTuple):
     all_paused: bool = False
     pause_ms: float | None = None
     """The milliseconds until the next pause ends; None where none has an end."""
-    paused_tasks: tuple[str, ...] = ()
 
 
-def wanted(requests: str | None, all_paused: bool, pause_ms: float | None, tasks: str | None) -> Wanted:
+def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wanted:
     """Return the requests that a poll has read."""
     found = () if requests is None else tuple(Request(*each) for each in json.loads(requests))
-    return Wanted(found, bool(all_paused), pause_ms, tuple(json.loads(tasks or "[]")))
+    return Wanted(found, bool(all_paused), pause_ms)
 
 
 def read(conn: Connection, id: str) -> Wanted:
@@ -266,7 +238,7 @@ def read(conn: Connection, id: str) -> Wanted:
     asked = conn.execute(_ASKED, {"id": id}).one_or_none()
     paused, ends_ms = pauses.read(conn)
     requests = () if asked is None else (Request(*asked),)
-    return Wanted(requests, paused.all is not None, ends_ms, tuple(paused.tasks))
+    return Wanted(requests, paused.all is not None, ends_ms)
 
 
 _ASKED = select(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from traceback import clear_frames, walk_tb
 from typing import TYPE_CHECKING, Any
 
 from sqlq.database.batch import Right
@@ -36,7 +39,6 @@ class Target:
     """None for a job without a row: it runs inline, or eagerly."""
     encryption: Encryption | None = None
     schema: str | None = None
-    keep_finished: bool = True
     tasks: Mapping[str, Task[..., Any]] = field(default_factory=dict)
     plan: Callable[[AnyFlow], Plan] = _no_plan
 
@@ -68,6 +70,8 @@ class Attempt:
     """The exception of the handler, or of its timeout; None where another process raised it."""
     completed = False
     """Whether the handler called `complete()`."""
+    has_result = False
+    """Whether it gave that a result."""
     ended = False
     """Whether the outcome is known, or the job was released without waiting for its handler."""
     told_lost = False
@@ -159,18 +163,6 @@ class Attempt:
             return None
         return self.task_found.retention_ms
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the row is kept when it has finished: as the worker keeps them, unless the row or the task
-        has a retention. A step's row is always kept, since other steps may still read how it ended."""
-        own_ms = self.claimed.retention_ms
-        if own_ms is None and self.task_found is not None:
-            own_ms = self.task_found.retention_ms
-        # guard: steps-are-kept
-        return self.claimed.flow_id is not None or (
-            self.target.keep_finished if own_ms is None else own_ms > 0
-        )
-
     def note(self) -> Note:
         """Return the progress and the retention, as they are written to the row."""
         if self.said is None:
@@ -202,6 +194,31 @@ class Attempt:
         self._stop = stop
         if stop is not None and self.cancelled_at is not None:
             stop()
+
+    def forget(self) -> None:
+        """Drop what the handler had. Its exception refers to its frames, and they refer to this attempt, or
+        in `contextlib` to the exception. Only Python's collector would free all that."""
+        for frame, _ in walk_tb(None if self.error is None else self.error.__traceback__):
+            if frame.f_code.co_filename == contextlib.__file__:
+                with suppress(RuntimeError):  # it goes on, in a thread of the handler's own
+                    frame.clear()
+        self.__dict__.pop("context", None)  # a thread that goes on makes another
+        self.error = None  # guard: an-ended-attempt-keeps-no-frames
+        self.arguments = ([], {})
+
+    def drop_locals(self) -> None:
+        """Drop the arguments, and the locals in the frames of the exception and of those that led to it. The
+        lines of their tracebacks stay."""
+        self.arguments = ([], {})
+        errors, known = [self.error], set[int]()
+        with suppress(Exception):  # an exception may have code of its own
+            while errors:
+                error = errors.pop()
+                if error is not None and id(error) not in known:
+                    known.add(id(error))
+                    clear_frames(error.__traceback__)
+                    errors += [error.__cause__, error.__context__]
+                    errors += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
     def cancel(self) -> None:
         """Request a stop of the handler. A coroutine or a process can be forced to stop, a thread cannot."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import time
 import types
 from collections.abc import Callable, Coroutine
@@ -34,7 +35,7 @@ from sqlq.model import backoff
 from sqlq.model.callbacks import check_follow_ups
 from sqlq.model.checks import NOT_IN_TIME
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Outcome, SelfCompleted
+from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Failed, Outcome, SelfCompleted
 from sqlq.model.retry import (
     DEFAULT_POLICY,
     RetryPolicy,
@@ -55,13 +56,12 @@ from sqlq.worker.attempt.own_row import completion, decode_cursor
 
 log = logging.getLogger("sqlq.worker")
 
-BY_OPERATOR = "cancelled by an operator"
 UNWRITTEN_GROWTH = (
     "steps were added to the flow, but the job was not completed in a transaction with them: add them inside "
     "`with current_job().completing(…)`"
 )
 Starting = Callable[[Attempt], None]
-"""Called when a handler is about to run."""
+"""Called before the arguments of a job are read, and when its handler is about to run."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end and returns its result."""
 
@@ -73,11 +73,12 @@ def _untold(attempt: Attempt) -> None:
 def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.run) -> Outcome:
     """Run the handler of a job in this thread and return how the attempt ended. Raises nothing.
 
-    `starting` is called directly before the handler. `run` runs a coroutine, for a `def` handler that returns
+    `run` runs a coroutine, for a `def` handler that returns
     one.
     """
+    pid = os.getpid()
     try:
-        if (ended := _prepared(attempt)) is not None:
+        if (ended := _prepared(attempt, starting)) is not None:
             return ended
         starting(attempt)  # guard: box-before-handler
         return _ended(attempt, call_handler(attempt, run))
@@ -85,13 +86,15 @@ def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.r
     except BaseException as error:
         return raised(attempt, error)
     finally:
+        _end_fork(pid)
         leave()
 
 
 async def aexecute(attempt: Attempt, starting: Starting = _untold) -> Outcome:
     """Run the coroutine of a job on this event loop and return how the attempt ended. Raises nothing."""
+    pid = os.getpid()
     try:
-        if (ended := _prepared(attempt)) is not None:
+        if (ended := _prepared(attempt, starting)) is not None:
             return ended
         starting(attempt)
         attempt.on_cancel(_canceller())
@@ -99,11 +102,19 @@ async def aexecute(attempt: Attempt, starting: Starting = _untold) -> Outcome:
     except BaseException as error:
         return raised(attempt, error)
     finally:
+        _end_fork(pid)
         attempt.on_cancel(None)
         leave()
 
 
-def _prepared(attempt: Attempt) -> Outcome | None:
+def _end_fork(pid: int) -> None:
+    """End a child that a handler has forked and that returns from it. It would run further jobs, and send
+    outcomes for its parent."""
+    if os.getpid() != pid:  # guard: a-forked-child-runs-no-jobs
+        os._exit(0)
+
+
+def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     """Read the arguments of a job's handler and begin the attempt; return the outcome of a job that is not
     run here.
 
@@ -116,6 +127,7 @@ def _prepared(attempt: Attempt) -> Outcome | None:
         return _not_runnable(attempt)
     if job.late_ms is not None and attempt.is_too_late:
         return _not_runnable(attempt)
+    starting(attempt)  # what kills or stalls the process from here on is this job; guard: reading-is-a-start
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
     try:
@@ -158,7 +170,10 @@ def _call(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
     if result is None:
         return None
     if _is_awaitable(result):  # guard: awaitables-are-awaited
-        result = run(_awaited(attempt, result))
+        errors: list[BaseException] = []
+        result = run(_awaited(attempt, result, errors))
+        if errors:
+            raise errors.pop()
     return _checked(result)
 
 
@@ -199,14 +214,18 @@ def _swallowed(attempt: Attempt) -> None:
     attempt.heeded = attempt.heeded or attempt.asked_to_stop  # guard: a-swallowed-stop-is-not-finished
 
 
-async def _awaited(attempt: Attempt, awaitable: Any) -> Any:
-    """Wait for the awaitable that a `def` handler returned. A cancel of the job cancels the asyncio task."""
+async def _awaited(attempt: Attempt, awaitable: Any, errors: list[BaseException]) -> Any:
+    """Wait for the awaitable that a `def` handler returned. A cancel of the job cancels the asyncio task.
+
+    Its exception is added to `errors`. A future would keep it, and the exception's own frames that future."""
     attempt.on_cancel(_canceller())
     try:
         result = await awaitable
         while _is_awaitable(result):
             result = await result
         return result
+    except BaseException as error:
+        errors.append(error)
     finally:
         attempt.on_cancel(None)
 
@@ -245,6 +264,13 @@ def _canceller() -> Callable[[], object]:
 def _ended(attempt: Attempt, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
     if attempt.completed:
+        if result is not None and not attempt.has_result:
+            log.warning(
+                "job %d: %s returned a result after it was completed without one; null is stored: give it to "
+                "complete(session, result)",
+                *(attempt.id, attempt.task),
+                extra=attempt.fields("result_dropped"),
+            )
         error = ErrorText(
             "sqlq.errors.SqlqError", "complete() was called, but its transaction did not commit"
         )
@@ -278,8 +304,8 @@ def raised(attempt: Attempt, error: BaseException) -> Outcome:
 
 
 def _stopped(attempt: Attempt) -> Outcome:
-    """Return the outcome of a handler that was made to stop: cancelled by an operator, else released."""
-    return Cancelled(BY_OPERATOR) if attempt.cancel_requested else broken_off(attempt.claimed)
+    """Return the outcome of a handler that was made to stop: cancelled on request, else released."""
+    return Cancelled(ON_REQUEST) if attempt.cancel_requested else broken_off(attempt.claimed)
 
 
 def _failed(attempt: Attempt, error: BaseException) -> Outcome:
@@ -338,6 +364,7 @@ def late(attempt: Attempt) -> Outcome | None:
     job = attempt.claimed
     ran, allowed = readable(attempt.seconds() * 1000), readable(attempt.timeout_ms or 0)
     error = JobTimeoutError(f"{job.task} ran {ran}, longer than its timeout of {allowed}")
+    attempt.forget()
     attempt.error = error
     return decide(job, error, _policy(attempt))
 
@@ -346,7 +373,7 @@ def _not_runnable(attempt: Attempt) -> Outcome:
     """Return the outcome of a job that is not to be run, or not here."""
     job = attempt.claimed
     if attempt.cancel_requested:  # guard: cancelled-before-it-starts
-        return Cancelled(BY_OPERATOR)
+        return Cancelled(ON_REQUEST)
     if attempt.asked_to_stop:
         return given_back(job)
     if attempt.is_too_late:  # guard: too-late-is-not-started

@@ -10,7 +10,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
-    contextmanager,
 )
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -23,6 +22,7 @@ from sqlq.database.caller.session import (
     SyncSession,
     atransaction_in,
     awaited,
+    block_of_sessions,
     transaction_in,
 )
 from sqlq.errors import ConfigurationError, SealError
@@ -364,7 +364,7 @@ class JobContext:
     @overload
     def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
 
-    @contextmanager
+    @block_of_sessions
     def completing(self, sessions: Any, result: Any = None) -> Iterator[Any]:
         """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.

@@ -15,7 +15,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
-    contextmanager,
 )
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -27,6 +26,7 @@ from sqlq.database.caller.session import (
     SyncSession,
     atransaction_in,
     awaited,
+    block_of_sessions,
     connection_to_complete,
     note_write,
     on_callers,
@@ -40,7 +40,7 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import NO_RESULT, Completed
 from sqlq.model.retry import scrubbed
-from sqlq.payload.codec import as_text, check_json
+from sqlq.payload.codec import as_text, check_json, read_json
 from sqlq.store.flows import flows
 from sqlq.store.jobs import checkpoint as checkpoints
 from sqlq.store.jobs import progress, settle
@@ -88,10 +88,7 @@ def _text(cursor: Any) -> str:
 def decode_cursor(text: Any) -> Any:
     """Return the cursor in a row. Raises `ArgumentsError` for text that is not JSON: SQL may have written
     it."""
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ArgumentsError(f"the cursor is not JSON: {error}") from None
+    return None if text is None else read_json(text, "the cursor is")
 
 
 def steps_in(text: str | None) -> dict[str, Any] | None:
@@ -120,6 +117,7 @@ class OwnRow:
         target, encryption = attempt.target, attempt.target.encryption
         conn = connection_to_complete(session)
         done = completion(result, attempt.claimed, attempt.task_found)
+        attempt.has_result = result is not None
         if attempt.growth is not None:
             attempt.growth.is_closed = True
         if not attempt.has_row:
@@ -139,7 +137,6 @@ class OwnRow:
                 conn,
                 attempt.right,
                 stored,
-                keep_finished=attempt.is_kept,
                 follow_up=follow_up(attempt.claimed, done, encryption),
                 course=None if attempt.is_first_claim else AttemptTimes(*attempt.times(attempt.seconds())),
             ):
@@ -327,7 +324,7 @@ class Step:
     @overload
     def finishing(self, sessions: D) -> AbstractContextManager[D]: ...
 
-    @contextmanager
+    @block_of_sessions
     def finishing(self, sessions: Any) -> Iterator[Any]:
         """Open a session, run the block in its transaction, finish the step and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.

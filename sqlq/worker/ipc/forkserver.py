@@ -43,13 +43,13 @@ GROUP_SIGNALS = (
     signal.SIGTSTP,
 )
 """Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
-IMPORTED = ("sqlq.app.app", "sqlq.cli.work", "sqlq.worker.worker", "sqlq.worker.run.isolated")
+IMPORTED = ("sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 MOST_FDS = 8
 LONGEST_REQUEST = 200_000
 FIRST_FREE = 500
 """Descriptors are moved above this number, before they get their own numbers."""
-FIRST_SECONDS, LAST_SECONDS = 30.0, 1.0
-"""How long the server may take to fork, and to send the exit code of a process."""
+FIRST_SECONDS, LAST_SECONDS = 3.0, 1.0
+"""How long the server may take to fork, and to send the exit code of a process. It is given up after that."""
 
 
 class Forked:
@@ -65,7 +65,9 @@ class Forked:
             request = json.dumps([self.args, list(fds)]).encode()
             try:
                 door.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            except OSError:
+            except OSError as error:
+                if isinstance(error, TimeoutError):  # it does not read
+                    give_up()
                 self._words.close()
                 raise
         self.pid = int(self._word(FIRST_SECONDS) or 0)
@@ -86,12 +88,18 @@ class Forked:
     def __del__(self) -> None:
         if getattr(self, "_pidfd", -1) >= 0:
             os.close(self._pidfd)
+            self._words.close()
 
     def _word(self, seconds: float) -> bytes:
-        """Return the next word of the server; nothing where it is gone."""
-        self._words.settimeout(seconds)
-        with suppress(OSError):
+        """Return the next word of the server; nothing where it is gone, or is given up."""
+        # guard: a-fork-server-is-waited-for-once
+        self._words.settimeout(0.0 if current is None else seconds)
+        try:
             return self._words.recv(16)
+        except TimeoutError:
+            give_up()
+        except OSError:
+            pass
         return b""
 
     def wait(self, timeout: float | None = None) -> int:
@@ -126,6 +134,7 @@ class ForkServer:
 
     def __init__(self, door: socket.socket) -> None:
         self._door = door
+        door.settimeout(FIRST_SECONDS)  # its queue may be full
 
     def fork(self, command: Sequence[str], fds: Sequence[int]) -> Forked:
         """Start `python -m sqlq …` with these descriptors under their numbers. Raises `OSError` where the
@@ -136,6 +145,18 @@ class ForkServer:
 current: ForkServer | None = None
 """The server of this `sqlq work`, in each of its processes."""
 server_pid: int | None = None
+
+
+def give_up() -> None:
+    """Start processes without the server from now on. There is no other one: this process has threads, and
+    cannot fork."""
+    global current  # noqa: PLW0603 - as in `start`
+    if current is None:
+        return
+    current = None
+    log.warning("the fork server does not answer: from now on processes start without it")
+    if server_pid:  # its own child, in the supervisor
+        os.kill(server_pid, signal.SIGKILL)
 
 
 def start(run: Callable[[], None], imported: Sequence[str] = ()) -> None:
@@ -172,7 +193,7 @@ def start(run: Callable[[], None], imported: Sequence[str] = ()) -> None:
 def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None]) -> None:
     """Fork for each request, and send its owner the id and the exit code of the process. Return when nobody
     holds the other end of `ends` any more."""
-    _show("sqlq forks")
+    show("sqlq-forks")
     # what is forked begins with these blocked, as what is spawned does
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     children: dict[int, socket.socket] = {}
@@ -199,6 +220,8 @@ def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None])
             except OSError:  # the machine has no process to spare
                 pid = -1
             if pid == 0:
+                if _is_gone(owner):  # meanwhile: two processes would have one pipe
+                    os._exit(1)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for each in (inside, owner, *children.values()):
@@ -228,8 +251,11 @@ def _say(owner: socket.socket, number: int) -> None:
         owner.send(b"%d" % number)
 
 
-def _show(name: str) -> None:
-    """Have this name in `ps` and `top`, which would else show that of the first process."""
+def show(name: str) -> None:
+    """Have this name in `ps` and `top`, which would else show that of the first process.
+
+    It has no blank: behind one, Python takes the nice value for the number of threads, and warns of forks.
+    """
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
@@ -256,7 +282,7 @@ def _become(command: Sequence[str], run: Callable[[], None]) -> NoReturn:
     """Be the process of a command, which ends as one of the interpreter's own would."""
     code: Any = 1
     try:
-        _show("sqlq isolate" if "--isolated-by" in command else "sqlq worker")
+        show("sqlq-worker")
         sys.argv = [sys.argv[0], *command[len(PROGRAM) :]]
         if not sys.flags.safe_path:
             sys.path[0] = str(Path.cwd())  # as with `python -m`

@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     url: str
     schema: str | None
     listen_url: str | None
-    encryption: dict[str, Any] | None
+    encryption: list[Any] | None
     queues: Sequence[str] | None
     slots: int
     lease_ms: int
@@ -55,7 +55,7 @@ class Facts(NamedTuple):
             database.engine.url.render_as_string(hide_password=False),
             database.schema,
             None if listen_url is None else listen_url.render_as_string(hide_password=False),
-            None if database.seal is None else database.seal.facts(),
+            None if database.seal is None else database.seal.facts,
             options.queues,
             options.concurrency,
             options.lease_ms,
@@ -133,7 +133,7 @@ class Parent(NoParent):
         self._over = False
         self._report: Callable[[], dict[str, Any]] = dict
         self._report_at = self._more_at = 0.0
-        self.announce: Callable[[], None] = lambda: None
+        self.announce: Callable[[Facts], None] = lambda facts: None
         """Called when the worker is ready, before it starts anything."""
         self.show: Callable[[str], None] = lambda state: None
         """Called each second with the state of the worker."""
@@ -159,22 +159,8 @@ class Parent(NoParent):
 
         threading.Thread(target=run, name="sqlq-child", daemon=True).start()
 
-    def stand_by(self) -> bool:
-        """Report that all is imported, and wait for the order to work. Return False when the worker should
-        end instead."""
-        self._link.send(stands_by=True)
-        while (message := self._link.receive()) is not None and "stop" not in message:
-            if "go" in message:
-                return True
-        return False
-
-    def serves(self, apps: Sequence[str]) -> None:
-        """Report that the App is a mapping of several, which each need workers of their own."""
-        self._over = True
-        self._link.send(apps=list(apps))
-
     def ready(self, facts: Facts) -> None:
-        self.announce()
+        self.announce(facts)
         self._link.send(ready=facts._asdict())
 
     def leaving(self, why: str, *, replace: bool) -> None:

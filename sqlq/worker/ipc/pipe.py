@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import select
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +26,8 @@ from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, PROGRAM, Forked
 
 Message = dict[str, Any]
+# the App may replace json.dumps and json.loads
+_encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 log = logging.getLogger("sqlq.worker")
 
 _SENT: dict[str, type[Any]] = {
@@ -40,6 +43,7 @@ class Pipe:
     """One end of a socket pair. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
+        end.settimeout(None)  # the App may have called socket.setdefaulttimeout; guard: pipes-have-no-timeout
         self._socket = end
         self._lines = end.makefile("rb")
         self._lock = threading.Lock()
@@ -49,6 +53,7 @@ class Pipe:
     @classmethod
     def pair(cls) -> tuple[Pipe, socket.socket]:
         """Return one end as a Pipe, and the other to be handed to a new process and then closed."""
+        keep_standard_numbers()
         here, there = socket.socketpair()
         return cls(here), there
 
@@ -59,15 +64,17 @@ class Pipe:
         end.set_inheritable(False)
         return cls(end)
 
-    def send(self, **message: Any) -> None:
-        """Send a message, waiting until the other side takes it. Nothing happens when that is gone."""
+    def send(self, **message: Any) -> bool:
+        """Send a message, waiting until the other side takes it. Return whether it is there to do so."""
         with self._lock:
             self._unsent += _line(message)  # guard: no-word-in-the-middle-of-another
             try:
                 self._socket.sendall(self._unsent)
             except OSError:
-                pass
-            self._unsent.clear()
+                return False
+            finally:
+                self._unsent.clear()
+            return True
 
     def offer(self, *, droppable: bool = False, **message: Any) -> bool:
         """Send a message without waiting, because the other side may be stopped. The rest of it follows with
@@ -106,7 +113,7 @@ class Pipe:
             if not line.endswith(b"\n"):  # it died in the middle of a word; guard: words-cut-off
                 return None
             try:
-                message = json.loads(line)
+                message = _decode(line.decode())
             except (ValueError, RecursionError):
                 message = None
             if isinstance(message, dict):
@@ -156,12 +163,57 @@ def ignore_signals() -> None:
     """Let the signals pass that are meant for the supervisor. Their handlers do nothing: programs that a job
     starts would inherit signals that are ignored outright."""
     for number in GROUP_SIGNALS:
-        signal.signal(number, lambda number, frame: None)
+        handle_here(number, _pass_over)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
+_replaced: dict[int, tuple[Any, Any]] = {}
+"""The handlers of sqlq, and those before them, by the numbers of their signals."""
+_forking = threading.local()
+
+
+def handle_here(number: int, handler: Callable[[int, Any], None]) -> None:
+    """Handle a signal in this process. A child that somebody forks takes it as before, since it has no thread
+    that would serve the handler."""
+    _replaced[number] = handler, signal.signal(number, handler)
+
+
+def _before_fork() -> None:
+    # Python drops a signal that a child gets before its handlers are there; a blocked one waits.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _replaced)  # guard: forks-lose-no-signal
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    for number, (handler, before) in _replaced.items():
+        if signal.getsignal(number) is handler:  # guard: forked-children-take-signals
+            signal.signal(number, before or signal.SIG_DFL)
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+def _pass_over(number: int, frame: Any) -> None:
+    pass
+
+
+def keep_standard_numbers() -> None:
+    """Open the null device as stdin, stdout or stderr where a shell, or a handler, has closed them. Otherwise
+    the next file would get their number, and child processes would write into it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # the lowest number that is free; guard: closed-stderr
+            os.open(os.devnull, os.O_RDWR)
+
+
 def _line(message: Message) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+    return _encode(message).encode() + b"\n"
 
 
 def packed(value: Any) -> Any:

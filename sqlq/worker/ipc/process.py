@@ -16,7 +16,6 @@ from sqlq.database.batch import Right
 from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
-from sqlq.worker.threads import thread
 
 log = logging.getLogger("sqlq.worker")
 
@@ -50,8 +49,11 @@ def bury_orphans() -> None:
 class Process:
     """A subprocess and the pipe to it."""
 
-    def __init__(self, start: Spawn) -> None:
+    def __init__(self, start: Spawn, setup: Message | None = None) -> None:
+        """`setup` is the first message to it."""
         self.link, there = Pipe.pair()
+        if setup is not None:
+            self.link.offer(**setup)
         try:
             with there, _SPAWNING:
                 self.process = start(there.fileno())
@@ -75,15 +77,19 @@ class Child(Process):
     """A worker process as its supervisor sees it."""
 
     def __init__(
-        self, command: Callable[[int, int], Sequence[str]], heard: Callable[[Child, Message | None], None]
+        self,
+        command: Sequence[str],
+        heard: Callable[[Child, Message | None], None],
+        setup: Message | None = None,
     ) -> None:
+        """`command` starts it, with the descriptor of its pipe behind."""
         self.box, box_fd = SharedMemory.create()
         try:
-            super().__init__(lambda fd: spawn(command(fd, box_fd), (fd, box_fd)))
+            super().__init__(
+                lambda fd: spawn([*command, str(fd)], (fd, box_fd)), {**(setup or {}), "box": box_fd}
+            )
         finally:
             os.close(box_fd)
-        self.stands_by = False
-        """Whether it has imported the App, and waits to be sent to work."""
         self.worker: str | None = None
         """Its id in the database, once it is ready."""
         self.leaving = False
@@ -109,11 +115,9 @@ class Child(Process):
         """Why it was killed, and the jobs it ran past their timeouts."""
         self.all_paused: bool | None = None
         """Whether all queues are paused, by the last message to it."""
-        self.knows_paused_tasks = True
-        """Whether it may hold a task for paused."""
         self._heard = heard
         try:
-            thread(self._hear, "sqlq-receive").start()
+            threading.Thread(target=self._hear, name="sqlq-receive", daemon=True).start()
         except BaseException:  # guard: nobody-works-unheard
             self.process.kill()
             self.process.wait()

@@ -7,6 +7,7 @@ keeps the rights that it has started and not yet settled in shared memory, which
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -31,11 +32,12 @@ _CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
 _WORD = struct.Struct("<q")
 _MOMENT = struct.Struct("<d")
 _SIZE = _HEADER.size + CELLS * _CELL.size
-
+READS = math.nan
+"""The deadline of an attempt whose handler has not begun: its arguments are read, or its process starts."""
 
 Started = tuple[Right, float, str]
 """A right that was started and is not settled, the deadline of its attempt, and the beginning of its task's
-name. The deadline is infinite without a timeout."""
+name. The deadline is infinite without a timeout, and `READS` before the handler has begun."""
 
 
 class SharedMemory:
@@ -64,7 +66,7 @@ class SharedMemory:
     # -- in the worker ---------------------------------------------------------------------------------------
 
     def started(self, right: Right, deadline: float | None = None, task: str = "") -> None:
-        """Note that a handler is about to run, or the deadline of one noted before."""
+        """Note that an attempt starts, or the deadline of one noted before."""
         with self._lock:
             cell = self._taken.get(right)
             if cell is None and not self._free:
@@ -73,7 +75,7 @@ class SharedMemory:
             if cell is None:
                 cell = self._taken[right] = self._free.pop()
             _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
-        # The handler starts after this. A kill in the middle leaves a right that no worker has; its job has
+        # The attempt starts after this. A kill in the middle leaves a right that no worker has; its job has
         # not started.
         until = float("inf") if deadline is None else deadline
         _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right, until, task.encode())

@@ -3,8 +3,7 @@ resume, stop or restart it, or cancel its jobs.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
-    sqlq queues pause ──► sqlq_queues ┤
-                          sqlq_tasks ─┘
+    sqlq queues pause ──► sqlq_queues ┘
 
 A request counts once, and the newest of all counts. On PostgreSQL the poller sees the requests in rows; on
 SQLite the worker reads them after a commit.
@@ -16,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection
@@ -24,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import VERSION
 from sqlq.database.database import Database
-from sqlq.model.job import ClaimedJob
+from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
@@ -32,7 +31,7 @@ from sqlq.worker.ipc.parent import Handlers, NoParent
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.outage import Outage, passed_over
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.stop import Grace
 from sqlq.worker.wait.wake import Wake
@@ -78,8 +77,6 @@ class Control:
         self._retire = retire
         self._told_to_pause = False
         self._all_paused = False
-        self.paused_tasks: frozenset[str] = frozenset()
-        """The tasks whose jobs do not start, by the last look."""
         self._last: tuple[Any, Any] = (None, None)
         self._cancels_at: Any = None
         self._commits: int | None = None
@@ -111,7 +108,7 @@ class Control:
         try:
             self.write()
         except Exception as error:
-            log.debug("could not say that this worker stops: %s", error)
+            passed_over("could not say that this worker stops", error)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -133,29 +130,11 @@ class Control:
             )
             self._changed()
 
-    def pause_tasks(self, tasks: Iterable[str]) -> None:
-        """Note which tasks are paused."""
-        if self.paused_tasks != (paused := frozenset(tasks)):
-            self.paused_tasks = paused
-            self._wake.call()
-
-    def paused_among(self, claimed: Collection[ClaimedJob]) -> frozenset[str]:
-        """Return the paused tasks, anew where claimed jobs seem to be of one: it may just have been
-        resumed."""
-        if not self.paused_tasks.isdisjoint(job.task for job in claimed):
-            try:
-                with self._database.read() as conn:
-                    self.pause_tasks(pauses.paused(conn).tasks)  # guard: the-resumed-are-not-blocked-again
-            except Exception as error:  # what is claimed goes to the settler all the same
-                log.debug("which tasks are paused could not be read anew: %s", error)
-        return self.paused_tasks
-
     def handlers(self) -> Handlers:
         """Return the handlers of messages of the supervisor."""
         return {
             "paused": lambda paused: self.pause(paused=paused),
             "all_paused": lambda paused: self.pause_all(paused=paused),
-            "paused_tasks": self.pause_tasks,
             "write_state": self._write_state,
             "request": lambda fields: self._requested(Request(*fields)),
         }
@@ -168,7 +147,6 @@ class Control:
     def heed(self, wanted: Wanted) -> None:
         """Follow the requests that a look has found, as far as they are new."""
         self.pause_all(paused=wanted.all_paused)
-        self.pause_tasks(wanted.paused_tasks)  # guard: paused-tasks-are-heeded
         for request in wanted.requests:
             if request.worker == self._worker:
                 self._requested(request)
@@ -211,8 +189,7 @@ class Control:
                 wanted = workers.read(conn, self._worker)
         # for example, every connection of the pool is in use
         except Exception as error:  # guard: no-look-ends-the-worker
-            level = logging.DEBUG if isinstance(error, AWAY) else logging.ERROR
-            log.log(level, "what operators want could not be read; trying again", exc_info=True)
+            passed_over("what operators want could not be read; trying again", error)
             return
         self._commits = commits
         self.heed(wanted)
@@ -274,11 +251,13 @@ class Control:
                 self.heed(wanted)
                 outage.over()
                 return True
-            except DBAPIError as error:
+            except (DBAPIError, MissingFileError, SchemaVersionError) as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
                 trouble = self._database.dialect.trouble(error)
-                if not trouble.is_away or not (time.monotonic() < until or trouble.only_reads):
+                # a replacement waits for no tables: they were there, and its supervisor reports that
+                is_away = trouble.is_away if isinstance(error, DBAPIError) else patient is not True
+                if not is_away or not (time.monotonic() < until or trouble.only_reads):
                     raise
                 self._grace.pulse()  # a worker that waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))
@@ -318,4 +297,4 @@ class Control:
             with self._database.begin() as conn:
                 workers.leave(conn, self._worker)
         except Exception as error:  # guard: a-stop-needs-no-database
-            log.debug("could not sign off: %s", error)
+            passed_over("could not sign off", error)

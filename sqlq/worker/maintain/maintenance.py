@@ -15,11 +15,10 @@ from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
 from sqlq.store.workers.look import Look
 from sqlq.worker.ipc.parent import Facts
-from sqlq.worker.maintain.pauses import EndPauses, FreePaused
+from sqlq.worker.maintain.pauses import EndPauses
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
-    Expire,
     Prune,
     Rescue,
     SchemaWatch,
@@ -32,7 +31,6 @@ from sqlq.worker.maintain.services import (
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.report.reporter import Reporter
-from sqlq.worker.threads import thread
 from sqlq.worker.wait.poller import LastLook
 
 log = logging.getLogger("sqlq.worker")
@@ -59,14 +57,19 @@ class ServiceLoop:
         self._shared, self._others_do = shared, others_do
         order = itertools.count()
         self._due = [
-            (time.monotonic(), next(order), service, Outage(service.doing, database, quiet=quiet))
+            (
+                time.monotonic(),
+                next(order),
+                service,
+                Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue)),
+            )
             for service in (*services, *shared)
         ]
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._ended = threading.Event()
         self._turn = threading.Lock()
-        self._thread = thread(self._run, "sqlq-maintenance")
+        self._thread = threading.Thread(target=self._run, name="sqlq-maintenance", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -118,9 +121,8 @@ class ServiceLoop:
                 # guard: who-watches-does-not-hasten-itself
                 if is_refused(error) and not isinstance(service, SchemaWatch):
                     self._put(lambda other: isinstance(other, SchemaWatch), time.monotonic())
-            except Exception:
-                log.exception("%s failed; trying again", service.doing)
-                wait = FAILED_SECONDS
+            except Exception as error:
+                wait = max(FAILED_SECONDS, outage.failed(error))
             self.at(service, time.monotonic() + wait)
 
     def _serve(self, service: Service) -> float:
@@ -162,10 +164,8 @@ class Maintenance(ServiceLoop):
         # keep them from taking over.
         own_at = last_look.own_leases_at  # guard: a-last-look-holds-no-service-back
         self._ticks = Ticks(database, looked_at=own_at, ticked=freed)
-        self._expire = Expire(database, reporter.expired, looked_at=own_at)
         self._admit = Admit(database, freed, looked_at=own_at)
-        self._free_paused = FreePaused(database, freed, looked_at=own_at)
-        self._end_pauses = EndPauses(database, pauses_ended, self._free_paused)
+        self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(
             [self._rescue, self._end_pauses, *own],
             database,
@@ -173,10 +173,8 @@ class Maintenance(ServiceLoop):
                 *([] if options.drain else [self._ticks]),
                 Sweep(database),
                 Prune(database, options.retention_ms),
-                self._expire,
                 Unblock(database, freed),
                 self._admit,
-                self._free_paused,
             ],
             others_do=last_look.supervisor_looks,
             quiet=quiet,
@@ -186,9 +184,7 @@ class Maintenance(ServiceLoop):
         """Run now the services for which a look has found work; `at` is when it was answered."""
         for is_found, service in (
             (look.expired, self._rescue),
-            (look.late, self._expire),
             (look.limited, self._admit),
-            (look.limited, self._free_paused),
         ):
             if is_found:
                 service.is_called = True  # guard: a-look-calls-to-services

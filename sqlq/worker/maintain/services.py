@@ -10,32 +10,28 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
-
 from sqlq.config.constants import RESCUE_MS
-from sqlq.config.durations import readable, since_boot
+from sqlq.config.durations import since_boot
 from sqlq.database.database import Database
-from sqlq.database.dialect import schema_of
-from sqlq.database.postgresql import health, partitions
 from sqlq.errors import SchemaVersionError
 from sqlq.model.schedule import Declarations
 from sqlq.schema import version
 from sqlq.store import schedules
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import expire, prune, settle
+from sqlq.store.jobs import prune, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from sqlq.worker.attempt.attempt import Attempt
 
 log = logging.getLogger("sqlq.worker")
 
-PRUNE_SECONDS = 60.0
+PRUNE_SECONDS = 30.0
+SEEN_MS = 20_000
+"""How long an ended job is kept in any case: for its caller, and for a worker that lost the reply to its
+settle. With the time between two prunes it is less than a minute."""
 PRUNE_BATCH = 1_000
-EXPIRE_BATCH = 500
 RESCUE_BATCH = 300
 """How many jobs one transaction takes from dead workers: 15 to 50 ms, of a core of its own."""
 BETWEEN_SECONDS = 0.03
@@ -45,9 +41,7 @@ SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
 UNUSED_MS = 30 * 24 * 3_600_000
 """Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
-CANCELLED_KEPT_MS = 24 * 3_600_000
 SCHEMA_SECONDS = 60.0
-UNSTARTED_SECONDS = 30.0
 NO_FLOWS_SECONDS = ALL_STEPS_SECONDS = 60.0
 RECENT_MS = 3 * RESCUE_MS
 """How far back a sweep looks: further than the time between two, so that one may be late."""
@@ -59,12 +53,6 @@ UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
 SHORTEST_RHYTHM = 0.8
 """The shortest wait of a service, as a share of its rhythm."""
-HELD_SECONDS = 1.0
-"""A job that has not started so long after its claim is noted. Most start within milliseconds."""
-HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
-"""How often a worker looks for such jobs that holds something, and one that does not."""
-MOST_HELD = 100
-"""The most of them that are noted."""
 
 
 class Service(Protocol):
@@ -186,9 +174,8 @@ class Prune:
 
     def __init__(self, database: Database, retention_ms: int | None) -> None:
         self._database = database
-        # where finished jobs are not kept, those that an operator cancelled are: their old owner may still
-        # read them
-        self._older_than_ms = CANCELLED_KEPT_MS if retention_ms == 0 else retention_ms
+        # guard: ended-jobs-are-seen
+        self._older_than_ms = None if retention_ms is None else max(retention_ms, SEEN_MS)
         self._waits = random.uniform(0, PRUNE_SECONDS)
 
     def run(self) -> float:
@@ -196,54 +183,12 @@ class Prune:
             waits, self._waits = self._waits, 0.0
             return waits
         began = time.monotonic()
-        older_ms, found = self._older_than_ms, None
+        pruned = 0
         with self._database.begin() as conn:
-            if self._database.dialect.has_partitions:
-                found = partitions.find(conn, schema_of(conn), older_ms=older_ms)
-                older_ms = found.older_ms
-            drops = found is not None and found.may_change and bool(found.old)
-            pruned = self._prune(conn, older_ms, PRUNE_BATCH, steps=drops)
-            pruned += prune.prune_expired(conn, limit=PRUNE_BATCH - pruned)
-        if found is not None and found.may_change:
-            partitions.keep_up(self._database.begin, found)
-            if drops and pruned < PRUNE_BATCH:
-                gone = [partitions.drop(self._database.begin, found, name) for name in found.old]
-                if True in gone:
-                    return 0.0
-                if False not in gone:  # guard: what-stays-is-pruned-by-rows
-                    with self._database.begin() as conn:
-                        pruned += self._prune(conn, older_ms, PRUNE_BATCH - pruned)
+            if self._older_than_ms is not None:
+                pruned = prune.prune(conn, older_than_ms=self._older_than_ms, limit=PRUNE_BATCH)
+            pruned += prune.prune_expired(conn, limit=PRUNE_BATCH - pruned, later_ms=SEEN_MS)
         return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
-
-    def _prune(self, conn: Connection, older_ms: int | None, limit: int, *, steps: bool = False) -> int:
-        if older_ms is None:
-            return 0
-        return prune.prune(conn, older_than_ms=older_ms, limit=limit, steps=steps)
-
-
-class Expire(PolledService):
-    """Cancels jobs that were not started in time. One batch a turn; the next follows at once, until one finds
-    none."""
-
-    doing = "cancelling jobs that were not started in time"
-
-    def __init__(
-        self,
-        database: Database,
-        tell: Callable[[Iterable[expire.Expired]], object],
-        *,
-        looked_at: Callable[[], float] = never,
-    ) -> None:
-        super().__init__(looked_at)
-        self._database = database
-        self._tell = tell
-
-    def turn(self) -> float | None:
-        began = time.monotonic()
-        with self._database.begin() as conn:
-            expired = expire.expire(conn, limit=EXPIRE_BATCH)
-        self._tell(expired)
-        return at_once(self._database, began) if expired else None
 
 
 class Sweep:
@@ -306,8 +251,12 @@ class Unblock:
         return done.free
 
 
-class FreeingService(PolledService):
-    """A polled service that makes jobs available."""
+class Admit(PolledService):
+    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
+    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it queries only
+    whether there are some."""
+
+    doing = "sweeping for jobs to admit"
 
     def __init__(
         self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
@@ -315,16 +264,8 @@ class FreeingService(PolledService):
         super().__init__(looked_at)
         self._database = database
         self._freed = freed
-
-
-class Admit(FreeingService):
-    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
-    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it queries only
-    whether there are some."""
-
-    doing = "sweeping for jobs to admit"
-    _place: str | None = None
-    """The key after which the sweep goes on; None between two of them."""
+        self._place: str | None = None
+        """The key after which the sweep goes on; None between two of them."""
 
     def turn(self) -> float | None:
         began = time.monotonic()
@@ -361,103 +302,6 @@ class SchemaWatch:
                 self._left_behind(error)
         self._seen = True
         return jittered(SCHEMA_SECONDS)
-
-
-class Held:
-    """Looks after the claimed jobs that have not started. They wait for a subprocess, or behind a handler
-    that blocks the event loop. It releases those that never start, which should not be.
-
-    It writes in the worker's row which they are, and how many jobs could not be started, when these change:
-    for most workers never."""
-
-    doing = "noting which jobs have not started"
-
-    def __init__(
-        self,
-        database: Database,
-        worker: str,
-        held: Callable[[float], Collection[Attempt] | None],
-        release: Callable[[Iterable[Attempt]], int],
-    ) -> None:
-        """`held` returns the jobs that were claimed before a time and have not started; None without claimed
-        jobs. `release` releases those that do not start. It returns how many could not be started so far."""
-        self._database = database
-        self._worker = worker
-        self._held = held
-        self._release = release
-        self._noted: tuple[list[int], int] = ([], 0)
-
-    def run(self) -> float:
-        moment = time.monotonic()
-        held = self._held(moment - HELD_SECONDS)
-        unstarted = self._release(job for job in held or () if job.claimed_at < moment - UNSTARTED_SECONDS)
-        noted = sorted(job.id for job in held or ())[:MOST_HELD], unstarted
-        if noted != self._noted:  # guard: held-is-noted-when-it-changes
-            with self._database.begin() as conn:
-                workers.note_held(conn, self._worker, *noted)
-            self._noted = noted
-        return HELD_IDLE_SECONDS if held is None else HELD_BUSY_SECONDS
-
-
-BUSY_JOBS = 1_000
-"""A worker looks after so many jobs: where few pass, few rows die."""
-OLD_SECONDS = 10.0
-DEAD_ROWS = 20_000
-SAY_EVERY_SECONDS = 60.0
-
-
-class Vacuum:
-    """Warns when dead rows pile up behind an old transaction, in a worker that is busy."""
-
-    doing = "looking at dead rows"
-
-    def __init__(self, database: Database, ended: Callable[[], int]) -> None:
-        """`ended` returns how many jobs the worker has ended so far."""
-        self._database = database
-        self._jobs_ended = ended
-        self._ended = 0
-        self._said_at = float("-inf")
-
-    def run(self) -> float:
-        """Look, if enough jobs have ended since the last time, and warn at most once a minute."""
-        self._look(self._jobs_ended())
-        return jittered(RESCUE_MS / 1000)
-
-    def _look(self, ended: int) -> None:
-        if (
-            not self._database.dialect.vacuums
-            or ended - self._ended < BUSY_JOBS
-            or time.monotonic() - self._said_at < SAY_EVERY_SECONDS
-        ):
-            return
-        self._ended = ended
-        try:
-            with self._database.read() as conn:
-                rows = health.dead_rows(conn)
-                old = (
-                    health.old_transactions(conn, older_than_s=OLD_SECONDS)
-                    if rows and rows.dead > DEAD_ROWS
-                    else []
-                )
-        except DBAPIError as error:
-            if self._database.dialect.trouble(error).is_away:
-                raise
-            log.debug("this role may not see who holds vacuum back: %s", error.orig)
-            return
-        if rows and old:
-            self._said_at = time.monotonic()
-            log.warning(
-                "vacuum cannot remove the %s dead rows of jobs, which slows every claim: pid %d (%s, %s) "
-                "has had a transaction open for %s",
-                *(
-                    f"{rows.dead:,}",
-                    old[0].number,
-                    old[0].who or "no application_name",
-                    old[0].state,
-                    readable(old[0].seconds * 1000),
-                ),
-                extra={"event": "vacuum_held_back"},
-            )
 
 
 TICK_SECONDS = 1.0

@@ -1,19 +1,15 @@
-"""Reports the events of jobs to the log, one line an event, and then to listeners.
-
-Most lines are of finished jobs. Where only a handler of sqlq writes them, it gets them without log records,
-which would cost more than the jobs."""
+"""Reports the events of jobs to the log, one line an event, and then to listeners."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlq.config.durations import readable
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.events import Events, JobEvent
-from sqlq.model.checks import NOT_IN_TIME
-from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import (
     Cancelled,
     Completed,
@@ -26,17 +22,14 @@ from sqlq.model.outcome import (
 )
 from sqlq.model.retry import remote_error
 from sqlq.model.traceback_lines import users_line
-from sqlq.store.jobs.expire import Expired
 from sqlq.store.jobs.settle import Rescued
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.report.meter import Meter
 
 NEVER_BEGAN: Final = ("bad_payload", "bad_signature", "unknown_task")
 log = logging.getLogger("sqlq.worker")
-_above, _root = logging.getLogger("sqlq"), logging.getLogger()
-_LOGGING = logging.LogRecord.__init__.__code__.co_filename
 
-LEVELS: Final = {
+LEVELS = {
     "finished": logging.INFO,
     "cancelled": logging.INFO,
     "snoozed": logging.INFO,
@@ -48,59 +41,28 @@ LEVELS: Final = {
 """The events that are lines of the log."""
 
 
-class LinesOfJobs(logging.Handler):
-    """A handler of the root logger that takes finished jobs without records."""
-
-    its_filters: tuple[logging.Filter, ...] = ()
-    """The filters that it was made with, which pass all such lines."""
-
-    def finished(self, job: ClaimedJob, seconds: float) -> None:
-        """Write the line that the record of a finished job would give, with the next `told`."""
-        raise NotImplementedError
-
-    def told(self) -> None:
-        """Write the lines out: there are no more for now."""
-        raise NotImplementedError
-
-
 def wants(name: str) -> bool:
     """Return whether an event of this name would be a line."""
     level = LEVELS.get(name)
     return level is not None and log.isEnabledFor(level)
 
 
-def alone() -> LinesOfJobs | None:
-    """Return the handler to which alone a record of a finished job would come, if no code sees it before.
-
-    A host may have added handlers and filters of its own. Error reporters also replace functions of
-    `logging`.
-    """
-    handlers = _root.handlers
-    if len(handlers) != 1 or not isinstance(handler := handlers[0], LinesOfJobs):
-        return None
-    return None if _is_seen_by_others(handler) else handler  # guard: others-see-records
-
-
-def _is_seen_by_others(handler: LinesOfJobs) -> bool:
-    return (
-        bool(log.handlers or log.filters or _above.handlers)
-        or not (log.propagate and _above.propagate)
-        or handler.level > logging.INFO
-        or tuple(handler.filters) != handler.its_filters
-        or logging.getLogRecordFactory() is not logging.LogRecord
-        or any(_file_of(part) != _LOGGING for part in _parts_of_logging())
-    )
-
-
-def _parts_of_logging() -> tuple[object, ...]:
-    """Return the functions that a record passes on its way to the handler."""
-    kind = type(log)
+def lines_of_finished() -> Callable[[Sequence[tuple[Attempt, float]]], None] | None:
+    """Return the function of sqlq's own handler that writes the lines of finished jobs without records, which
+    would cost more than the jobs. Return None where others would see these records: a handler, a filter, or
+    an error reporter that has replaced functions of `logging`."""
+    root, above, kind = logging.getLogger(), logging.getLogger("sqlq"), logging.Logger
     # the private one, too: who watches logging may have replaced it
-    return (kind.log, kind._log, kind.makeRecord, kind.handle, kind.callHandlers, LinesOfJobs.handle)  # noqa: SLF001
-
-
-def _file_of(function: object) -> str | None:
-    return getattr(getattr(function, "__code__", None), "co_filename", None)
+    functions = (kind.log, kind._log, kind.makeRecord, kind.handle, kind.callHandlers)  # noqa: SLF001
+    others = (
+        *(*log.handlers, *log.filters, *above.handlers, *root.handlers[1:]),
+        *(each for handler in root.handlers for each in (*handler.filters[1:], handler.level) if each),
+        *(function for function in functions if function.__code__.co_filename != logging.__file__),
+    )
+    is_plain = log.propagate and above.propagate and logging.getLogRecordFactory() is logging.LogRecord
+    if others or not is_plain or not root.handlers:  # guard: others-see-records
+        return None
+    return getattr(root.handlers[0], "finished", None)
 
 
 def hear(event: JobEvent) -> None:
@@ -118,33 +80,42 @@ def hear(event: JobEvent) -> None:
     if event.trace_id is not None:
         fields |= {"trace_id": event.trace_id, "span_id": event.span_id}
     if event.seconds is not None:
-        fields["duration_ms"] = milliseconds(event.seconds)
+        fields["duration_ms"] = round(event.seconds * 1000, 1)
     shown = event.name == "failed" or (event.name == "retried" and log.isEnabledFor(logging.DEBUG))
     # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if shown and event.reason not in NEVER_BEGAN else None
-    try:
-        log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
-    except Exception as error:  # guard: a-log-handler-may-raise
-        # a log handler of the host that could not show the exception can show its name
-        log.log(
-            LEVELS[event.name],
-            *("%s; a log handler raised %s at its traceback", _said(event), type(error).__name__),
-            extra=fields,
-        )
+    log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
 
 
-def milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 1)
+def _hear_finished(finished: Sequence[tuple[Attempt, float]]) -> None:
+    for attempt, seconds in finished:
+        hear(_event("finished", attempt, seconds=seconds))
 
 
-def subject(task: str, queue: str) -> str:
-    """Return the part of a job's line from after the id up to the number of the attempt."""
-    return f"{task} (queue {queue}, attempt "
+def _bear_handlers(logger: logging.Logger) -> None:
+    """Let no handler or filter of the host that raises end a thread of sqlq. One that could not show an
+    exception can show its name."""
+    handle = logger.handle
+
+    def bear(record: logging.LogRecord) -> None:
+        try:
+            handle(record)
+        except Exception as error:  # guard: a-log-handler-may-raise
+            message = f"{record.getMessage()}; a log handler raised {type(error).__name__}"
+            record.msg, record.args, record.exc_info, record.exc_text = message, None, None, None
+            with suppress(Exception):
+                handle(record)
+
+    logger.handle = bear  # type: ignore[method-assign]
+
+
+_bear_handlers(log)
+_bear_handlers(logging.getLogger("sqlq"))
 
 
 def _said(event: JobEvent) -> str:
     most = "" if event.max_attempts is None else f" of {event.max_attempts}"
-    about = f"job {event.id} {subject(event.task, event.queue)}{event.attempt}{most})"
+    about = f"job {event.id} {event.task} (queue {event.queue}, attempt {event.attempt}{most})"
     if event.label is not None:
         about += f" “{_first_line(event.label)}”"
     took = readable((event.seconds or 0.0) * 1000)
@@ -192,9 +163,8 @@ class Reporter:
     def __init__(self, events: Events | None = None, meter: Meter | None = None) -> None:
         self._events = events or Events()
         self._meter = meter
-        self._lines: LinesOfJobs | None = None
-        self._looked = False
-        """Whether it is known, for this batch, whether lines of finished jobs need no records."""
+        self._finished: list[tuple[Attempt, float]] = []
+        """The attempts of a batch whose lines `told` writes."""
 
     def tell(self, event: JobEvent) -> None:
         """Report an event to the log, and then to the listeners."""
@@ -223,15 +193,20 @@ class Reporter:
             name = "snoozed"
         if self._meter is not None:
             self._meter.ended(name, job, outcome, seconds)
-        is_line, is_heard = wants(name), self._events.wants(name)
+        # `put_off` has logged it; guard: what-is-put-back-has-one-line
+        is_line = wants(name) and not (isinstance(outcome, Released) and outcome.unknown_task)
+        is_heard = self._events.wants(name)
         if not (is_line or is_heard):  # guard: events-are-free
             return
-        logged = is_line and name == "finished" and self._logs_finished(job, seconds)
-        if logged and not is_heard:
-            return
+        # guard: traced-jobs-need-records
+        if is_line and name == "finished" and job.trace_id is None and job.claimed.label is None:
+            self._finished.append((job, seconds))
+            is_line = False
+            if not is_heard:
+                return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
-        (self._events.tell if logged else self.tell)(
+        (self.tell if is_line else self._events.tell)(
             _event(
                 name,
                 job,
@@ -244,25 +219,14 @@ class Reporter:
         )
 
     def told(self) -> None:
-        """Write out the lines of a batch: `ended` was called for each of its attempts."""
-        if self._lines is not None:
-            self._lines.told()
-        self._lines, self._looked = None, False
+        """Write the lines of the finished jobs of a batch, and send its numbers: `ended` was called for each
+        of its attempts."""
+        if self._finished:
+            finished, self._finished = self._finished, []
+            write = lines_of_finished() or _hear_finished
+            write(finished)
         if self._meter is not None:
             self._meter.flush()
-
-    def _logs_finished(self, job: Attempt, seconds: float) -> bool:
-        """Write the line of a finished job without a record; return False where it needs one."""
-        if job.claimed.label is not None:
-            return False
-        if job.trace_id is not None:  # guard: traced-jobs-need-records
-            return False
-        if not self._looked:
-            self._lines, self._looked = alone(), True
-        if self._lines is None:
-            return False
-        self._lines.finished(job.claimed, seconds)
-        return True
 
     def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
         """Report jobs that were taken from their worker, with the reason and their next state. Return the
@@ -272,24 +236,6 @@ class Reporter:
             self.tell(event)
             if self._meter is not None:
                 self._meter.event(event)
-        return events
-
-    def expired(self, jobs: Iterable[Expired]) -> list[JobEvent]:
-        """Report jobs that were cancelled because they were not started in time. Return the events."""
-        events = [
-            JobEvent(
-                name="cancelled",
-                id=job.id,
-                task=job.task,
-                queue=job.queue,
-                attempt=0,
-                reason=NOT_IN_TIME,
-                label=None if job.label is None else str(job.label),
-            )
-            for job in jobs
-        ]
-        for event in events:
-            self.tell(event)
         return events
 
 

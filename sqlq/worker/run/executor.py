@@ -12,12 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from sqlq.model.outcome import Outcome, Paused, SelfCompleted
+from sqlq.model.outcome import Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
@@ -68,14 +68,13 @@ class Executor:
         self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ends_loop = True
         self._tasks: dict[object, asyncio.Task[None]] = {}
         """By their jobs, or by themselves: the loop keeps weak references only."""
         self._closing = False
         self._starting = True
         self.ended, self.busy_seconds = 0, 0.0
         """Jobs ended so far, and how long they ran together; their growth is the pace."""
-        self.unstarted = 0
-        """Jobs that could not be started so far, since threads, files or memory were short."""
         if isolates is not None:
             isolates.on_room = self.start_ready
             isolates.on_began = starting
@@ -131,18 +130,6 @@ class Executor:
         for job in (*self._take_ready(), *self._take_for_processes(float("inf"))):
             self._done(job, given_back(job.claimed))
 
-    def put_off(self, tasks: Collection[str]) -> None:
-        """Start no job of these tasks, which are paused."""
-        paused: list[Attempt] = []
-        with self._lock:
-            for waiting in (self._ready, self._for_isolates) if tasks else ():
-                mine = [job for job in waiting if job.claimed.task in tasks]
-                for job in mine:
-                    waiting.remove(job)  # guard: what-waits-for-a-slot-is-paused-too
-                paused += mine
-        for job in paused:
-            self._done(job, Paused())
-
     def release_unstarted(self) -> None:
         """Release jobs that have waited long for a slot, and those behind them."""
         for job in self._take_ready(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
@@ -157,18 +144,6 @@ class Executor:
             more_before=waits_since - CROWDED_SECONDS,
         ):
             self._done(job, given_back(job.claimed, crowded=True))
-
-    def release_forgotten(self, unstarted: Iterable[Attempt]) -> int:
-        """Release those of these jobs that do not start and wait for no slot or process. Return how many jobs
-        could not be started so far."""
-        for job in unstarted:
-            with self._lock:
-                waits = job in self._ready or job in self._for_isolates
-            if job.kill is None and not waits:
-                log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
-                self._give_up(job)
-                self._done(job, given_back(job.claimed))
-        return self.unstarted
 
     def release_running(self) -> None:
         """End the jobs that still run: cancel coroutines, kill processes, leave threads behind."""
@@ -212,7 +187,6 @@ class Executor:
     def _give_up(self, job: Attempt) -> None:
         """Free the slot of a job that never started, so that it does not start later."""
         job.trusted_until = float("-inf")
-        self.unstarted += 1
         with self._lock:
             self._running.discard(job)
             self._idle.notify_all()
@@ -274,16 +248,19 @@ class Executor:
     def _ensure_threads(self) -> None:
         """Start one more thread, as long as there are fewer than slots. Raises where that fails and too few
         are left."""
-        if len(self._threads) < self._concurrency:
+        with self._lock:
+            if len(self._threads) >= self._concurrency:
+                return
             name = f"sqlq-slot-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._run_slot, name=name, daemon=True)
-            try:
-                thread.start()
-            except BaseException:
-                if len(self._threads) < sum(not job.is_async for job in self.running()):
+            self._threads.append(thread)
+        try:
+            thread.start()
+        except BaseException:
+            with self._lock:
+                self._threads.remove(thread)
+                if len(self._threads) < sum(not job.is_async for job in self._running):
                     raise
-            else:
-                self._threads.append(thread)
 
     def _next(self, ended: Attempt, on_loop: bool) -> Attempt | None:
         """Free the slot of a job that ended. Return the next one if it runs in the same place, else start it
@@ -321,11 +298,14 @@ class Executor:
                 outcome = isolates.execute(job)
             except BaseException as error:  # guard: a-slot-outlives-its-isolate
                 outcome = raised(job, error)
-            self.unstarted += job.started is None
             return outcome
         return execute(job, self._tell, self.run_coroutine)
 
     # -- the event loop --------------------------------------------------------------------------------------
+
+    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run coroutines on a loop that runs in another thread, and leave its end to that thread."""
+        self._loop, self._ends_loop = loop, False
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -406,5 +386,5 @@ class Executor:
             self._handed_over.put(None)
         if self._isolates is not None:
             self._isolates.close()
-        if self._loop is not None:
+        if self._loop is not None and self._ends_loop:  # guard: a-callers-loop-goes-on
             self._loop.call_soon_threadsafe(self._end_loop, self._loop)

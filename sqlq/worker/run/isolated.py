@@ -19,16 +19,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 from sqlq.database.batch import Right
 from sqlq.errors import WorkerLostError
 from sqlq.model.job import Progress
 from sqlq.model.middleware import Scope
-from sqlq.model.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
+from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, failed, given_back, wait_after_loss_ms
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.attempt.call import BY_OPERATOR, aexecute, execute, late
+from sqlq.worker.attempt.call import aexecute, call_handler, execute, late
 from sqlq.worker.attempt.lifespan import entered
 from sqlq.worker.attempt.progress import Pace
 from sqlq.worker.ipc.pipe import Message, Pipe, packed, unpacked
@@ -44,13 +45,15 @@ LAST_SECONDS = 5.0
 LEAVE_SECONDS = 10.0
 """How long a process that has had its jobs may take to leave its lifespan."""
 LOOK_SECONDS = 0.1
+INTERRUPT = getattr(signal, "SIGRTMIN", signal.SIGUSR2)
+"""Interrupts a handler. Programs use SIGALRM, SIGUSR1 and SIGUSR2 for purposes of their own."""
 
 
 class Isolate(Process):
     """A process that runs one job at a time, as its worker sees it."""
 
-    def __init__(self, start: Spawn) -> None:
-        super().__init__(start)
+    def __init__(self, start: Spawn, setup: Message | None) -> None:
+        super().__init__(start, setup)
         self.running: Attempt | None = None
         self.jobs = 0
         """How many jobs it was given."""
@@ -69,6 +72,16 @@ class Isolate(Process):
         self._up = True
         return message
 
+    def bury(self) -> int:
+        """Kill it and close its pipe. Return its exit code."""
+        self.kill()
+        try:
+            return self.process.wait(LAST_SECONDS)
+        except subprocess.TimeoutExpired:  # it ends when the kernel lets go of it, as of a disk that is gone
+            return -signal.SIGKILL
+        finally:
+            self.close()
+
 
 def cores() -> int:
     """Return how many processor cores this process may use."""
@@ -83,19 +96,10 @@ class IsolatedProcesses:
     meanwhile."""
 
     def __init__(
-        self,
-        spawn: Spawn,
-        warm: int = 0,
-        *,
-        spare: bool = False,
-        at_a_time: int | None = None,
-        max_jobs: int | None = None,
+        self, spawn: Spawn, warm: int = 0, *, at_a_time: int | None = None, setup: Message | None = None
     ) -> None:
-        """`warm` of them are started now, before a job needs one. With `spare` there is always one more than
-        jobs need, after the first such job. Each ends after `max_jobs`."""
-        self._max_jobs = max_jobs
-        self._spawn = spawn
-        self._spare = spare
+        """`warm` of them are started now, before a job needs one. `setup` is the first message to each."""
+        self._spawn, self._setup = spawn, setup
         self._at_a_time = at_a_time or cores()
         self._lock = threading.Lock()
         self._idle: list[Isolate] = []
@@ -109,7 +113,7 @@ class IsolatedProcesses:
         self.on_began: Callable[[Attempt], None] = lambda job: None
         """Called when a handler is about to run in its process."""
         for _ in range(warm):
-            self._idle.append(self._start())
+            self._start()
 
     def reserve(self, *, alone: bool = False) -> bool:
         """Let a job in, if a process is idle or may be started now; with `alone` it must have run nothing.
@@ -133,6 +137,7 @@ class IsolatedProcesses:
         try:
             isolate = self._take(running)
         except (OSError, RuntimeError, MemoryError) as error:
+            self.cancel_reservation()
             log.error(
                 "job %d: no process can be started for it: %s",
                 running.id,
@@ -168,7 +173,7 @@ class IsolatedProcesses:
             return self._died(running, isolate)
         with self._lock:
             isolate.running = None
-            if running.alone or isolate.jobs == self._max_jobs:  # guard: isolates-end-after-their-jobs
+            if running.alone:  # guard: isolates-end-after-their-jobs
                 self._leave(isolate)
             else:
                 self._idle.append(isolate)
@@ -186,9 +191,11 @@ class IsolatedProcesses:
             worker=running.worker,
             claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
             schema=target.schema,
-            keep_finished=target.keep_finished,
         )
-        running.on_cancel(lambda: isolate.link.send(cancel=running.right))
+        # the thread of the deadlines calls it; guard: a-cancel-waits-for-no-process
+        running.on_cancel(
+            lambda: isolate.link.offer(cancel=running.right, by_operator=running.cancel_requested)
+        )
         while (reply := isolate.receive()) is not None:
             said = reply.get("progress")
             if said is not None and tuple(reply["right"]) == running.right:
@@ -203,27 +210,21 @@ class IsolatedProcesses:
                 running.trace_id, running.span_id = reply.get("trace", (None, None))
                 return outcome
             if "up" in reply:
-                self._keep_a_spare()
                 self.on_room()
             elif "began" in reply:
+                isolate.link.flush()  # a cancel that had no room behind the job
                 running.mark_started()
                 self.on_began(running)
         return None
 
-    def _keep_a_spare(self) -> None:
-        with self._lock:
-            if not self._spare or self._closed or self._idle:
-                return
-            try:
-                self._idle.append(self._start())
-            except OSError as error:
-                log.debug("no process can be started to spare: %s", error)
-
     def _take(self, running: Attempt) -> Isolate | None:
+        """Take an idle process for a job, or one that is started now; None when no more jobs run."""
+        while (isolate := self._idle_for(running)) is None and not self._closed:
+            self._start()
+        return isolate
+
+    def _idle_for(self, running: Attempt) -> Isolate | None:
         with self._lock:
-            self._reserved = max(0, self._reserved - 1)
-            if self._closed:
-                return None
             for dead in [idle for idle in self._idle if idle.has_ended()]:
                 self._idle.remove(dead)
                 self._all.discard(dead)
@@ -231,9 +232,10 @@ class IsolatedProcesses:
             self._idle.sort(key=Isolate.is_up)  # the last one is taken
             # guard: alone-is-fresh
             fit = [idle for idle in self._idle if not (running.alone and idle.jobs)]
-            isolate = fit[-1] if fit else self._start()
-            if fit:
-                self._idle.remove(isolate)
+            if self._closed or not fit:
+                return None
+            self._reserved = max(0, self._reserved - 1)
+            self._idle.remove(isolate := fit[-1])
             isolate.running = running
             isolate.jobs += 1
             return isolate
@@ -263,15 +265,17 @@ class IsolatedProcesses:
         if running.started is None:  # guard: what-has-begun-does-not-hang
             self._kill(isolate, running)
 
-    def _start(self) -> Isolate:
-        isolate = Isolate(self._spawn)
-        self._all.add(isolate)
-        return isolate
+    def _start(self) -> None:
+        """Start an idle process, without the lock, for which all slots and the event loop wait."""
+        isolate = Isolate(self._spawn, self._setup)  # guard: processes-start-outside-of-locks
+        with self._lock:
+            self._all.add(isolate)
+            self._idle.append(isolate)
+        if self._closed:
+            isolate.bury()
 
     def _died(self, running: Attempt, isolate: Isolate) -> Outcome:
-        isolate.kill()  # it closed its pipe, and must not run on without one
-        status = isolate.process.wait()
-        isolate.close()
+        status = isolate.bury()  # it closed its pipe, and must not run on without one
         with self._lock:
             self._all.discard(isolate)
             closed = self._closed
@@ -294,7 +298,7 @@ class IsolatedProcesses:
         if (outcome := late(running)) is not None:
             return outcome
         if running.cancel_requested:
-            return Cancelled(BY_OPERATOR)
+            return Cancelled(ON_REQUEST)
         if running.asked_to_stop or closed:
             return broken_off(running.claimed)
         name = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
@@ -318,10 +322,8 @@ class IsolatedProcesses:
         """Wait until the leaving processes have ended, while `may_wait` returns True."""
         for isolate in list(self._leaving):
             while not isolate.has_ended() and may_wait():
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     isolate.process.wait(LOOK_SECONDS)
-                except subprocess.TimeoutExpired:
-                    pass
 
     def close(self) -> None:
         """Kill them all; the jobs that they still run have been released."""
@@ -332,8 +334,7 @@ class IsolatedProcesses:
         for isolate in processes:
             isolate.kill()
         for isolate in processes:
-            isolate.process.wait(LAST_SECONDS)
-            isolate.close()
+            isolate.bury()
 
 
 # -- in the subprocess ---------------------------------------------------------------------------------------
@@ -344,18 +345,31 @@ def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn
     the other end, or by a message of it."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     current: list[Attempt] = []
-    to_stop: set[Right] = set()
+    to_stop: dict[Right, bool] = {}
+    """The jobs to stop, with whether an operator cancels them."""
 
     def stop() -> None:
         for running in current:
             if running.right in to_stop:
+                is_first = not running.asked_to_stop
+                running.cancel_requested = running.cancel_requested or to_stop[running.right]
                 running.cancel()
+                if is_first:  # a second exception would break off what the handler does because of the first
+                    signal.pthread_kill(handlers_thread, INTERRUPT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise `CancelledError` in a `def` handler."""
+        # in sqlq's own code around it an exception would lose the outcome, and a coroutine is cancelled
+        while frame is not None and frame.f_code is not _run.__code__:
+            if frame.f_code is call_handler.__code__ and any(running.asked_to_stop for running in current):
+                raise asyncio.CancelledError("the job is to stop")  # guard: isolated-handlers-are-interrupted
+            frame = frame.f_back
 
     def receive() -> None:
         while (message := link.receive()) is not None:
             if "cancel" in message:  # perhaps for a job that is still among the messages, or over
                 with suppress(TypeError):
-                    to_stop.add(tuple(message["cancel"]))
+                    to_stop[tuple(message["cancel"])] = bool(message.get("by_operator"))
                 stop()
             else:
                 messages.put(message)
@@ -366,6 +380,32 @@ def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn
             if not running.ended:
                 link.send(progress=packed(running.said), right=running.right)
 
+    def serve_one(message: Message, lifespan_value: Any) -> None:
+        job = unpacked(message["job"])
+        own = replace(target, schema=message["schema"])
+        running = Attempt(job, own.tasks.get(job.task), float("inf"), own)
+        running.claimed_at, running.worker = message["claimed_at"], message["worker"]
+        running.lifespan = lifespan_value
+        running.on_progress = pace.note
+        current[:] = [running]
+        stop()
+        link.send(began=True)
+        outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
+        current.clear()
+        to_stop.clear()
+        running.ended = True
+        running.forget()
+        was_sent = link.send(
+            outcome=packed(outcome),
+            progress=packed(running.said),
+            right=running.right,
+            trace=(running.trace_id, running.span_id),
+        )
+        if not was_sent:  # a handler has closed the pipe, and the worker waits
+            os._exit(1)  # guard: a-subprocess-without-a-pipe-ends
+
+    handlers_thread = threading.get_ident()
+    signal.signal(INTERRUPT, interrupt)
     threading.Thread(target=receive, name="sqlq-subprocess", daemon=True).start()
     pace = Pace(say)
     # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
@@ -373,30 +413,14 @@ def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn
     with nullcontext() if lifespan is None else entered(lifespan, run) as value:
         link.send(up=True)
         while "job" in (message := messages.get()):
-            job = unpacked(message["job"])
-            target = replace(target, schema=message["schema"], keep_finished=message["keep_finished"])
-            running = Attempt(job, target.tasks.get(job.task), float("inf"), target)
-            running.claimed_at, running.worker = message["claimed_at"], message["worker"]
-            running.lifespan = value
-            running.on_progress = pace.note
-            current[:] = [running]
-            stop()
-            link.send(began=True)
-            outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
-            current.clear()
-            to_stop.clear()
-            running.ended = True
-            link.send(
-                outcome=packed(outcome),
-                progress=packed(running.said),
-                right=running.right,
-                trace=(running.trace_id, running.span_id),
-            )
+            serve_one(message, value)
+            del message
     # tracers and the like send their data then; the worker waits, and kills a process that takes too long
     # guard: isolates-call-what-is-called-at-exit
     atexit._run_exitfuncs()  # noqa: SLF001 - there is no other way beside sys.exit, which waits for threads
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a handler may have closed or replaced it
+            stream.flush()
     os._exit(0)
 
 

@@ -22,8 +22,8 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.gather import Threaded
-from sqlq.worker.ipc.shared_memory import SharedMemory
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.ipc.shared_memory import READS, SharedMemory
+from sqlq.worker.outage import AWAY, Outage, passed_over
 from sqlq.worker.report.reporter import Reporter
 
 log = logging.getLogger("sqlq.worker")
@@ -47,7 +47,6 @@ class Leases(Threaded):
         database: Database,
         sign_of_life: Callable[[Connection], None],
         lease_ms: int,
-        keep_finished: bool,
         reporter: Reporter,
         *,
         deadlines: Deadlines,
@@ -57,7 +56,6 @@ class Leases(Threaded):
         self._database = database
         self._sign_of_life = sign_of_life
         self._lease_ms = lease_ms
-        self._keep_finished = keep_finished
         self._reporter = reporter
         self._deadlines = deadlines
         self._box = box
@@ -68,6 +66,8 @@ class Leases(Threaded):
         self._unwritten: set[Right] = set()
         """Jobs that were started here, and whose outcomes could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
+        self._doubts: set[Right] | None = None
+        """The rights to release, after a renewal by the supervisor that this worker has to check."""
         self._claims_begun = self._claims_ended = 0
         self._unknown: dict[Right, int] = {}
         """Jobs of the supervisor's last renewal that this worker does not know. The value is the number of
@@ -97,10 +97,10 @@ class Leases(Threaded):
         self._deadlines.watch(claimed)
 
     def starting(self, job: Attempt) -> None:
-        """Note that a handler is about to run: if this process dies now, this job may be the cause. Called
-        once more for a job in a subprocess, when it has begun there."""
+        """Note that the arguments of a job are about to be read, or that its handler is about to run. If this
+        process dies now, the job may be the cause."""
         if self._box is not None:
-            self._box.started(job.right, job.deadline, job.task)
+            self._box.started(job.right, READS if job.started is None else job.deadline, job.task)
 
     def drop(self, rights: Iterable[Right]) -> None:
         with self._lock:
@@ -118,15 +118,6 @@ class Leases(Threaded):
             self._unwritten.add(right)
         self.drop([right])
 
-    def unstarted(self, claimed_before: float) -> list[Attempt] | None:
-        """Return the jobs that were claimed before a time and have neither started nor ended; None where none
-        is held."""
-        with self._lock:
-            if not self._held:
-                return None
-            old = [job for job in self._held.values() if job.claimed_at < claimed_before]
-        return [job for job in old if job.started is None and not job.ended]
-
     def arrived(self, trusted_until: float) -> None:
         """Renew all leases where the claim took long to arrive. Large rows, or a wait for the write lock, may
         have used up the lease."""
@@ -135,15 +126,16 @@ class Leases(Threaded):
             try:
                 self.beat()
             except Exception as error:  # the jobs must be started all the same
-                log.debug("what has just been claimed could not be renewed: %s", error)
+                passed_over("what has just been claimed could not be renewed", error)
 
     def __len__(self) -> int:
         return len(self._held)
 
     # -- renewing --------------------------------------------------------------------------------------------
 
-    def renewed_for_us(self, renewed: Mapping[Right, bool], sent_at: float) -> None:
-        """Note that the supervisor has renewed these leases. While it does, the thread here need not."""
+    def renewed_for_us(self, renewed: Mapping[Right, bool], sent_at: float, *, entered: bool) -> None:
+        """Note that the supervisor has renewed these leases, and whether this worker has a row. While it
+        does, the thread here need not, unless something is missing. Does not wait for the database."""
         self._renewed_for_us_at = sent_at
         with self._lock:
             held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
@@ -158,11 +150,15 @@ class Leases(Threaded):
                 for right in unknown.keys() & self._unknown.keys()
                 if self._claims_ended >= unknown[right]  # guard: a-claim-under-way-is-not-lost
             }
-        self._note(held, renewed, sent_at)
-        # Unknown twice in a row, and the claims under way then have ended: so the reply of a claim was lost.
-        # No other worker would take its jobs, since the supervisor renews all that is in this worker's name.
-        self._give_back(lost)  # guard: unknown-claims-are-given-back
+        missing = self._note(held, renewed, sent_at)
         self._unknown = unknown
+        if missing or lost or not entered:
+            with self._changed:
+                # Unknown twice in a row, and the claims under way then have ended: so the reply of a claim
+                # was lost. No other worker would take its jobs, since the supervisor renews all that is in
+                # this worker's name.
+                self._doubts = lost  # guard: unknown-claims-are-given-back
+                self._changed.notify()
 
     def _give_back(self, unknown: Set[Right]) -> None:
         if not unknown:
@@ -177,9 +173,9 @@ class Leases(Threaded):
         unblock.after_losses(self._database.for_claims, lost)
         ended = {job.id for job in lost}
         with self._lock:
-            # a job whose end the database refuses has a new token, and was started all the same
-            refused = {(id, token + 1) for id, token in started if id not in ended}
-            self._unwritten = self._unwritten - started | refused  # guard: a-refused-loss-was-started
+            # a job whose end the database refuses was started all the same
+            # guard: a-refused-loss-was-started
+            self._unwritten -= {right for right in started if right[0] in ended}
         if unstarted:
             log.warning(
                 "%d jobs were claimed in this worker's name without its knowing; they are given back",
@@ -188,22 +184,28 @@ class Leases(Threaded):
         self._reporter.rescued(lost, "could not write the outcome of its attempt")
 
     def _run(self) -> None:
-        outage = Outage("renewing leases", self._database)
+        outage = Outage("renewing leases", self._database, is_vital=True)
         every = heartbeat_seconds(self._lease_ms)
         next_beat = time.monotonic() + every
-        while not self._abandoned.wait(max(0.0, next_beat - time.monotonic())):
+        while not self._abandoned.is_set():
+            with self._changed:
+                if self._doubts is None:
+                    self._changed.wait(max(0.0, next_beat - time.monotonic()))
+                doubts, self._doubts = self._doubts, None
             now = time.monotonic()
+            if doubts is None and now < next_beat:
+                continue
             next_beat = now + every
-            if now - self._renewed_for_us_at < 1.5 * every:  # the supervisor renews them
+            if doubts is None and now - self._renewed_for_us_at < 1.5 * every:  # the supervisor renews them
                 continue
             try:
+                self._give_back(doubts or set())
                 self.beat()
                 outage.over()
             except AWAY as error:
                 next_beat = time.monotonic() + outage.met(error)
-            except Exception:
-                log.exception("renewing leases failed; trying again")
-                next_beat = time.monotonic() + every / 2
+            except Exception as error:
+                next_beat = time.monotonic() + max(every / 2, outage.failed(error))
 
     def beat(self) -> None:
         """Renew the leases of all jobs held. Find out for each job that was not renewed whether it is
@@ -216,20 +218,20 @@ class Leases(Threaded):
         with self._database.single_statements() as conn:
             self._sign_of_life(conn)
             renewed = lease.extend(conn, held, lease_ms=self._lease_ms) if held else {}
-        self._note(held, renewed, sent_at)
+        if missing := self._note(held, renewed, sent_at):
+            self._look_at(missing, held)
 
-    def _note(self, held: Mapping[Right, Attempt], renewed: Mapping[Right, bool], sent_at: float) -> None:
+    def _note(self, held: dict[Right, Attempt], renewed: Mapping[Right, bool], sent: float) -> list[Right]:
+        """Trust the renewed leases. Return the rights to the others."""
         for right, cancel_requested in renewed.items():
             job = held.get(right)
             if job is None:
                 continue
-            job.trusted_until = self.trusted_until(sent_at)
+            job.trusted_until = self.trusted_until(sent)
             if cancel_requested:
                 self._cancel(job)
         # for ended jobs the settler finds that out; guard: what-is-settled-is-not-lost
-        missing = [right for right, job in held.items() if right not in renewed and not job.ended]
-        if missing:
-            self._look_at(missing, held)
+        return [right for right, job in held.items() if right not in renewed and not job.ended]
 
     def cancel(self, rights: Iterable[Right]) -> None:
         """Request a stop of the handlers of these jobs, as far as they are held here: an operator cancels
@@ -252,22 +254,26 @@ class Leases(Threaded):
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
         """Find the lost ones among rows that were not renewed. Others are settled by us just now, or locked
         by another transaction, and so not known."""
-        dropped = {right for right in missing if not held[right].is_kept}
+        completed = {right for right in missing if held[right].completed}
         with self._database.read() as conn:
-            fates = lease.fates(conn, missing, keep_finished=self._keep_finished, dropped=dropped)
+            fates = lease.fates(conn, missing, completed=completed)
+            lost = [right for right, fate in fates.items() if fate is lease.Fate.LOST]
+            cancelled = {right for right in lost if lease.cancelled(conn, right[0])}
         for right, fate in fates.items():
-            if fate is lease.Fate.LOST:
-                job = held[right]
-                log.error(
-                    "job %d: lease lost, another worker has taken it; what this attempt still does will not "
-                    "count",
-                    job.id,
-                    extra=job.fields("lost"),
-                )
-                self._reporter.lost(job, "another worker has taken it, or it was cancelled")
-                job.trusted_until = 0.0
-                self.drop([right])
-                self._deadlines.ask_to_stop(job)  # guard: a-lost-handler-is-told
+            if fate is lease.Fate.SETTLED and right in held:
+                held[right].completed = True  # its row may be pruned while the handler goes on
+        for right in lost:
+            job = held[right]
+            why = "it was cancelled by force" if right in cancelled else "another worker has taken it"
+            log.error(
+                "job %d: lease lost, %s; what this attempt still does will not count",
+                *(job.id, why),
+                extra=job.fields("lost"),
+            )
+            self._reporter.lost(job, why)
+            job.trusted_until = 0.0
+            self.drop([right])
+            self._deadlines.ask_to_stop(job)  # guard: a-lost-handler-is-told
 
 
 OVERDUE_SECONDS = 2.0

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.config.constants import ASK_SECONDS, POLL_MS
-from sqlq.database.database import Database, MissingFileError
+from sqlq.config.constants import POLL_MS
+from sqlq.database.database import Database
+from sqlq.errors import MissingFileError
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import results
-from sqlq.store.jobs.lookup import possible
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
 from sqlq.worker.gather import Gatherer
+from sqlq.worker.outage import passed_over
 
 log = logging.getLogger("sqlq.worker")
 
@@ -30,7 +29,6 @@ class AfterSettling(NamedTuple):
 
     unblocker: Unblocker
     admissions: Admissions
-    answers: Answers
     due_again: Callable[[float], None]
     """Called with the time at which a job can be claimed again."""
     done: Callable[[], None]
@@ -86,7 +84,7 @@ def tell_idle(database: Database) -> None:
         try:
             notify.notify(database)
         except Exception as error:
-            log.debug("a hint to idle workers was not sent: %s", error)
+            passed_over("a hint to idle workers was not sent", error)
 
 
 POLL_SECONDS = POLL_MS / 1000
@@ -211,86 +209,3 @@ class Admissions(Gatherer[Collection[str]]):
             due_ms = admit.next_wake_ms(self._database)
             wait = POLL_SECONDS if due_ms is None else min(max(0.0, due_ms) / 1000, POLL_SECONDS)
             self._look_at = time.monotonic() + wait
-
-
-REMEMBERED_SECONDS = 3 * ASK_SECONDS
-LAST_WORDS_SECONDS = 0.5
-FORGET_SECONDS = 1.0
-MOST_REMEMBERED = 10_000
-"""When callers wait for more jobs, the ends of all jobs are notified. A role that may NOTIFY may request any
-number."""
-
-
-class Answers(Gatherer[list[int]]):
-    """Answers for one worker. The first answer starts the thread that sends them."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__("sqlq-answers", "answering", database)
-        self._until: dict[int, float] = {}
-        """The jobs that callers wait for, and when each is forgotten, by the monotonic clock."""
-        self._any_until = self._latest = self._forget_at = float("-inf")
-        self.are_wanted = False
-        """Whether a caller waits for any job."""
-        self._pending: list[int] = []
-
-    def asked(self, ids: Sequence[int] | None) -> None:
-        """Note the jobs that callers wait for; None stands for any."""
-        moment = time.monotonic()
-        with self._changed:
-            if moment >= self._forget_at:
-                self._forget(moment)
-                self._forget_at = moment + FORGET_SECONDS
-            self._latest = moment + REMEMBERED_SECONDS
-            # guard: what-is-remembered-is-bounded
-            if ids is None or len(self._until) + len(ids) > MOST_REMEMBERED:
-                self._any_until = self._latest
-            else:
-                self._until |= dict.fromkeys(possible(ids), self._latest)
-            self.are_wanted = True
-
-    def waits_for(self, id: int) -> bool:
-        """Whether a caller waits for a job, as far as its request has arrived."""
-        moment = time.monotonic()
-        return self._until.get(id, 0.0) > moment or self._any_until > moment
-
-    def ended(self, ids: Iterable[int], *, here: bool = False) -> None:
-        """Notify the callers that wait for these jobs, whose ends are committed. Returns at once, unless it
-        is done `here`, which saves the start of another thread."""
-        moment = time.monotonic()
-        with self._changed:
-            if moment > self._latest:  # all of it is old
-                self._until.clear()
-            every = moment < self._any_until
-            wanted = [id for id in ids if self._until.pop(id, None) is not None or every]
-            self.are_wanted = every or bool(self._until)
-            if not wanted:
-                return
-            if not (here or self._begin()):
-                return  # the callers look for themselves
-        if here:
-            self._answer(wanted)
-        else:
-            self._items.put(wanted)
-
-    def abandon(self, seconds: float = LAST_WORDS_SECONDS) -> None:
-        """Send the last answers, waiting half a second at most."""
-        if self._thread is not None:
-            self._close()
-            self._thread.join(min(seconds, LAST_WORDS_SECONDS))
-
-    def _forget(self, moment: float) -> None:
-        for id in [id for id, until in self._until.items() if until < moment]:
-            del self._until[id]
-
-    def _add(self, items: list[list[int]]) -> None:
-        self._pending += chain.from_iterable(items)
-
-    def _write(self) -> None:
-        ids, self._pending = self._pending, []
-        self._answer(ids)
-
-    def _answer(self, ids: list[int]) -> None:
-        try:
-            results.answer(self._database, ids)
-        except Exception as error:
-            log.debug("those who wait for jobs were not answered: %s", error)

@@ -6,16 +6,22 @@ delay it; only another owner's token ends it otherwise."""
 
 from __future__ import annotations
 
+import json
 import logging
 import random
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from sqlalchemy.exc import DBAPIError
+from functools import partial
+from typing import Any
+from weakref import ref
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
+from sqlq.database.dialects import refusal
+from sqlq.errors import SqlqError
 from sqlq.model.callbacks import settlement
 from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (
@@ -25,18 +31,18 @@ from sqlq.model.outcome import (
     ErrorText,
     Failed,
     Outcome,
-    Paused,
     Released,
     Retried,
     SelfCompleted,
     Settlement,
 )
+from sqlq.store.apart import REFUSALS, apart
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.gather import Gatherer
-from sqlq.worker.outage import SAY_EVERY_SECONDS
+from sqlq.worker.outage import OFTEN, SAY_EVERY_SECONDS
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.settle.after import AfterSettling, tell_idle
@@ -44,9 +50,11 @@ from sqlq.worker.settle.after import AfterSettling, tell_idle
 log = logging.getLogger("sqlq.worker")
 
 LOCKED_ROW_SECONDS = 0.02
-ROLLED_BACK_OFTEN = 5
-"""After so many rollbacks the batch is written in parts, since one of its outcomes may be the cause."""
+SUSPECT_SECONDS = 60.0
+MOST_TRIES = 10
+"""How often one outcome is tried alone before it is tried with others again."""
 MOST_NAMED = 20
+MOST_WITH_LOCALS = 10
 
 
 @dataclass
@@ -83,7 +91,6 @@ class Settler(Gatherer[Item]):
         after: AfterSettling,
         *,
         worker: tuple[str, str],
-        keep_finished: bool,
     ) -> None:
         """`worker` is its id, and its host and process for people."""
         super().__init__("sqlq-settle", "settling jobs", database)
@@ -92,17 +99,28 @@ class Settler(Gatherer[Item]):
         self._progress = progress
         self._after = after
         self._worker = worker
-        self._keep_finished = keep_finished
         self._most_unwritten = database.dialect.most_unwritten
         self._pending: dict[Right, Item] = {}
         self._doubtful = False
-        self._refused: str | None = None
-        self._rolled_back = 0
+        self._failures = 0
+        """How often a batch was not written in a row, outages apart."""
         self._said_at = -SAY_EVERY_SECONDS
+        self._refused_at: dict[str, float] = {}
+        """When the database last refused an outcome of a task."""
+        self._with_locals: deque[ref[Attempt]] = deque()
+        """The newest failures, whose exceptions have the locals of their frames."""
         self.tally = Tally()
 
     def settle(self, job: Attempt, outcome: Outcome) -> None:
-        """Take an outcome to write; returns at once."""
+        """Take an outcome to write; returns at once.
+
+        The exceptions of older unwritten failures lose the locals of their frames, which may be large."""
+        if job.error is not None:
+            self._with_locals.append(ref(job))
+            if len(self._with_locals) > MOST_WITH_LOCALS:
+                oldest = self._with_locals.popleft()()
+                if oldest is not None:
+                    oldest.drop_locals()  # guard: unwritten-failures-keep-no-locals
         self._items.put((job, outcome, job.seconds()))
 
     def has_room(self) -> bool:
@@ -113,7 +131,7 @@ class Settler(Gatherer[Item]):
     def finish(self, patience: Callable[[], float]) -> bool:
         """Write all outcomes and end. Return whether all were written before `patience` returned 0
         seconds."""
-        is_done = super().finish(patience)
+        is_done = super().finish(patience) and not self._pending
         if not is_done:
             unwritten = [str(id) for id, _ in list(self._pending)]
             log.error(
@@ -130,14 +148,22 @@ class Settler(Gatherer[Item]):
         self._pending |= {item[0].right: item for item in items}
 
     def _failed(self, error: Exception) -> float:
-        self._doubtful = True
-        if isinstance(error, DBAPIError) and not self._database.dialect.trouble(error).is_away:
-            self._rolled_back += self._database.dialect.trouble(error).rolled_back
-            # guard: what-is-rolled-back-for-long-delays-no-other
-            if self._rolled_back in (0, ROLLED_BACK_OFTEN):
-                self._refused, self._rolled_back = str(error.orig), 0
-            return LOCKED_ROW_SECONDS * random.uniform(0.5, 1.5)
-        return super()._failed(error)
+        # a look finds what is settled, and fails where tables or rights are missing, and no outcome is bad
+        self._doubtful = True  # guard: a-refusal-of-all-spoils-none
+        trouble = self._database.dialect.trouble(error)
+        if trouble.is_away or isinstance(error, SqlqError):
+            return super()._failed(error)
+        # A rollback may pass, and is tried again. One outcome may be the cause of any other error.
+        passes = trouble.rolled_back or not isinstance(error, REFUSALS)
+        # guard: what-is-rolled-back-for-long-delays-no-other
+        self._failures = self._failures + 1 if passes else OFTEN
+        if not isinstance(error, REFUSALS):
+            if self._failures > 2 * OFTEN:  # guard: a-worker-that-can-write-nothing-ends
+                self._outage.give_up(error)
+                self._abandoned.set()
+                self._after.due_again(time.monotonic())  # the worker may sleep
+            return super()._failed(error)
+        return LOCKED_ROW_SECONDS * random.uniform(0.5, 1.5)
 
     def _write(self) -> None:
         """Write the pending outcomes, and take out those that are settled or lost. An outcome whose row is
@@ -145,51 +171,36 @@ class Settler(Gatherer[Item]):
         pending = self._pending
         self._ask_for_completed(pending)
         if self._doubtful:  # the reply to a COMMIT may have been lost: no outcome is settled twice
-            self._resolve(pending, set())
+            self._resolve(pending, [*pending], set())
             self._doubtful = False
-        if self._refused is not None:
-            self._write_in_parts(pending, self._refused)
-            self._refused = None
+        if self._failures >= OFTEN:
+            self._write_apart(pending, [*pending], among=len(pending))
+            self._failures = 0
         # guard: the-last-word-is-written
         held_up = {
             right: pending.pop(right)
             for right in self._progress.flush([job for job, _, _ in pending.values()])
         }
         try:
-            done: set[Right] = set()
-            for keep, settlements in self._by_retention(pending.values()):
-                done |= self._settle(settlements, keep)
-            self._rolled_back = 0  # guard: what-passes-at-last-is-no-refusal
-            self._resolve(pending, done)
+            number, suspects = len(pending), self._suspects(pending)
+            self._write_together(pending, [right for right in pending if right not in suspects])
+            if suspects:
+                self._write_apart(pending, [*suspects], among=number)
+            self._failures = 0  # guard: what-passes-at-last-is-no-refusal
         finally:
             pending |= held_up
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
-    def _by_retention(self, items: Iterable[Item]) -> list[tuple[bool, list[Settlement]]]:
-        """Return the settlements of jobs whose rows are removed and of those whose rows are kept."""
-        dropped: list[Settlement] = []
-        kept: list[Settlement] = []
-        for item in items:  # called once for each job: a caller may begin to wait for it at any time
-            is_kept = item[0].is_kept or self._is_awaited(item[0])
-            (kept if is_kept else dropped).append(self._settlement(*item))
-        return [(keep, settlements) for keep, settlements in ((False, dropped), (True, kept)) if settlements]
-
-    def _is_awaited(self, job: Attempt) -> bool:
-        """Whether the row of a job is kept while a caller waits for its result."""
-        # guard: a-result-waits-for-who-waits
-        return (
-            self._keep_finished and self._after.answers.are_wanted and self._after.answers.waits_for(job.id)
-        )
-
-    def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, lease.Fate]:
+    def _fates(
+        self, wanted: Collection[Right], *, completed: Collection[Right] = ()
+    ) -> dict[Right, lease.Fate]:
         if not wanted:
             return {}
-        dropped = {right for right in wanted if not pending[right][0].is_kept}
         with self._database.read() as conn:
-            return lease.fates(conn, wanted, keep_finished=self._keep_finished, dropped=dropped)
+            return lease.fates(conn, wanted, completed=completed)
 
-    def _settle(self, settlements: list[Settlement], keep: bool) -> set[Right]:
+    def _settle(self, settlements: list[Settlement]) -> set[Right]:
         """Write settlements and return the rights that were still good.
 
         One transaction writes those that a job follows, or that put a job into a waiting list. The others go
@@ -198,13 +209,13 @@ class Settler(Gatherer[Item]):
         followed = [s for s in settlements if s.is_one]
         if not followed:
             with self._database.single_statements() as conn:
-                return settling.settle(conn, settlements, keep_finished=keep)
+                return settling.settle(conn, settlements)
         # where there is one writer, two transactions would only cost more
         others = [] if self._database.dialect.one_writer else [s for s in settlements if not s.is_one]
-        done = self._settle(others, keep) if others else set()
+        done = self._settle(others) if others else set()
         with self._database.begin() as conn:
             together = followed if others else settlements
-            return done | settling.settle(conn, together, keep_finished=keep)
+            return done | settling.settle(conn, together)
 
     def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
         """Look up, for jobs that their handlers completed themselves, whether that committed. If not, the
@@ -212,7 +223,7 @@ class Settler(Gatherer[Item]):
         completed = {right: item for right, item in pending.items() if isinstance(item[1], SelfCompleted)}
         if not completed:
             return
-        fates = self._fates(completed, pending)
+        fates = self._fates(completed, completed=completed)
         settled = {right for right, fate in fates.items() if fate is lease.Fate.SETTLED}
         for right, (job, outcome, seconds) in completed.items():
             assert isinstance(outcome, SelfCompleted)
@@ -220,18 +231,19 @@ class Settler(Gatherer[Item]):
             pending[right] = (job, Completed() if right in settled else outcome.otherwise, seconds)
         self._end(pending, settled, fates)
 
-    def _resolve(self, pending: dict[Right, Item], done: set[Right]) -> None:
-        """Take settled and lost jobs out of `pending`."""
-        unsure = [right for right in pending if right not in done]
-        fates = self._fates(unsure, pending)
-        self._end(pending, [right for right in pending if fates.get(right) is not lease.Fate.HELD], fates)
+    def _write_together(self, pending: dict[Right, Item], some: Sequence[Right]) -> None:
+        """Write some of the pending outcomes, and take out those that are settled or lost."""
+        settlements = [self._settlement(*pending[right]) for right in some]
+        self._resolve(pending, some, self._settle(settlements) if settlements else set())
+
+    def _resolve(self, pending: dict[Right, Item], some: Sequence[Right], done: set[Right]) -> None:
+        """Take settled and lost jobs of `some` out of `pending`."""
+        fates = self._fates([right for right in some if right not in done])
+        self._end(pending, [right for right in some if fates.get(right) is not lease.Fate.HELD], fates)
 
     def _end(
         self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, lease.Fate]
     ) -> None:
-        over: list[int] = []
-        if self._after.answers.are_wanted:
-            over = [id for id, token in ended if not isinstance(pending[id, token][1], GOES_ON)]
         followed = False
         steps: list[int] = []
         keys: set[str] = set()
@@ -242,8 +254,6 @@ class Settler(Gatherer[Item]):
                     keys.add(job.claimed.limit_key)
                 if job.claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
                     steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
-                if isinstance(outcome, Paused):
-                    continue  # it was no attempt
                 followed = (
                     followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
                 )
@@ -256,6 +266,7 @@ class Settler(Gatherer[Item]):
                 if isinstance(outcome, (Retried, Released)):
                     self._after.due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
                 self._reporter.ended(job, outcome, seconds)
+                job.forget()
         finally:  # guard: what-is-settled-is-let-go
             if steps:
                 self._after.unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
@@ -265,9 +276,6 @@ class Settler(Gatherer[Item]):
             if ended:
                 self._after.done()
                 self._reporter.told()
-            if over:  # last, since it may be done here
-                # guard: who-waits-is-answered
-                self._after.answers.ended(over, here=self._items.empty())
         if (
             followed
         ):  # else this worker, and idle ones, would find released jobs and follow-ups within a second
@@ -282,62 +290,58 @@ class Settler(Gatherer[Item]):
             extra=job.fields("lost"),
         )
         self._reporter.lost(job, "the lease was lost before the attempt ended")
+        job.forget()
 
-    def _write_in_parts(self, pending: dict[Right, Item], why: str) -> None:
-        """Write the outcomes in halves, since the database refuses something in the batch. A half that it
-        refuses is halved again, down to a single outcome."""
+    def _suspects(self, pending: Mapping[Right, Item]) -> set[Right]:
+        """Return the outcomes of tasks of which the database has lately refused one. With them a batch might
+        be written in vain."""
+        since = time.monotonic() - SUSPECT_SECONDS
+        self._refused_at = {task: at for task, at in self._refused_at.items() if at > since}
+        if not self._refused_at:
+            return set()
+        # guard: a-refused-task-slows-no-other
+        return {right for right, (job, _, _) in pending.items() if job.task in self._refused_at}
+
+    def _write_apart(self, pending: dict[Right, Item], some: Sequence[Right], *, among: int) -> None:
+        """Write some outcomes, each apart from those that the database refuses; these without their texts.
+
+        Raises the error where not one of so many outcomes can be written, by no fault of the database."""
         if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
             self._said_at = time.monotonic()
-            log.warning("the database refuses a batch of outcomes (%s); writing it in parts", why)
-        parts = [list(pending)]
-        while parts:
-            part = parts.pop()
-            if len(part) == 1:
-                self._write_one(pending, part[0])
-                continue
-            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+            log.warning("the database refuses a batch of outcomes; writing it in parts")
+        dialect, lost = self._database.dialect, dict[Right, Exception]()
+        write = partial(self._write_together, pending)
+
+        def refused(right: Right, error: Exception) -> None:
+            job, outcome, seconds = pending[right]
+            self._refused_at[job.task] = time.monotonic()
+            versions = (version for version in _plainer(outcome) if version != outcome)
+            for _ in range(MOST_TRIES):
+                if not dialect.trouble(error).rolled_back:  # else this version may pass
+                    log.warning(
+                        "job %d: its outcome could not be stored: %s",
+                        *(job.id, refusal(error)),
+                        extra=job.fields("unstorable"),
+                    )
+                    if (version := next(versions, None)) is None:
+                        lost[right] = error
+                        return
+                    pending[right] = (job, version, seconds)
                 try:
-                    self._write_together(pending, {right: pending[right] for right in half})
-                except DBAPIError as refusal:
-                    if self._database.dialect.trouble(refusal).is_away:
+                    write([right])
+                    return
+                except Exception as again:
+                    if dialect.trouble(again).is_away:
                         raise
-                    parts.append(half)
+                    error = again.with_traceback(None)  # it would hold this frame, and all outcomes with it
 
-    def _write_together(self, pending: dict[Right, Item], items: dict[Right, Item]) -> None:
-        """Write these outcomes in one transaction, and take those that are settled or lost out of
-        `pending`."""
-        done: set[Right] = set()
-        with self._database.begin() as conn:
-            for keep, settlements in self._by_retention(items.values()):
-                done |= settling.settle(conn, settlements, keep_finished=keep)
-        left = dict(items)
-        self._resolve(left, done)
-        for right in items.keys() - left.keys():
-            del pending[right]
-
-    def _write_one(self, pending: dict[Right, Item], right: Right) -> None:
-        """Write an outcome that the database refused in a batch. If it refuses it alone, too, write it
-        without its texts."""
-        job, outcome, seconds = pending[right]
-        for version in (outcome, *_plainer(outcome)):
-            try:
-                self._write_together(pending, {right: (job, version, seconds)})
-            except DBAPIError as refusal:
-                if (trouble := self._database.dialect.trouble(refusal)).is_away:
-                    raise
-                if trouble.rolled_back:
-                    return  # it is tried again with the others
-                log.warning(
-                    "job %d: its outcome could not be stored: %s",
-                    job.id,
-                    refusal.orig,
-                    extra=job.fields("unstorable"),
-                )
-            else:
-                return
-        # nothing of it can be written; the attempt counts as lost, and another may follow
-        del pending[right]
-        self._leases.let_go(right)
+        apart(some, write, refused, dialect, kinds=(Exception,))
+        errors = [error for error in lost.values() if not isinstance(error, REFUSALS)]
+        if errors and len(errors) == among:
+            raise errors[0]  # guard: a-fault-is-no-refusal
+        for right in lost:  # nothing of it can be written; the attempt counts as lost, and another may follow
+            pending.pop(right)[0].forget()
+            self._leases.let_go(right)
 
     def _settlement(self, job: Attempt, outcome: Outcome, seconds: float) -> Settlement:
         """Return the settlement of an attempt that ended with this outcome, after so many seconds."""
@@ -353,19 +357,33 @@ class Settler(Gatherer[Item]):
 
 
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:
-    """Return the outcome with ever less in it that a database could refuse."""
+    """Return the outcome with ever less in it that a database could refuse: at first with escapes for the
+    characters that its encoding may lack."""
     error = ErrorText(
         "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
     )
     match outcome:
-        case Completed():
-            return [Completed(None, "its result could not be stored; null is")]
-        case Cancelled():
-            return [Cancelled(None)]
-        case Failed(reason):
-            return [Failed(reason, error)]
-        case Retried():
+        case Completed(result):
+            return [
+                replace(outcome, result=_escaped(result)),  # guard: what-an-encoding-lacks-is-escaped
+                Completed(None, "its result could not be stored; null is"),
+            ]
+        case Cancelled(reason):
+            return [Cancelled(_escaped(reason)), Cancelled(None)]
+        case Failed(_, said):
+            return [replace(outcome, error=_in_ascii(said)), replace(outcome, error=error)]
+        case Retried(error=said):
             plain = replace(outcome, error=error)
-            return [plain, replace(plain, queue=None)]  # the other queue may hold its key
-        case Released() | Paused() | SelfCompleted():
-            return [outcome]
+            # the other queue may hold its key
+            return [replace(outcome, error=_in_ascii(said)), plain, replace(plain, queue=None)]
+        case Released() | SelfCompleted():
+            return []
+
+
+def _in_ascii(error: ErrorText) -> ErrorText:
+    return ErrorText(_escaped(error.exception), _escaped(error.message), _escaped(error.traceback))
+
+
+def _escaped(text: Any) -> Any:
+    """Return a text with all that is no ASCII in JSON's escapes, so that JSON stays the same."""
+    return text and re.sub(r"[^\0-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)

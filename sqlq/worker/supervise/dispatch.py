@@ -23,10 +23,11 @@ from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 if TYPE_CHECKING:
     from sqlq.worker.ipc.process import Child
 
-FIRST_CHECK_SECONDS = 0.01
-"""After so long another worker is sent where the first one did not go; twice as long after each."""
+CHECK_SECONDS = 0.01
+"""After this time others are sent where the first one did not go."""
 HELPERS = 2
-"""How many workers follow each that found more than it could take: so a few turns bring all of them."""
+"""This number of workers follows one that does not go, or found more than it could take. A few turns bring
+all."""
 LAST_SECONDS = 1.0
 
 
@@ -38,14 +39,12 @@ class Dispatcher:
         self._heartbeat = heartbeat
         self._database: Database | None = None
         self._poller: Poller | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sent: Child | None = None
         self._turns = 0
-        self._tried: list[Child] = []
         self._requests: dict[str, Request] = {}
         """The last request that was sent to each worker."""
         self._all_paused = False
-        self._wait = FIRST_CHECK_SECONDS
 
     def begin(self, facts: Facts) -> None:
         """Begin for the database of the first worker that is ready; later calls do nothing."""
@@ -58,7 +57,7 @@ class Dispatcher:
         self._maintenance = maintenance = Maintenance(
             *(database, facts, []),
             reporter=self._heartbeat.reporter,
-            freed=lambda: self._send([]),
+            freed=self._send,
             pauses_ended=lambda names: self._pause_all(paused=ALL not in names and self._all_paused),
             last_look=last_look,
             quiet=True,
@@ -67,7 +66,6 @@ class Dispatcher:
             *(database, facts, self._go),
             last_look=last_look,
             looked=self._looked,
-            awaited=self._awaited,
             workers=lambda: [child.worker for child in self._children() if child.worker is not None],
             quiet=True,
         )
@@ -88,53 +86,40 @@ class Dispatcher:
             self._maintenance.join(LAST_SECONDS)
 
     def more(self, child: Child) -> None:
-        """Send others after a worker that found more than it could take."""
-        for _ in range(HELPERS):
-            self._send([child], resting=True)
+        """Send others after a worker that found more than it could take, or does not go."""
+        with self._lock:
+            resting = [each for each in self._free() if each is not child and each.box.rests()]
+            for each in resting[:HELPERS]:
+                each.send()
 
     # -- choosing a worker -----------------------------------------------------------------------------------
 
     def _go(self, *, again: bool) -> float:
-        """Send a worker, or another one if the last does not go. Return after how many seconds to check
-        again."""
+        """Send a worker, or `again` others if it did not go. Return after how many seconds to check again."""
         with self._lock:
             if not again:
-                self._tried, self._wait = [], FIRST_CHECK_SECONDS
-            elif self._sent is None or self._sent.box.turns() != self._turns:  # guard: who-does-not-go
-                return NEVER
-            else:
-                self._tried.append(self._sent)
-                self._wait *= 2
-            self._sent = child = self._chosen(self._tried)
-            if child is None:
-                return NEVER
-            self._turns = child.box.turns()
-            child.send()
-            return self._wait
+                self._send()
+                return NEVER if self._sent is None else CHECK_SECONDS
+            if self._sent is not None and self._sent.box.turns() == self._turns:  # guard: who-does-not-go
+                self.more(self._sent)
+            return NEVER
 
-    def _send(self, but: Sequence[Child], *, resting: bool = False) -> None:
+    def _send(self) -> None:
         with self._lock:
-            child = self._chosen(but, resting=resting)
+            self._sent = child = next(iter(self._free()), None)
             if child is not None:
+                self._turns = child.box.turns()
                 child.send()
 
-    def _chosen(self, but: Sequence[Child], *, resting: bool = False) -> Child | None:
-        """Return the worker with the fewest jobs. Among equals a worker that does not rest comes first, then
-        the one that was sent last: its caches are warm."""
-        found = [
+    def _free(self) -> list[Child]:
+        """Return the workers with a free slot, that with the fewest jobs first. Among equals a worker that
+        does not rest comes first, then the one that was sent last: its caches are warm."""
+        free = (
             child
             for child in self._children()
-            if child not in but
-            and self._is_kept(child)
-            and not child.leaving
-            and child.box.started_now() < child.slots
-            and (child.box.rests() or not resting)
-        ]
-        return min(
-            found,
-            key=lambda child: (child.box.started_now(), child.box.rests(), -child.sent_at),
-            default=None,
+            if self._is_kept(child) and not child.leaving and child.box.started_now() < child.slots
         )
+        return sorted(free, key=lambda child: (child.box.started_now(), child.box.rests(), -child.sent_at))
 
     def _is_kept(self, child: Child) -> bool:
         return child.worker is not None and self._heartbeat.knows(child.worker)
@@ -152,12 +137,6 @@ class Dispatcher:
             if self._is_kept(child):  # guard: another-database-is-not-watched
                 child.box.looked(time.monotonic())
 
-    def _awaited(self, ids: Sequence[int] | None) -> None:
-        for child in self._children():
-            if self._is_kept(child):
-                # the callers request again; a child that is stopped takes nothing
-                child.link.offer(droppable=True, awaited=ids)  # guard: children-hear-who-waits
-
     def _relay(self, wanted: Wanted) -> None:
         """Send each worker the new requests of operators to it."""
         children = {child.worker: child for child in self._children() if child.worker is not None}
@@ -168,12 +147,6 @@ class Dispatcher:
                 self._requests[request.worker] = request
                 child.link.offer(request=list(request))
         self._pause_all(paused=wanted.all_paused)
-        for child in children.values():
-            # at each look while a task is paused: a child also reads by itself which ones are
-            if wanted.paused_tasks or child.knows_paused_tasks:
-                child.knows_paused_tasks = bool(wanted.paused_tasks)
-                # guard: children-hear-of-paused-tasks
-                child.link.offer(paused_tasks=list(wanted.paused_tasks))
 
     def _pause_all(self, *, paused: bool) -> None:
         self._all_paused = paused

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -21,11 +22,15 @@ def is_one(file: Path) -> bool:
 
 def touch(file: Path) -> None:
     """Make the file, or make it young. Raises `OSError`, also where another file has its name."""
-    if not file.exists() or file.stat().st_size == 0:
-        file.write_bytes(MARK)
-    elif not is_one(file):
-        raise FileExistsError(errno.EEXIST, "it is another file, and no health file")
-    file.touch()
+    # in /tmp others may make a symlink or a pipe; guard: no-health-file-behind-a-symlink
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    with os.fdopen(fd, "r+b", buffering=0) as opened:
+        mark = opened.read(len(MARK))
+        if mark == b"":
+            opened.write(MARK)
+        elif mark != MARK:
+            raise FileExistsError(errno.EEXIST, "it is another file, and no health file")
+        os.utime(fd)
 
 
 class HealthFile:

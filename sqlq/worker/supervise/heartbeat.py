@@ -21,20 +21,19 @@ from sqlq.database.database import STANDS_IN, Address, Database
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption
+from sqlq.store.apart import lately
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
-from sqlq.store.jobs.expire import Expired
 from sqlq.store.jobs.settle import Rescued
 from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
-from sqlq.worker.outage import begins
+from sqlq.worker.outage import Outage, begins
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
-from sqlq.worker.threads import thread
 
 log = logging.getLogger("sqlq.worker")
 
@@ -72,11 +71,6 @@ class _ToListeners(Reporter):
         self._tell(events)
         return events
 
-    def expired(self, jobs: Iterable[Expired]) -> list[JobEvent]:
-        events = super().expired(jobs)
-        self._tell(events)
-        return events
-
 
 class Heartbeat:
     """Stands in for children in the database: renews their leases, and releases the jobs of one that died.
@@ -104,7 +98,7 @@ class Heartbeat:
         self._closing = False
         self.tally: Counter[str] = Counter()
         """How the attempts of dead workers ended."""
-        self._thread = thread(self._run, "sqlq-heartbeat")
+        self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
 
     def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks
@@ -113,7 +107,8 @@ class Heartbeat:
             if self._database is None:
                 listen = None if facts.listen_url is None else make_url(facts.listen_url)
                 self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=STANDS_IN)
-            self._database.seal = Encryption.of_facts(facts.encryption)  # guard: the-supervisor-seals
+            seal = None if facts.encryption is None else Encryption(*facts.encryption)
+            self._database.seal = seal  # guard: the-supervisor-seals
             self._kept[facts.worker] = link
             self._next_beat = time.monotonic()
         self._changed.set()
@@ -180,7 +175,7 @@ class Heartbeat:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        wait, failures = 0.0, 0
+        wait, failures, outage = 0.0, 0, Outage("standing in for the workers")
         while not (self._closing and not self._dead):
             self._changed.wait(max(0.0, wait))
             self._changed.clear()
@@ -198,9 +193,8 @@ class Heartbeat:
                 log.debug("the supervisor cannot use the database: %s", error)
                 failures += 1
                 wait = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-            except Exception:
-                log.exception("standing in for the workers failed; trying again")
-                wait = 1.0
+            except Exception as error:
+                wait = outage.failed(error)
 
     def _beat(self) -> None:
         database = self._database
@@ -267,11 +261,10 @@ class Heartbeat:
             back = settle.give_back(conn, set(batch) - started)
             taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
-            # A job whose end the database refuses has a new token, and is left to the rescue. The next try
-            # here would treat it as one that never began.
             fates = lease.fates(conn, [right for right in batch if right[0] not in done])
+            refused = lately(conn, settle.LOST)["refused"]
             # guard: a-refused-end-is-left-to-the-rescue
-            locked = [right for right, fate in fates.items() if fate is lease.Fate.HELD]
+            locked = [r for r, fate in fates.items() if fate is lease.Fate.HELD and r[0] not in refused]
             left = later + locked  # guard: locked-rows-are-given-back-later
             if not left and not lease.still_holds(conn, worker):
                 workers.leave(conn, worker)

@@ -56,10 +56,6 @@ class SupervisorOptions:
     lease_ms: int
     grace_ms: int
     health_file: HealthFile | None = None
-    spare: bool = False
-    """Whether one more child, with a subprocess, waits for the death of another."""
-    restarts: bool = False
-    """Whether children that cannot start, or work, wait for a `restart`: code is being written."""
     max_idle_ms: int | None = None
     """When no child has had work for so long, all stop."""
     start_ms: int = 60_000
@@ -68,32 +64,35 @@ class SupervisorOptions:
 
 
 class Supervisor:
-    """Keeps a number of children at work. `run` blocks; `stop`, `restart`, `pause`, `resume` and `kill` may
-    be called from any thread."""
+    """Keeps a number of children at work. `run` blocks; `stop`, `pause`, `resume` and `kill` may be called
+    from any thread."""
 
     def __init__(
-        self, command: Sequence[str], options: SupervisorOptions, totals: Totals | None = None
+        self,
+        command: Sequence[str],
+        options: SupervisorOptions,
+        totals: Totals | None = None,
+        setup: Message | None = None,
     ) -> None:
-        """`command` starts a child, with its supervision to be added; `totals` takes their numbers."""
+        """`command` starts a child; `setup` has its options; `totals` takes the numbers of all."""
         self._command = command
+        self._setup = setup or {}
         self.totals = totals
         self._options = options
         self._any_ready = False
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
         self._children: list[Child] = []
-        self._spare: Child | None = None
         self._heartbeat = Heartbeat(options.lease_ms, totals)
         self._vigil = Watchdog(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._started = 0
-        self._began_ms = round(time.monotonic() * 1000)
+        self._began_at = time.monotonic()
         self._failed_starts = 0
         self._pause_until = 0.0
         self._warm = 0
         self._code = 0
         self._wanted = options.processes
         self._stop_asked = threading.Event()
-        self._restart_asked = threading.Event()
         self._stopping_since: float | None = None
         self._is_paused = False
         self._ended: Counter[str] = Counter()
@@ -104,18 +103,10 @@ class Supervisor:
         """How many children have died that were at work."""
         self.place: tuple[str, str | None] | None = None
         """URL and schema of the database, once a child has sent them."""
-        self.apps: list[str] | None = None
-        """The names of several Apps, where the command names such a mapping: then no child works."""
 
     def stop(self) -> None:
         """Let children finish their running jobs within the grace time, and end."""
         self._stop_asked.set()
-        self._events.put((None, None))
-
-    def restart(self) -> None:
-        """Replace the children by new ones, which import the App anew. Running jobs may finish within the
-        grace time."""
-        self._restart_asked.set()
         self._events.put((None, None))
 
     def pause(self) -> None:
@@ -128,25 +119,25 @@ class Supervisor:
         self._events.put((None, {"paused": False}))
 
     def kill(self) -> None:
-        """Kill the children now; others take over when their leases have run out."""
-        for child in self._all():
+        """Kill the children now. While `run` goes on, it gives their jobs back."""
+        for child in list(self._children):
             child.kill()
 
     @property
     def tally(self) -> Counter[str]:
         """How many attempts ended how so far. A child that died counts with the attempts it had reported, and
         those that were ended for it."""
-        return sum((child.tally for child in self._all()), self._ended + self._heartbeat.tally)
+        return sum((child.tally for child in list(self._children)), self._ended + self._heartbeat.tally)
 
     @property
     def running(self) -> int:
         """How many jobs ran by the last reports of the children."""
-        return sum(child.running for child in self._all())
+        return sum(child.running for child in list(self._children))
 
     @property
     def slots(self) -> int:
         """How many jobs the children that are ready run at a time."""
-        return sum(child.slots for child in self._all())
+        return sum(child.slots for child in list(self._children))
 
     @property
     def ready(self) -> int:
@@ -160,11 +151,8 @@ class Supervisor:
             while code is None:
                 if self._stop_asked.is_set() and self._stopping_since is None:
                     self._begin_to_stop()
-                if self._restart_asked.is_set() and self._stopping_since is None:
-                    self._restart()
                 self._fill()
-                none_wanted = self._wanted == 0 and (self.apps is not None or not self._options.restarts)
-                if not self._children and (none_wanted or self._stopping_since is not None):
+                if not self._children and (self._wanted == 0 or self._stopping_since is not None):
                     break
                 code = self._next_event()
                 self._tick()
@@ -184,37 +172,29 @@ class Supervisor:
         """For how long no child has had work."""
         return min((child.idle_ms for child in self._children), default=0.0)  # guard: all-are-idle
 
-    def _all(self) -> list[Child]:
-        """Return the children, with the spare one."""
-        spare = self._spare
-        return [*self._children, *([] if spare is None else [spare])]
-
     # -- children --------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Start the children that are missing, the spare one first if it is there."""
+        """Start the children that are missing."""
         if self._stopping_since is not None or time.monotonic() < self._pause_until:
             return
         try:
             while sum(not child.leaving for child in self._children) < self._wanted:
-                self._children.append(self._promoted() or self._start(self._warm))
+                self._children.append(self._start(self._warm))
                 self._warm = 0
-            ready = all(child.worker is not None for child in self._children)
-            if self._options.spare and self._spare is None and ready and self._wanted > 0:
-                self._spare = self._start(1, spare=True)
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, extra={"event": "worker_lost"})
             self._pause_until = time.monotonic() + SHORTAGE_SECONDS
 
-    def _start(self, warm: int, *, spare: bool = False) -> Child:
-        generation = self._started
+    def _start(self, warm: int) -> Child:
+        facts = {
+            "generation": self._started,
+            "warm": warm,
+            "began_at": self._began_at,
+            "paused": self._is_paused,
+        }
         self._started += 1
-
-        def command(link: int, box: int) -> Sequence[str]:
-            facts = (link, box, generation, warm, int(spare), self._began_ms, int(self._is_paused))
-            return [*self._command, "--supervision", ",".join(map(str, facts))]
-
-        return Child(command, self._heard)
+        return Child(self._command, self._heard, {**self._setup, **facts})
 
     def _heard(self, child: Child, message: Message | None) -> None:
         if message is not None and "more" in message:
@@ -225,28 +205,6 @@ class Supervisor:
         else:
             self._events.put((child, message))
 
-    def _promoted(self) -> Child | None:
-        """Return the spare child, sent to work; None where there is none, or it is not there yet."""
-        spare = self._spare
-        if spare is None or not spare.stands_by:
-            return None
-        self._spare = None
-        spare.link.offer(go=True)
-        # it has not received messages while it stood by
-        spare.link.offer(paused=self._is_paused)  # guard: a-spare-is-paused-too
-        return spare
-
-    def _spare_gone(self, child: Child) -> int | None:
-        """Handle the end of the spare child: another one takes its place, in a while."""
-        status = child.end()
-        if status is not None:
-            self._spare = None
-            child.close()
-            if self._stopping_since is None:
-                log.warning("the spare worker process exited with code %d", status)
-                self._pause_until = time.monotonic() + LONGEST_PAUSE_SECONDS
-        return None
-
     def _next_event(self) -> int | None:
         """Handle the next event, if one comes soon; return an exit code when all is over."""
         try:
@@ -256,10 +214,10 @@ class Supervisor:
         if message is not None and "paused" in message:
             self._pause(paused=message["paused"])
             return None
-        if child is None or child not in self._all():
+        if child is None or child not in self._children:
             return None
         if message is None:
-            return self._spare_gone(child) if child is self._spare else self._gone(child)
+            return self._gone(child)
         try:
             self._follow(child, message)
         except MISFITS:  # guard: no-word-ends-a-supervisor
@@ -267,13 +225,8 @@ class Supervisor:
         return None
 
     def _follow(self, child: Child, message: Message) -> None:
-        if "stands_by" in message:
-            child.stands_by = True
-            log.debug("worker process %d stands by", child.process.pid)
-        elif "ready" in message:
+        if "ready" in message:
             self._ready(child, Facts(**message["ready"]))
-        elif "apps" in message:
-            self.apps, self._wanted, child.leaving = message["apps"], 0, True
         elif "leaving" in message:
             child.leaving, child.replaced = True, message["replace"]
             if not child.replaced:
@@ -319,16 +272,11 @@ class Supervisor:
         child.close()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if child.worker is None:
-            if child.leaving:  # stopped before it was ready; guard: a-start-cut-short-is-no-failure
-                return None
-            return self._failed_to_start(child, how, status)
+            return self._failed_to_start(how, status)
         self._heartbeat.keep_no_more(child.worker)
         if child.ended and status in (0, 1):  # with 1 it has logged why, as another one would
             if not child.leaving and self._stopping_since is None:
                 self._wanted -= 1
-                if self._options.restarts:
-                    self._wait_for_restart(child, how)
-                    return None
             self._code = max(self._code, status)
             return None
         self.lost += 1
@@ -348,11 +296,8 @@ class Supervisor:
             self._wanted += 1
         return None
 
-    def _failed_to_start(self, child: Child, how: str, status: int) -> int | None:
+    def _failed_to_start(self, how: str, status: int) -> int | None:
         if self._stopping_since is not None:
-            return None
-        if self._options.restarts and status != 2:
-            self._wait_for_restart(child, how)
             return None
         if not self._any_ready and status in (1, 2):  # it has logged why, as the next one would
             return status
@@ -372,19 +317,7 @@ class Supervisor:
         self._pause_until = time.monotonic() + pause
         return None
 
-    def _wait_for_restart(self, child: Child, how: str) -> None:
-        log.warning("worker process %d %s: another starts when the code changes", child.process.pid, how)
-        self._pause_until = float("inf")
-
     # -- time ------------------------------------------------------------------------------------------------
-
-    def _restart(self) -> None:
-        self._restart_asked.clear()
-        for child in self._children:
-            if not child.leaving:
-                child.leaving = True
-                child.link.offer(stop=None)
-        self._wanted, self._pause_until, self._failed_starts = self._options.processes, 0.0, 0
 
     def _pause(self, *, paused: bool) -> None:
         """Pause all children, or resume them. A request of an operator to one of them by its row counts for
@@ -392,7 +325,7 @@ class Supervisor:
         if paused != self._is_paused:
             self._is_paused = paused
             log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
-        for child in self._all():
+        for child in list(self._children):
             child.link.offer(paused=paused)
 
     def _stop_idle(self) -> None:
@@ -406,14 +339,14 @@ class Supervisor:
 
     def _begin_to_stop(self) -> None:
         self._stopping_since = time.monotonic()
-        for child in self._all():
+        for child in list(self._children):
             child.link.offer(stop=None)
 
     def _tick(self) -> None:
         moment = time.monotonic()
         self._heartbeat.begin()
         self._vigil.look(self._children, wanted=self._wanted)
-        for child in self._all():
+        for child in list(self._children):
             child.link.flush()
             if child.closed_since is not None:
                 self._events.put((child, None))

@@ -8,6 +8,7 @@ while the supervisor itself runs. So no process looks stuck on a machine that sl
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,8 +33,8 @@ class Watchdog:
 
     def __init__(self, heartbeat: Heartbeat, *, start_ms: int, stuck_ms: int) -> None:
         """A child may take `start_ms` to be at work. Without a sign of life it is killed after `stuck_ms`, or
-        after both while it begins. It is killed sooner where it runs nothing, or only jobs past their
-        timeouts."""
+        after both while it begins. It is killed sooner where it runs no handler, or one past its
+        timeout."""
         self._heartbeat = heartbeat
         self._start_seconds, self._stuck_seconds = start_ms / 1000, stuck_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
@@ -88,7 +89,8 @@ class Watchdog:
         moment, running = time.monotonic(), child.box.running()
         is_late = any(until + self._silent_seconds <= moment for _, until, _ in running or ())
         begins = child.worker is None
-        is_idle = running == [] and not begins and not child.ended
+        runs_none = running is not None and all(math.isnan(until) for _, until, _ in running)
+        is_idle = runs_none and not begins and not child.ended
         if is_late or is_idle or silent >= self._stuck_seconds + begins * self._start_seconds:
             why = f"gave no sign of life for {readable(silent * 1000)}, and its process was killed"
             child.stuck = why, {right for right, until, _ in running or () if until <= moment}

@@ -31,14 +31,12 @@ from sqlalchemy import Connection
 from sqlq.config.constants import HEARTBEAT_MS, LOOKOUT_MS, RESCUE_MS
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
-from sqlq.database.notifications import Heard, Hearing
-from sqlq.store.jobs.results import WAITS
+from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import Outage
-from sqlq.worker.threads import thread
+from sqlq.worker.outage import AWAY, Outage
 
 log = logging.getLogger("sqlq.worker")
 
@@ -52,6 +50,8 @@ SOONEST_SECONDS = 0.005
 HOSTS_SECONDS = EAR_SECONDS = 10.0
 """How often the poller counts the hosts, and checks a connection that only LISTENs."""
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
+RESCUERS = 10
+"""How many hosts look for the work of services in each interval, on average."""
 NEVER = float("inf")
 
 
@@ -138,30 +138,27 @@ class Poller:
         *,
         last_look: LastLook,
         looked: Callable[[workers_look.Look, float], None],
-        awaited: Callable[[Sequence[int] | None], None],
         workers: Callable[[], Sequence[str]],
         quiet: bool = False,
     ) -> None:
-        """`looked` is called with each look, and the time of its answer by the monotonic clock. `awaited` is
-        called with the jobs that callers wait for (None: any). `workers` returns the workers whose requests
-        are read. With `quiet` others report an outage of the database.
+        """`looked` is called with each look, and the time of its answer by the monotonic clock. `workers`
+        returns the workers whose requests are read. With `quiet` others report an outage of the database.
         """
         self._database = database
-        self._queues = options.queues
+        self._queues = workers_look.KnownQueues(options.queues)
         self._look_seconds = look_seconds(options.poll_ms)
         self._rescue_seconds = min(RESCUE_MS, options.lease_ms / 4) / 1000
         self._send_one = send
         self._last_look = last_look
         self._looked = looked
-        self._awaited = awaited
         self._workers = workers
         self._outage = Outage("looking for jobs", database, quiet=quiet)
         self._hosts = 1
         self._hosts_at = self._maintenance_at = float("-inf")
         self._look_at = self._go_at = self._check_at = NEVER
         self._stopping = threading.Event()
-        self._hearing = Hearing(WAITS)
-        self._thread = thread(self._run, "sqlq-poller")
+        self._hearing = Hearing()
+        self._thread = threading.Thread(target=self._run, name="sqlq-poller", daemon=True)
 
     def start(self) -> None:
         self._bell, self._ring = socket.socketpair()
@@ -199,8 +196,10 @@ class Poller:
                     )
                     self._look_out(ear, eye)
             # also the driver's own errors: notifications are read without SQLAlchemy
-            except Exception as error:
+            except (*AWAY, self._database.engine.dialect.loaded_dbapi.Error) as error:
                 self._stopping.wait(self._outage.met(error))
+            except Exception as error:
+                self._stopping.wait(self._outage.failed(error))  # guard: a-poller-tells-its-mistakes
         for opened in (listening, looking):
             if opened is not None:
                 opened.close()
@@ -241,8 +240,8 @@ class Poller:
                 # The selector does not see notifications that came together with an answer.
                 # guard: no-hint-waits-for-a-look
                 selector.select(0.0 if looks else max(0.0, until - time.monotonic()))
-                if listens:
-                    self._heard(self._hearing.read())
+                if listens and self._hearing.read():
+                    self._go_or_look(time.monotonic())
 
     def _still_hears(self, ear: Connection) -> bool:
         """Whether a connection that only LISTENs does so; queried rarely."""
@@ -287,7 +286,10 @@ class Poller:
     def _look(self, conn: Connection) -> workers_look.Look:
         moment = time.monotonic()
         asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
-        asks_for_maintenance = moment - self._maintenance_at >= self._rescue_seconds
+        is_due = moment - self._maintenance_at >= self._rescue_seconds
+        # Such a look reads what all hosts hold. Without one of ten in a while, the next is due soon.
+        # guard: hosts-share-the-maintenance
+        asks_for_maintenance = is_due and random.random() * self._hosts < RESCUERS
         found = workers_look.look(
             conn,
             self._database,
@@ -300,12 +302,12 @@ class Poller:
         answered = time.monotonic()
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
-        if asks_for_maintenance:
+        if is_due:
             # anew each time, so that hosts do not query together
             self._maintenance_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
         if found.listens is None:  # once a primary, perhaps: what it shows is not what is there now
             self._database.dialect.refuse_standby(conn)  # guard: a-demoted-primary-is-left
-        self._last_look.note(leases=asks_for_maintenance)
+        self._last_look.note(leases=is_due)
         self._looked(found, answered)
         waits = [ms / 1000 for ms in found.due.values()]
         if any(wait <= 0 for wait in waits):
@@ -317,15 +319,6 @@ class Poller:
         if later:
             self._go_or_look(answered + min(later))  # guard: no-worker-is-sent-too-early
         return found
-
-    def _heard(self, heard: Heard) -> None:
-        if heard.ids != []:
-            self._awaited(heard.ids)
-        if heard.hinted:
-            self._hinted()
-
-    def _hinted(self) -> None:
-        self._go_or_look(time.monotonic())
 
     def _go_or_look(self, moment: float) -> None:
         """Decide at random, at a time that all hosts know, whether this host claims then or looks somewhat

@@ -18,6 +18,7 @@ from pathlib import Path
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
 from sqlq.database.notifications import wait_here, wait_no_more
+from sqlq.errors import MissingFileError
 
 log = logging.getLogger("sqlq.worker")
 
@@ -164,6 +165,7 @@ class WatchingWake(Wake):
         """Return the current number, or the last one where the database does not answer. Then the look at the
         tables, once a second, decides."""
         try:
+            self._database.mind_the_file()
             if self._connection is None:
                 name = self._database.engine.url.database or ""
                 # a file that is not there now is not made anew, empty
@@ -172,7 +174,7 @@ class WatchingWake(Wake):
                     uri, check_same_thread=False, isolation_level=None, uri=True
                 )
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.Error as error:  # guard: no-wait-ends-the-worker
+        except (sqlite3.Error, MissingFileError) as error:  # guard: no-wait-ends-the-worker
             log.debug("SQLite did not say whether anything was committed: %s", error)
             return self._version
 

@@ -89,6 +89,11 @@ class Project:
         found: list[dict[str, Any]] = self.sqlq("jobs", "--json").json()
         return [job for job in found if wanted.items() <= job.items()]
 
+    def results(self) -> list[Any]:
+        """The results of the jobs that have finished."""
+        ids = [str(job["id"]) for job in self.jobs(state="finished")]
+        return [self.sqlq("show", id, "--result").json() for id in ids]
+
     @contextmanager
     def working(self, *args: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """A worker that runs meanwhile; what it logs is in worker.log."""

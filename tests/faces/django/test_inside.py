@@ -32,10 +32,9 @@ def test_inside(bare_project: Project, module: str) -> None:
 
 @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
 def test_in_memory(bare_project: Project) -> None:
-    run(
-        bare_project,
-        *(f"shop.{module}" for module in MODULES if module != "test_backend" or DJANGO >= (6, 0)),
-    )
+    # Django cannot load the data of a serialized rollback again after the flush of another class
+    modules = {*MODULES} - {"test_flush"} - ({"test_backend"} if DJANGO < (6, 0) else set())
+    run(bare_project, *(f"shop.{module}" for module in sorted(modules)))
 
 
 @pytest.mark.integration

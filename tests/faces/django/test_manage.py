@@ -61,8 +61,7 @@ class TestCommand:
         assert project.sqlq("enqueue", "shop.tasks.pay", "7").code == 0
         assert "mail" in project.ok("sqlq", "status")
         project.ok("sqlq", "work", "--drain")
-        (job,) = project.jobs(state="finished")
-        assert job["result"] == 7
+        assert project.results() == [7]
         done = project.run(
             ["-m", "sqlq", "-a", "sqlq.django:app", "status"], DJANGO_SETTINGS_MODULE="settings"
         )
@@ -73,7 +72,7 @@ class TestCommand:
         named = ["-m", "sqlq", "-a", "sqlq.django:app"]
         done = project.run([*named, "work", "--drain"], DJANGO_SETTINGS_MODULE="settings")
         assert done.code == 0, done
-        assert [job["result"] for job in project.jobs(state="finished")] == [7]
+        assert project.results() == [7]
 
     def test_arguments_and_results_are_encrypted_with_the_keys_of_the_settings(
         self, project: Project
@@ -95,6 +94,12 @@ class TestCommand:
         assert done.code == 1
         assert 'SQLQ["keys"][0] has 15 bytes: a key is 32 random bytes in base64' in done.err
         assert key[:20] not in done.err + done.out
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_the_settings_have_options_of_workers(self, project: Project) -> None:
+        project.set(SQLQ={"processes": 2, "concurrency": 3, "lease": "1m"})
+        assert "3 slots in each of 2 processes" in project.sqlq("work", "--drain").err
+        assert "5 slots in each of 2 processes" in project.sqlq("work", "--drain", "-c", "5").err
 
     @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
     def test_messages_name_commands_of_manage_py(self, bare_project: Project) -> None:
@@ -162,7 +167,7 @@ class TestCommand:
 
 class TestEager:
     def test_a_view_runs_jobs_at_the_commit_with_eager_in_the_settings(self, project: Project) -> None:
-        project.set(SQLQ={"eager": "commit"})
+        project.set(SQLQ={"eager": True})
         said = project.python(
             "from contextlib import suppress\n"
             "from django.conf import settings\n"
@@ -193,7 +198,7 @@ class TestDirectCalls:
         )
         assert said.startswith("shop.tasks.pay was called as a function, which runs it here and now: enqueue")
         project.ok("sqlq", "work", "--drain")
-        assert [job["result"] for job in project.jobs(state="finished")] == [7]
+        assert project.results() == [7]
 
 
 class TestMistakes:
@@ -281,8 +286,8 @@ class TestWork:
     def test_an_isolated_job_finds_the_project(self, project: Project) -> None:
         project.sqlq("enqueue", "shop.tasks.isolated", "7")
         project.ok("sqlq", "work", "--drain")
-        (job,) = project.jobs(state="finished")
-        assert job["result"] not in (None, os.getpid())
+        (pid,) = project.results()
+        assert pid not in (None, os.getpid())
 
     def test_a_line_is_logged_once(self, project: Project) -> None:
         """With DEBUG Django's own handler writes the lines of its loggers, too."""

@@ -11,7 +11,9 @@ from tests.faces.django.test_inside import run
 STAFF = "--settings=staff_settings"
 
 
-in_places = pytest.mark.parametrize("place", ["plain", "atomic", "elsewhere"])
+in_places = pytest.mark.parametrize(
+    "place", ["plain", *(pytest.param(place, marks=pytest.mark.slow) for place in ("atomic", "elsewhere"))]
+)
 """Also with a transaction around each request (ATOMIC_REQUESTS), and with the jobs in another database and
 schema."""
 

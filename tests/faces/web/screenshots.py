@@ -98,7 +98,7 @@ def photograph(link: str, place: Path) -> None:
         for scheme in ("light", "dark"):
             browser.choose_scheme(scheme)
             for name, path in PAGES.items():
-                browser.open(link.partition("login")[0] + path)
+                browser.open(link.partition("?")[0] + path)
                 browser.find("h1")
                 browser.driver.save_screenshot(str(PLACE / f"dashboard-{name}-{scheme}.png"))
 

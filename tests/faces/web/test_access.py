@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import httpx
 import pytest
 from sqlalchemy import Engine, text
+from werkzeug.security import generate_password_hash
 from werkzeug.test import Client
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.web import User, wsgi
-from sqlq.web.access import LOGINS_A_MINUTE, Logins, digest
+from sqlq.payload.encryption import new_key
+from sqlq.web import User, api, pages, wsgi
+from sqlq.web.access import ROLES, Role
 from sqlq.web.actions import ACTIONS
-from sqlq.web.serve import Server, logins_of, new_token, new_user
-from sqlq.web.site import POLICY
+from sqlq.web.serve import LOGINS_A_MINUTE, Server
+from sqlq.web.site import POLICY, Site
 from tests.faces.web.visitor import HOST, Visitor, end, failed
 
+ROOT = Path(__file__).parents[3]
 PAGES = [
     "/",
     "/jobs",
@@ -44,11 +53,82 @@ def failed_job(app: sqlq.App) -> int:
 # -- closed by default ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_refused_when_nobody_is_authorized(app: sqlq.App, page: str) -> None:
-    answer = Visitor(app, None).get(page)
-    assert answer.status_code in (401, 403)
-    assert "queue" not in answer.text
+class Impostor:
+    """It looks like a user, and is none."""
+
+    name, role = "eve", "admin"
+
+    def may(self, role: str) -> bool:
+        return True
+
+
+async def nobody() -> None:
+    return None
+
+
+NOBODIES: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "False": lambda: False,
+    "True": lambda: True,
+    "empty text": lambda: "",
+    "name": lambda: "ada",
+    "tuple": lambda: ("ada", "admin"),
+    "dictionary": lambda: {"name": "ada", "role": "admin"},
+    "class": lambda: User,
+    "impostor": Impostor,
+    "coroutine": nobody,
+}
+"""Makes each answer of `authorize` that names no user."""
+
+
+def requests_of(site: Site) -> Iterator[tuple[str, str]]:
+    """Yield each method and path of the router, but those for everybody."""
+    urls = site._map.bind("localhost")
+    for rule in site._map.iter_rules():
+        if rule.endpoint == "static":
+            continue
+        for verb in ACTIONS if "verb" in rule.arguments else [""]:
+            values = dict.fromkeys(rule.arguments, 1) | ({"verb": verb} if verb else {})
+            for method in {"GET", "POST"} & set(rule.methods or ()):
+                yield method, urls.build(rule.endpoint, values, method=method)
+
+
+@pytest.mark.parametrize("kind", NOBODIES)
+def test_every_request_is_refused_when_authorize_returns_no_user(
+    app: sqlq.App, failed_job: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    visitor = Visitor(app, authorize=lambda request: NOBODIES[kind]())
+    visitor.client.set_cookie("sqlq_form", "known")
+    paths = set()
+    for method, path in requests_of(visitor.site):
+        form = {"token": "known", "id": failed_job, "name": "default", "confirmed": "yes"}
+        sent: dict[str, Any] = {"data": form, "headers": {"Origin": HOST}} if method == "POST" else {}
+        answer = visitor.client.open(path, method=method, **sent)
+        assert answer.status_code == (401 if path.startswith("/api/") else 403), (method, path)
+        assert not re.search(r"send|default|ValueError|<nav", answer.text), (method, path)
+        paths.add(path)
+    assert len(paths) == len(pages.PAGES) + len(api.PAGES) + len(ACTIONS)
+    assert app.jobs.get(failed_job).state == "failed"
+    lines = [each.getMessage() for each in caplog.records if each.name == "sqlq.web"]
+    assert len(lines) == (kind != "None"), "once, with the mend"
+    assert all("return sqlq.web.User(name, role), or None for nobody" in line for line in lines)
+
+
+@pytest.mark.parametrize("given", [("x", "root"), ("", "admin"), (None, "viewer"), ("x", None), (b"x",)])
+def test_a_user_is_refused_when_it_has_no_name_or_role(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give a name, and one of the roles viewer, operator, admin"):
+        User(*given)
+
+
+class AsyncCallable:
+    async def __call__(self, request: object) -> User:
+        return User("ada")
+
+
+@pytest.mark.parametrize("authorize", [AsyncCallable(), AsyncCallable().__call__])
+def test_an_async_authorize_is_refused_when_the_mount_has_no_loop(app: sqlq.App, authorize: Any) -> None:
+    with pytest.raises(ConfigurationError, match="write it as def, or mount sqlq"):
+        wsgi(app, authorize=authorize)
 
 
 def test_the_dashboard_is_refused_when_it_has_no_authorize(app: sqlq.App) -> None:
@@ -58,10 +138,27 @@ def test_the_dashboard_is_refused_when_it_has_no_authorize(app: sqlq.App) -> Non
         wsgi(app, authorize=None)  # type: ignore[arg-type]
 
 
+def test_silent_connections_do_not_hold_up_the_dashboard(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.web.serve.SILENT_SECONDS", 4)
+    server = Server(app, host="127.0.0.1", port=0, link=lambda url: None)
+    threading.Thread(target=server.run, daemon=True).start()
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1].rstrip("/")))
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(120)]
+        for each in silent:
+            each.sendall(b"GET / HT")
+        assert httpx.get(f"{server.url}jobs", timeout=20).status_code == 403
+        silent[0].settimeout(20)
+        assert silent[0].recv(1) == b"", "it is closed"
+    server.close()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
 def test_another_address_is_refused_when_nobody_can_log_in(app: sqlq.App, host: str) -> None:
     with pytest.raises(ConfigurationError, match="can be reached from other machines"):
-        Server(app, host=host, port=0, logins=Logins(), link=lambda url: None)
+        Server(app, host=host, port=0, link=lambda url: None)
 
 
 # -- roles ---------------------------------------------------------------------------------------------------
@@ -78,6 +175,74 @@ def test_a_viewer_sees_no_buttons_and_can_do_nothing(app: sqlq.App, failed_job: 
         answer = viewer.client.post(f"/act/{verb}", data=form, headers={"Origin": HOST})
         assert answer.status_code == 403, verb
     assert app.jobs.get(failed_job).state == "failed"
+
+
+def sent(visitor: Visitor, id: int, verb: str) -> int:
+    """Send the form of a verb, and return the status of the answer."""
+    visitor.client.set_cookie("sqlq_form", "known")
+    form = {"token": "known", "id": id, "name": "default"}
+    return visitor.client.post(f"/act/{verb}", data=form, headers={"Origin": HOST}).status_code
+
+
+def may_send(role: Role) -> Callable[[Visitor, int], bool]:
+    """Return whether a visitor may send all forms for this role; none of them, or all."""
+
+    def sends(visitor: Visitor, id: int) -> bool:
+        verbs = [verb for verb, action in ACTIONS.items() if action.role == role]
+        (may,) = {sent(visitor, id, verb) != 403 for verb in verbs}
+        return may
+
+    return sends
+
+
+def may_read(*paths: str) -> Callable[[Visitor, int], bool]:
+    """Return whether a visitor may read these pages; none of them, or all."""
+
+    def reads(visitor: Visitor, id: int) -> bool:
+        (may,) = {visitor.get(path).status_code == 200 for path in paths}
+        return may
+
+    return reads
+
+
+CAN: dict[str, Callable[[Visitor, int], bool]] = {
+    "see pages, and read the JSON API": may_read("/", "/jobs", "/api/v1/jobs", "/api/v1/audit"),
+    "see what `--hide-from-viewers` hides, or search in it": lambda visitor, id: (
+        may_read("/jobs?text=args", "/api/v1/jobs?text=args")(visitor, id)
+        and "(hidden)" not in visitor.page(f"/jobs/{id}")
+    ),
+    "retry, cancel, reschedule, replay, skip a step, pause and resume, run a schedule now": may_send(
+        "operator"
+    ),
+    "delete, stop and restart workers, remove schedules, set limits": may_send("admin"),
+    "enqueue a job of their own choice": lambda visitor, id: sent(visitor, id, "enqueue") < 400,
+}
+"""Each row of the page's table as what a visitor does."""
+
+
+def cells() -> list[tuple[str, str, bool]]:
+    """Return the cells of the page's table: what is done, by whom, and whether they can."""
+    page = (ROOT / "docs" / "guide" / "dashboard.md").read_text()
+    table = page[page.index("| who is … can |") :].partition("\n\n")[0]
+    header, _, *rows = ([word.strip() for word in row.strip("|").split("|")] for row in table.splitlines())
+    return [
+        (what, who, {"yes": True, "no": False}[said])
+        for what, *says in rows
+        for who, said in zip(header[1:], says, strict=True)
+    ]
+
+
+def test_each_row_of_the_table_is_tried() -> None:
+    assert {what for what, _, _ in cells()} == CAN.keys()
+    assert [who for _, who, _ in cells()][:4] == ["nobody", *ROLES]
+
+
+@pytest.mark.parametrize("who", ["nobody", "viewer", "operator", "admin"])
+def test_a_visitor_can_do_what_the_table_allows(app: sqlq.App, failed_job: int, who: Any) -> None:
+    for what, of, may in cells():
+        if of == who:
+            visitor = Visitor(app, None if who == "nobody" else who, hide_from_viewers=True)
+            assert CAN[what](visitor, failed_job) is may, what
 
 
 def test_an_operator_cannot_delete_but_retry(app: sqlq.App, failed_job: int) -> None:
@@ -98,6 +263,14 @@ def test_an_operator_cannot_delete_but_retry(app: sqlq.App, failed_job: int) -> 
         {"Origin": HOST, "Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site", "Origin": HOST},
         {"Referer": "http://evil.example/http://localhost"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site", "Referer": f"{HOST}/jobs"},
+        {"Sec-Fetch-Site": "none", "Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "same-origin, cross-site", "Origin": HOST},
+        {"Sec-Fetch-Site": "", "Origin": HOST},
+        {"Origin": f"{HOST}:8443"},
+        {"Origin": HOST, "Host": "jobs.example.com"},
+        {"Origin": "http://evil.example", "Referer": f"{HOST}/jobs"},
     ],
 )
 def test_a_form_is_refused_when_another_site_sends_it(
@@ -107,6 +280,30 @@ def test_a_form_is_refused_when_another_site_sends_it(
     assert answer.status_code == 403
     assert "nothing was done" in answer.text
     assert app.jobs.get(failed_job).state == "failed"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": HOST},
+        {"Referer": f"{HOST}/jobs"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "same-origin"},
+        # behind a proxy that cuts the port off the host
+        {
+            "Sec-Fetch-Site": "same-origin",
+            "Origin": "https://jobs.example.com:8443",
+            "Host": "jobs.example.com",
+        },
+    ],
+)
+def test_a_form_of_this_site_is_taken(app: sqlq.App, failed_job: int, headers: dict[str, str]) -> None:
+    visitor = Visitor(app)
+    for host in ("localhost", "jobs.example.com"):
+        visitor.client.set_cookie("sqlq_form", "a-token", domain=host)
+    answer = visitor.send("retry", headers=headers, id=failed_job)
+    assert answer.status_code == 303, answer.text
+    assert app.jobs.get(failed_job).state == "available"
 
 
 @pytest.mark.parametrize("token", ["", "guessed", "ä"])
@@ -130,7 +327,7 @@ def test_cookies_are_for_this_site_and_no_script(app: sqlq.App) -> None:
 @pytest.mark.parametrize(
     "back", ["https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:x", "/\r\nX: y"]
 )
-def test_the_login_does_not_redirect_to_another_site(app: sqlq.App, failed_job: int, back: str) -> None:
+def test_a_form_does_not_redirect_to_another_site(app: sqlq.App, failed_job: int, back: str) -> None:
     answer = Visitor(app).send("retry", id=failed_job, back=back)
     assert answer.location == "/"
 
@@ -194,7 +391,7 @@ def secret(app: sqlq.App, engine: Engine) -> list[str]:
 def test_values_of_secret_names_are_never_shown(app: sqlq.App, secret: list[str]) -> None:
     for page in secret:
         said = Visitor(app).page(page)
-        assert "seen" in said
+        assert ("seen" in said) is (page != "/api/v1/jobs")  # a list has no arguments
         assert "teapot-7" in said
         assert "s3cr3t" not in said, page
     job = Visitor(app).read(secret[2].removeprefix("/api/v1/"))
@@ -216,91 +413,165 @@ def test_a_viewer_cannot_search_hidden_arguments(app: sqlq.App) -> None:
         assert Visitor(app, "operator", hide_from_viewers=True).get(f"/{query}").status_code == 200
 
 
+def ids_found(app: sqlq.App, **query: Any) -> list[set[int]]:
+    """The jobs that a search finds: on the page, in the API, and as those that its buttons act on."""
+    visitor, address = Visitor(app), urlencode(query)
+    page = visitor.page(f"/jobs?{address}")
+    assert "Only the newest" not in page
+    assert "Older" not in page
+    answer = visitor.get(f"/api/v1/jobs?{address}")
+    assert "Sqlq-Complete" not in answer.headers
+    asked = visitor.send("cancel", matching="yes", **query)
+    named = re.search(r"sqlq .*?cancel ([\d ]+)", asked.text)
+    return [
+        {int(id) for id in re.findall(r'name="id" value="(\d+)"', page)},
+        {job["id"] for job in answer.json or ()},
+        set(map(int, named[1].split())) if named else set(),
+    ]
+
+
+HIDDEN = {"password": "Zebra-7", "order": 4711}
+
+
+@pytest.mark.parametrize("written", ["by sqlq", "compactly", "signed", "signed with a lost key"])
+def test_no_search_finds_a_job_by_what_is_hidden_of_it(app: sqlq.App, engine: Engine, written: str) -> None:
+    """Sixty jobs have the secrets, so that a full page or its pager would reveal them as well."""
+    keys = [new_key()] if written.startswith("signed") else None
+    producer = sqlq.App(app.url, keys=keys)
+    producer.use(engine=engine)
+    send = producer.task(name="send")(lambda **more: None)
+    animal = send.new(animal="Zebra-7").set(headers={"tenant": "Quagga-9"})
+    shown = producer.enqueue(animal).id
+    hidden = send.new(**HIDDEN).set(headers={"tenant": "t1", "api_key": "Quagga-9"})
+    ids = {job.id for job in producer.enqueue_many([hidden] * 60)}
+    if written == "compactly":
+        with engine.begin() as conn:
+            compact = json.dumps({"args": [], "kwargs": HIDDEN}, separators=(",", ":"))
+            conn.execute(
+                text("UPDATE jobs SET payload = :text WHERE id <> :id"), {"text": compact, "id": shown}
+            )
+    reader = app if "lost" in written else producer
+    queries: list[dict[str, str]] = [{"text": "Zebra"}, {"text": '"Zebra-7"'}, {"header": "tenant=Quagga"}]
+    for query in queries:
+        readable = "lost" not in written or "header" in query
+        assert ids_found(reader, **query) == [{shown} if readable else set()] * 3, query
+    queries = [{"text": 'word": "Z'}, {"text": 'word":"Z'}, {"header": "api_key=Quagga"}]
+    for query in queries:
+        assert ids_found(reader, **query) == [set()] * 3, query
+    api = {job["id"] for job in Visitor(reader).read("jobs?text=4711")}
+    assert api == (set() if "lost" in written else ids), "what is shown is found beside what is hidden"
+    assert {job["id"] for job in Visitor(reader).read("jobs?header=api_key")} == ids
+
+
 # -- logging in ----------------------------------------------------------------------------------------------
 
 
-def served(app: sqlq.App, logins: Logins) -> tuple[Client, list[str]]:
-    """A browser without a session, and the login URLs that the terminal has shown."""
+def served(app: sqlq.App, users: Path | None = None) -> tuple[Client, list[str]]:
+    """A browser that nobody knows, and the URLs that the terminal has shown."""
     links: list[str] = []
-    server = Server(app, host="127.0.0.1", port=0, logins=logins, link=links.append)
+    server = Server(app, host="127.0.0.1", port=0, users=users, link=links.append)
     server.close()
     return Client(server.site), links
 
 
 def test_a_login_url_works_once(app: sqlq.App) -> None:
-    browser, links = served(app, Logins())
-    assert browser.get("/jobs").location == "/login"
-    path = links[0].partition("/login")[2]
-    assert browser.get(f"/login{path}").location == "/"
-    assert browser.get("/jobs").status_code == 200
-    again = Client(browser.application).get(f"/login{path}")
-    assert again.status_code == 401
-    assert "works once" in again.text
+    browser, links = served(app)
+    assert browser.get("/jobs").status_code == 403
+    query = links[0].partition("/?")[2]
+    assert browser.get(f"/?{query}").location == "/"
+    assert browser.get("/jobs").status_code == browser.get("/api/v1/jobs").status_code == 200
+    again = Client(browser.application).get(f"/?{query}")
+    assert again.status_code == 403
+    assert "it works once" in again.text
     assert len(links) == 2, "the terminal shows the next one"
 
 
-def test_logging_out_ends_the_session(app: sqlq.App) -> None:
-    browser, links = served(app, Logins())
-    browser.get(f"/login{links[0].partition('/login')[2]}")
-    page = browser.get("/queues").text
-    (token,) = set(re.findall(r'name="token" value="([^"]+)"', page))
-    browser.post("/logout", data={"token": token}, headers={"Origin": HOST})
-    assert browser.get("/jobs").location == "/login"
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    file = tmp_path / "users"
+    file.write_text(f"ada:operator:{generate_password_hash('right')}\n")
+    return file
 
 
-def test_frequent_guesses_of_tokens_are_refused(app: sqlq.App) -> None:
-    browser, _ = served(app, Logins())
-    answers = [browser.get(f"/login?token=guess{i}").status_code for i in range(LOGINS_A_MINUTE + 3)]
-    assert answers == [401] * LOGINS_A_MINUTE + [429] * 3
-
-
-def test_a_user_of_the_file_logs_in_by_password(app: sqlq.App, tmp_path: Path) -> None:
-    file = tmp_path / "users.toml"
-    file.write_text(new_user("ada", "operator", "right") + "\n")
-    browser, links = served(app, logins_of(file))
+def test_a_user_of_the_file_is_known_by_password(app: sqlq.App, users: Path) -> None:
+    browser, links = served(app, users)
     assert links == []
-    page = browser.get("/login").text
-    (token,) = re.findall(r'name="token" value="([^"]+)"', page)
+    nobody = browser.get("/")
+    assert nobody.status_code == browser.get("/api/v1/queues").status_code == 401
+    assert nobody.headers["WWW-Authenticate"].startswith("Basic realm=")
+    assert nobody.headers["Content-Security-Policy"] == POLICY
+    wrong = [("ada", "wrong"), ("eve", "right"), ("ada", ""), ("", "right")]
+    assert {browser.get("/", auth=each).status_code for each in wrong} == {401}
+    for header in ("Bearer right", "Basic", "Basic !", "Basic YWRh", f"Basic {users.read_text()}".strip()):
+        assert browser.get("/", headers={"Authorization": header}).status_code == 401
+    assert "role: operator" in browser.get("/", auth=("ada", "right")).text
+    assert browser.get("/api/v1/queues", auth=("ada", "right")).json == []
 
-    def log_in(name: str, password: str) -> Any:
-        form = {"token": token, "name": name, "password": password}
-        return browser.post("/login", data=form, headers={"Origin": HOST})
 
-    assert log_in("ada", "wrong").status_code == log_in("eve", "right").status_code == 401
-    assert log_in("ada", "right").location == "/"
-    assert "role: operator" in browser.get("/").text
+def test_a_form_of_another_site_is_refused_when_the_browser_sends_the_password(
+    app: sqlq.App, users: Path, failed_job: int
+) -> None:
+    """Browsers send the name and password of HTTP Basic with the forms of other sites, too."""
+    browser, _ = served(app, users)
+    ada = ("ada", "right")
+    (token,) = set(re.findall(r'name="token" value="([^"]+)"', browser.get("/failures", auth=ada).text)) or {
+        ""
+    }
+    cookie = browser.get_cookie("sqlq_form")
+    assert cookie is not None
+    form = {"token": token or cookie.value, "id": failed_job}
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {}):
+        assert browser.post("/act/retry", data=form, headers=headers, auth=ada).status_code == 403
+    stranger, _ = served(app, users)  # a browser without the cookie
+    assert stranger.post("/act/retry", data=form, headers={"Origin": HOST}, auth=ada).status_code == 403
+    assert app.jobs.get(failed_job).state == "failed"
+    assert browser.post("/act/retry", data=form, headers={"Origin": HOST}, auth=ada).status_code == 303
+    assert app.jobs.get(failed_job).state == "available"
 
 
-def test_a_token_reads_the_api_alone(app: sqlq.App, tmp_path: Path) -> None:
-    file = tmp_path / "users.toml"
-    file.write_text(new_token("grafana", "viewer", "t0ken"))
-    browser, _ = served(app, logins_of(file))
-    told = {"Authorization": "Bearer t0ken"}
-    assert browser.get("/api/v1/queues", headers=told).json == {"queues": []}
-    assert browser.get("/api/v1/queues").status_code == 401
-    assert (
-        browser.get("/api/v1/queues", headers={"Authorization": f"Bearer {digest('t0ken')}"}).status_code
-        == 401
-    )
-    assert browser.post("/api/v1/queues", headers=told).status_code == 405
+def test_the_users_are_read_anew_when_the_file_changes(
+    app: sqlq.App, users: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    browser, _ = served(app, users)
+
+    def status(password: str) -> int:
+        return browser.get("/", auth=("ada", password)).status_code
+
+    assert status("right") == 200
+    users.write_text(f"ada:viewer:{generate_password_hash('better')}\n")
+    assert (status("right"), status("better")) == (401, 200)
+    assert "role: viewer" in browser.get("/", auth=("ada", "better")).text
+    users.write_text("ada:admin:plain\n")
+    assert status("better") == status("plain") == 503
+    assert "is not name:role:hash" in caplog.text
+    users.unlink()
+    assert status("better") == 503
+
+
+def test_frequent_guesses_of_passwords_are_refused(app: sqlq.App, users: Path) -> None:
+    browser, _ = served(app, users)
+    assert browser.get("/", auth=("ada", "right")).status_code == 200
+    answers = [browser.get("/", auth=("ada", f"guess{i}")).status_code for i in range(LOGINS_A_MINUTE + 3)]
+    assert answers == [401] * LOGINS_A_MINUTE + [429] * 3
+    assert browser.get("/", auth=("ada", "right")).status_code == 200, "who is known already may go on"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("not toml", "cannot be read"),
-        ("", "has to have tables"),
-        ('[users.ada]\nrole = "root"\npassword = "scrypt:x"', "the role of ada is 'root'"),
-        ('[users.ada]\nrole = "admin"\npassword = "plain"', "ada has no password"),
-        ('[tokens.x]\nrole = "viewer"', "x has no sha256"),
-        ("[users]\nada = 1", "the role of ada is None"),
+        (None, "cannot be read"),
+        ("ada", "the line of 'ada' is not name:role:hash"),
+        ("ada:root:scrypt:x$y$z", "the line of 'ada' is not name:role:hash"),
+        ("ada:admin:plain", "a hash of werkzeug.security.generate_password_hash"),
+        (":admin:scrypt:x$y$z", "the line of '' is not"),
     ],
 )
-def test_a_wrong_users_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "users.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError, match=said):
-        logins_of(file)
+def test_a_wrong_users_file_is_refused(app: sqlq.App, tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "users"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        Server(app, host="0.0.0.0", port=0, users=file, link=lambda url: None)
 
 
 def test_an_error_of_authorize_reaches_the_host(app: sqlq.App) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import html
-import re
 from typing import Any
 
 import pytest
 
 import sqlq
+from sqlq.model.job import State
+from sqlq.store.jobs import claim
 from sqlq.web.actions import ACTIONS
 from tests.faces.web.visitor import Completed, Visitor, end, failed
-from tests.kit import drain
 
 FOR_TEN_MINUTES: dict[str, Any] = {"for": "10m"}
 IN_TWO_HOURS: dict[str, Any] = {"in": "2h"}
@@ -35,7 +35,7 @@ def test_jobs_are_retried_cancelled_and_deleted(shop: sqlq.App) -> None:
     admin = Visitor(shop)
     assert "Retried 2 jobs of 2." in admin.done("retry", id=broken[:2])
     assert "Cancel: 1 cancelled." in admin.done("cancel", id=made[3], confirmed="yes")
-    assert "Deleted 1 failed job of 1." in admin.done("delete", id=broken[2], confirmed="yes")
+    assert "Deleted 1 job of 1." in admin.done("delete", id=broken[2], confirmed="yes")
     assert [str(shop.jobs.get(id).state) for id in made[:2] + made[3:]] == [
         "available",
         "available",
@@ -60,13 +60,11 @@ def test_all_matching_jobs_are_changed_after_a_confirmation(shop: sqlq.App) -> N
     end(shop, failed(), 62)
     admin = Visitor(shop)
     form: dict[str, Any] = {"matching": "yes", "label": "red"}
-    page = admin.send("retry", **form).text
-    assert "<b>60</b> jobs would be acted on" in page
-    newest = re.search(r'name="newest" value="(\d+)"', page)
-    assert newest is not None
+    page, answer = admin.asked("retry", **form)
+    assert "<b>60</b> jobs would be acted on (60 failed)" in page
     enqueue(shop, 1, label="red", queue="later")
     end(shop, failed(), 1, queue="later")
-    assert "Retried 60 jobs of 60." in admin.done("retry", **form, newest=newest[1], confirmed="yes")
+    assert "Retried 60 jobs of 60." in admin.done("retry", **answer)
     assert len(shop.jobs.list(state="failed")) == 3, "who came after the question is left alone"
 
 
@@ -77,8 +75,11 @@ def test_a_group_of_failures_is_retried_as_a_whole(shop: sqlq.App) -> None:
     group = shop.jobs.failures()[0][0]
     admin = Visitor(shop)
     form: dict[str, Any] = {"fingerprint": group.fingerprint, "matching": "yes"}
-    assert "<b>4</b> jobs" in admin.send("retry", **form).text
-    assert "Retried 4 jobs of 4." in admin.done("retry", **form, confirmed="yes")
+    page, answer = admin.asked("retry", **form)
+    assert "<b>4</b> jobs" in page
+    enqueue(shop, 1)
+    end(shop, failed("box 7 is gone"), 2)
+    assert "Retried 4 jobs of 4." in admin.done("retry", **answer), "those that were counted"
 
 
 def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None:
@@ -86,7 +87,55 @@ def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None
     (id,) = end(shop, failed())
     first, second = Visitor(shop), Visitor(shop)
     assert "Retried 1 job of 1." in first.done("retry", id=id)
-    assert "somebody has retried or deleted them already" in second.done("retry", id=id)
+    assert "nothing was done" in second.done("retry", id=id)
+
+
+def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> None:
+    enqueue(shop, 4)
+    end(shop, failed(), 1)
+    end(shop, Completed(), 1)
+    shop.jobs.cancel(enqueue(shop, 1))
+    enqueue(shop, 2, delay="1h")
+    enqueue(shop, 2, limit=sqlq.Limit("stripe", running=1))
+    with shop.database.begin() as conn:
+        claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=30_000)
+    admin = Visitor(shop)
+    tried = set()
+    for state in State:
+        chosen = [job.id for job in shop.jobs.list(state=state)]
+        for verb in (verb for verb, action in ACTIONS.items() if state in action.states):
+            page, answer = admin.asked(verb, state=state, matching="yes")
+            assert f"({len(chosen)} {state})" in page
+            assert sorted(map(int, answer["id"])) == sorted(chosen)
+            tried.add(state)
+    assert tried == {*State}, "each state has a job and a verb"
+    assert "nothing was done" in admin.done("cancel", state="failed", matching="yes")
+    _, answer = admin.asked("cancel", state="scheduled", matching="yes")
+    before = shop.jobs.list()
+    assert "Cancel: 2 cancelled." in admin.done("cancel", **answer)
+    changed = [new.id for new, old in zip(shop.jobs.list(), before, strict=True) if new.state != old.state]
+    assert sorted(changed) == sorted(map(int, answer["id"]))
+
+
+def test_a_confirmed_action_leaves_alone_what_has_changed_since(shop: sqlq.App) -> None:
+    ids = enqueue(shop, 3, delay="1h")
+    admin = Visitor(shop)
+    page, answer = admin.asked("cancel", state="scheduled", matching="yes")
+    assert "<b>3</b> jobs would be acted on (3 scheduled)" in page
+    shop.jobs.reschedule(ids[:1])
+    said = admin.done("cancel", **answer)
+    assert "Cancel: 2 cancelled. 1 other job had changed since, and stayed as before." in said
+    assert shop.jobs.get(ids[0]).state == "available"
+    shop.jobs.retry(all=True)
+    assert "nothing was done" in admin.done("cancel", **{**answer, "id": ids[:1]})
+    assert "nothing was done" in admin.done("cancel", state="failed", id=ids[:1], confirmed="yes")
+
+
+def test_a_filter_is_counted_even_in_a_confirmed_form(shop: sqlq.App) -> None:
+    ids = enqueue(shop, 2)
+    answer = Visitor(shop).send("cancel", matching="yes", confirmed="yes")
+    assert "<b>2</b> jobs would be acted on (2 available)" in answer.text
+    assert [shop.jobs.get(id).state for id in ids] == ["available"] * 2
 
 
 def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
@@ -98,20 +147,6 @@ def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
     answer = admin.send("queue-pause", name="default", **{**FOR_TEN_MINUTES, "for": "a while"})
     assert answer.status_code == 400
     assert "lasting" in answer.text
-
-
-def test_a_task_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
-    admin = Visitor(shop)
-    assert 'action="/act/task-pause"' in admin.page("/queues")
-    assert "Paused the task: send." in admin.done("task-pause", name="send", **FOR_TEN_MINUTES)
-    assert shop.queues.pauses().tasks["send"].until is not None
-    (id,) = enqueue(shop)
-    drain(shop)
-    assert shop.jobs.get(id).blocked_by == "pause"
-    assert "The task send is paused" in admin.page("/queues")
-    assert "queues resume --task send" in html.unescape(admin.page(f"/jobs/{id}"))
-    assert "Resumed the task: send." in admin.done("task-resume", name="send")
-    assert shop.jobs.get(id).state == "available"
 
 
 def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
@@ -126,8 +161,8 @@ def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
 def test_an_ended_job_is_replayed(shop: sqlq.App) -> None:
     enqueue(shop)
     (id,) = end(shop, Completed())
-    assert "Enqueued 1 job once more" in Visitor(shop).done("replay", id=id, confirmed="yes")
-    assert shop.jobs.get(id).replayed_as is not None
+    assert "Replayed 1 job of 1 as" in Visitor(shop).done("replay", id=id, confirmed="yes")
+    assert [job.replay_of for job in shop.jobs.list(state="available")] == [id]
 
 
 def test_a_limit_is_set_and_cleared(shop: sqlq.App) -> None:

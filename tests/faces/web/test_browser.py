@@ -67,12 +67,12 @@ class Desk:
 def desk(window: Browser, app: sqlq.App, database_url: str, tmp_path: Path) -> Iterator[Desk]:
     log = tmp_path / "web.log"
     with command("web", "--port", "0", database_url=database_url, log=log):
-        (link, *_) = wait_until(lambda: re.findall(r"http://\S+/login\?token=\S+", log.read_text()))
+        (link, *_) = wait_until(lambda: re.findall(r"http://\S+/\?token=\S+", log.read_text()))
         window.driver.delete_all_cookies()
         window.open(link)
         window.console()
         window.hosts()
-        yield Desk(window, link.partition("login")[0], app)
+        yield Desk(window, link.partition("?")[0], app)
 
 
 def fill(app: sqlq.App) -> None:
@@ -221,6 +221,7 @@ def serving_django(project: Project) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("make", [*HOSTS, "django"], ids=lambda make: getattr(make, "__name__", make))
+@pytest.mark.slow
 def test_the_dashboard_works_under_a_prefix_of_a_host(
     window: Browser, app: sqlq.App, database_url: str, tmp_path: Path, make: Any
 ) -> None:

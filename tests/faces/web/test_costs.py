@@ -15,7 +15,7 @@ import sqlq
 from sqlq.store.health import counts, health
 from sqlq.store.jobs import lookup
 from sqlq.web import pages
-from tests.faces.web.visitor import Visitor, end, failed
+from tests.faces.web.visitor import Completed, Visitor, end, failed
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -159,3 +159,41 @@ def test_a_slow_query_is_cached_longer(app: sqlq.App, monkeypatch: pytest.Monkey
     for waited, found in ((1.5, 0), (1.0, 1), (9.0, 1), (1.5, 2)):
         moment += waited
         assert reading.fresh("slow", look) == found, moment
+
+
+def test_lists_of_jobs_read_no_large_field(app: sqlq.App) -> None:
+    secret = "x" * 10_000
+    task = app.task(name="send", max_attempts=1)(lambda text="": None)
+    for outcome in (Completed(result=f'"{secret}"'), failed("boom", secret)):
+        app.enqueue(task.new(secret))
+        end(app, outcome)
+    app.enqueue(task.new(secret))
+    visitor = Visitor(app)
+    visitor.page("/jobs")
+    ((kept, *_),) = [entry[2:3] for key, entry in visitor.site.reading._kept.items() if "jobs" in str(key)]
+    assert len(kept.jobs) == 3
+    assert secret not in repr(kept)
+    assert secret not in visitor.get("/api/v1/jobs").text
+    assert all(job.payload["args"] == [secret] for job in app.jobs.list())
+    (ended,) = app.jobs.listing(state="finished", whole=False).jobs
+    assert (ended.payload, ended.result, ended.traceback) == (None, None, None)
+
+
+def test_kept_answers_are_bounded_in_characters_and_age(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, moment = Visitor(app).site.reading, 0.0
+    monkeypatch.setattr("sqlq.web.reading.time", SimpleNamespace(monotonic=lambda: moment))
+    monkeypatch.setattr("sqlq.web.reading.MOST_KEPT", 10_000)
+    for i in range(100):
+        reading.fresh(i, lambda app: "x" * 900)
+        assert sum(entry[3] for entry in reading._kept.values()) <= 10_000
+        assert reading._kept.keys() == reading._busy.keys()
+    moment += 59
+    reading.fresh("young", lambda app: 1)
+    assert len(reading._kept) > 1
+    moment += 2
+    reading.fresh("younger", lambda app: 1)
+    assert [*reading._kept] == ["young", "younger"]
+    reading.fresh("large", lambda app: "x" * 20_000)
+    assert [*reading._kept] == ["large"]

@@ -108,7 +108,9 @@ def hostile(app: sqlq.App, engine: Engine) -> sqlq.App:
     return app
 
 
-RULED = {"blocked_by", "errors", "on_outcome", "outcome", "reason", "unique_until"}
+RULED = {"blocked_by", "errors", "on_outcome", "outcome", "reason", "unique_until"} | {
+    *("on_success", "on_failure", "headers", "backoff"),
+}
 """The texts that a table's rule keeps to some values, or to a length."""
 
 
@@ -147,6 +149,8 @@ def plant(engine: Engine, values: list[str]) -> None:
 @given(st.lists(VALUES, min_size=1, max_size=4))
 @example([""])
 @example([CANARY + LONG])
+@example(['{"args": ' + "[" * 520 + "]" * 520 + "}"])
+@example(['{"a":' * 990 + "1" + "}" * 990])
 def test_no_row_injects_markup_into_a_page(hostile: sqlq.App, engine: Engine, values: list[str]) -> None:
     plant(engine, values)
     visitor = Visitor(hostile)
@@ -172,4 +176,4 @@ def test_no_row_injects_markup_into_a_page(hostile: sqlq.App, engine: Engine, va
     for path in (*API, *(path[1:] for path in seen if re.fullmatch(r"/(jobs|flows)/\d+", path))):
         answer = visitor.get(f"/api/v1/{path}")
         assert (answer.status_code, answer.mimetype) == (200, "application/json"), (path, answer.text[:2000])
-        assert answer.text.isascii()
+        assert not re.search(f"[{STEERS}]", answer.text)

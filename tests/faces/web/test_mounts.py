@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urljoin
 
@@ -24,6 +26,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import sqlq
 import sqlq.web
+from sqlq.errors import ConfigurationError
 from sqlq.web import User
 from tests.faces.web.visitor import HOST, end, failed
 
@@ -244,3 +247,46 @@ def test_every_url_stays_under_the_root_path_of_fastapi(
         assert page.status_code == 200, page.text
         assert {link[:11] for link in links("/", page)} == {"/shop/sqlq/"}
         assert "Path=/shop/sqlq/" in page.headers["set-cookie"]
+
+
+class AsyncCallable:
+    async def __call__(self, request: Request) -> User | None:
+        return await of_the_session_awaited(request)
+
+
+async def of_the_session_awaited(request: Request) -> User | None:
+    await asyncio.sleep(0)  # on the loop of the host
+    return of_the_session(request)
+
+
+@pytest.mark.parametrize(
+    "authorize", [of_the_session_awaited, AsyncCallable(), partial(AsyncCallable().__call__)]
+)
+def test_an_async_authorize_is_awaited_when_the_mount_is_asynchronous(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, failed_job: int, authorize: Any
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "of_the_session", authorize)
+    host = on_starlette(app, "/sqlq")
+    monkeypatch.undo()
+    with by_asgi(host) as browser:
+        for path in ("/sqlq/", "/sqlq/jobs", "/sqlq/api/v1/jobs", "/sqlq/api/v1/audit"):
+            assert browser.get(path).status_code == (401 if "/api/" in path else 403)
+        browser.get("/login/ada")
+        assert retry("/sqlq", browser, failed_job).status_code == 303
+    assert app.jobs.get(failed_job).state == "available"
+
+
+def test_an_error_of_an_async_authorize_reaches_the_host(app: sqlq.App) -> None:
+    async def broken(request: Request) -> User:
+        raise RuntimeError("the host's session is away")
+
+    with (
+        by_asgi(sqlq.web.asgi(app, authorize=broken)) as browser,
+        pytest.raises(RuntimeError, match="away"),
+    ):
+        browser.get("/")
+
+
+def test_an_asynchronous_mount_is_refused_when_it_has_no_authorize(app: sqlq.App) -> None:
+    with pytest.raises(ConfigurationError, match="authorize says who may look and act"):
+        sqlq.web.asgi(app, authorize=None)  # type: ignore[arg-type]

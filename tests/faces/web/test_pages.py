@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -14,9 +15,12 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
+from sqlq.admin import jobs
 from sqlq.admin.jobs import Jobs
 from sqlq.admin.queues import Queues
-from sqlq.web import Role
+from sqlq.store.limits import admit
+from sqlq.web import Role, api
+from tests.faces.command import Command
 from tests.faces.web.visitor import Completed, Visitor, end, failed
 
 
@@ -145,17 +149,75 @@ def test_a_flow_is_drawn_with_its_steps(shop: sqlq.App) -> None:
     assert page.count('class="edge"') == 1
 
 
-def test_the_api_returns_the_data_of_the_pages(shop: sqlq.App) -> None:
-    id = shop.enqueue(shop.named("send").new(7)).id
+SAME = {
+    "queues": ["queues"],
+    "jobs": ["jobs"],
+    "jobs/<int:id>": ["show", "1"],
+    "failures": ["failed"],
+    "workers": ["workers", "--all"],
+    "flows": ["flows"],
+    "flows/<int:id>": ["flows", "show", "1"],
+    "schedules": ["schedules"],
+    "limits": ["limits"],
+    "audit": ["audit"],
+    "database": ["doctor", "--sizes"],
+}
+"""Each path of the API, and the command that prints the same objects."""
+
+
+def _still(value: Any) -> Any:
+    """Return an answer without what differs from one look to the next."""
+    if isinstance(value, dict):
+        moving = ("_seconds", "dead_rows", *(("number", "value") if "meaning" in value else ()))
+        return {name: _still(each) for name, each in value.items() if not name.endswith(moving)}
+    return [_still(each) for each in value] if isinstance(value, list) else value
+
+
+def test_the_api_and_the_commands_return_the_same_objects(shop: sqlq.App, sqlq_: Command) -> None:
+    send = shop.named("send")
+    flow = sqlq.Flow("parcel")
+    flow.add(send.new(2), after=[flow.add(send.new(1))])
+    shop.enqueue(flow)
+    shop.enqueue(send.new(3).set(limit=sqlq.Limit("stripe", running=2), label="red", group="g"))
+    admit.look(shop.database)
+    end(shop, Completed('{"token": 1}'))
+    end(shop, failed())
+    shop.schedules.add("nightly", send.new(7), sqlq.Schedule(cron="0 3 * * *"))
+    with shop.acting_as("ada"):
+        shop.queues.pause("packing")
+    sqlq_.shop("enqueue", "wait", "w")
+    assert {f"/api/v1/{path}" for path in SAME} == api.PAGES.keys()
+    with closing(sqlq.App(shop.url)) as without_code, sqlq_.working("-q", "default", "-c", "1"):
+        sqlq_.wait_for("w.started")
+        visitor = Visitor(without_code, redact="nothing")
+        for path, command in SAME.items():
+            told, printed = visitor.read(path.replace("<int:id>", "1")), sqlq_(*command, "--json").json()
+            assert told, path
+            assert _still(told) == _still(printed), path
+
+
+def test_the_api_reports_an_incomplete_search_in_a_header(
+    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id, _ = [job.id for job in shop.enqueue_many([shop.named("send").new(7), shop.named("pack").new(8)])]
     visitor = Visitor(shop)
-    assert visitor.read("queues")["queues"][0]["available"] == 1
     assert visitor.read(f"jobs/{id}")["payload"] == {"args": [7]}
-    assert [job["id"] for job in visitor.read("jobs?task=send&limit=5")["jobs"]] == [id]
+    answer = visitor.get("/api/v1/jobs?task=send&limit=5")
+    (found,) = json.loads(answer.text)
+    assert found["id"] == id
+    assert not found.keys() & {"payload", "result", "traceback"}
+    assert "Sqlq-Complete" not in answer.headers
+    monkeypatch.setattr(jobs, "TEXTS_LOOKED_AT", 1)
+    answer = visitor.get("/api/v1/jobs?text=7")
+    assert (answer.json, answer.headers["Sqlq-Complete"]) == ([], "no")
     assert visitor.get("/api/v1/jobs?limit=5000").status_code == 400
-    shop.schedules.add("nightly", shop.named("send").new(), sqlq.Schedule(cron="0 3 * * *"))
-    assert [each["plan"] for each in visitor.read("schedules")["schedules"]] == ["0 3 * * *"]
-    for name in ("failures", "workers", "flows", "schedules", "limits"):
-        assert visitor.get(f"/api/v1/{name}").status_code == 200
+
+
+def test_the_api_answers_in_json_whatever_sql_has_stored(shop: sqlq.App, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{\"args\": [NaN]}')"))
+    answer = Visitor(shop).get("/api/v1/jobs/1")
+    assert json.loads(answer.text, parse_constant=pytest.fail)["payload"] == {"args": ["nan"]}
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------
@@ -172,6 +234,10 @@ def test_the_api_returns_the_data_of_the_pages(shop: sqlq.App) -> None:
         ("/failures/nope", 404, "no failed job has this error"),
         ("/jobs?before=x", 400, "before is 'x': give a whole number"),
         ("/jobs?since=yesterday", 400, "since"),
+        ("/jobs?since=2026-11-26T12:00:00", 400, "give an age like 2h, or a time with its zone"),
+        ("/jobs?until=9999-01-01T00:00:00Z", 400, "give an age like 2h, or a time with its zone"),
+        ("/api/v1/jobs?since=2026-11-26T12:00:00", 400, "give an age like 2h, or a time with its zone"),
+        ("/api/v1/jobs?limit=0", 400, "limit is 0"),
         ("/jobs?state=lost", 400, "state is 'lost'"),
         ("/api/v1/jobs?state=lost", 400, "state is 'lost'"),
         ("/nowhere", 404, ""),

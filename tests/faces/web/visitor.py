@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
@@ -49,6 +50,14 @@ class Visitor:
         """Send the form of a verb, as a browser does."""
         told = {"Origin": HOST, "Sec-Fetch-Site": "same-origin"} if headers is None else headers
         return self.client.post(f"/act/{verb}", data={"token": self.token(), **form}, headers=told)
+
+    def asked(self, verb: str, **form: Any) -> tuple[str, dict[str, Any]]:
+        """Send a form that is confirmed, and return the question and the form that answers it."""
+        page = html.unescape(self.send(verb, **form).text)
+        answer: dict[str, Any] = {}
+        for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page):
+            answer.setdefault(name, []).append(value)
+        return page, {**answer, "confirmed": "yes"}
 
     def done(self, verb: str, **form: Any) -> str:
         """Send a form, and return the sentence that the next page shows."""

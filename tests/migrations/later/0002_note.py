@@ -11,7 +11,6 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
-views = ("queue_stats",)
 
 
 def upgrade(op: Operations, schema: str | None) -> None:
@@ -26,13 +25,16 @@ def _change(op: Operations, schema: str | None, change: str, column: str) -> Non
     dialect = op.get_context().dialect
     prefix = f"{dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
     first = runpy.run_path(str(Path(__file__).with_name("0001_jobs.py")))
+    statements = first["statements"](dialect.name, prefix)[0]
     if dialect.name == "mariadb":
         again = "IF NOT EXISTS" if change == "ADD COLUMN" else "IF EXISTS"
         op.execute("UNLOCK TABLES")  # by which a downgrade begins, and with which no view can be made
         op.execute(f"ALTER TABLE {prefix}jobs {change} {again} {column}, ALGORITHM = INSTANT, LOCK = NONE")
-        statements = first["_mariadb"](prefix)
     else:
-        op.execute(f"DROP VIEW IF EXISTS {prefix}queue_stats")
+        if dialect.name == "sqlite":
+            op.execute("DROP VIEW queue_stats")
         op.execute(f"ALTER TABLE {prefix}jobs {change} {column}")
-        statements = first["_views"](dialect.name, prefix)
-    op.execute(next(each for each in statements if f"VIEW {prefix}queue_stats AS" in each))
+    view = next(each for each in statements if f"VIEW {prefix}queue_stats AS" in each)
+    if dialect.name == "postgresql":
+        view = view.replace("CREATE VIEW", "CREATE OR REPLACE VIEW")
+    op.execute(view)

@@ -32,7 +32,11 @@ SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
  WHERE blocked_by = 'limit' AND limit_key = %s AND due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL)
  ORDER BY priority DESC, due_at, id LIMIT %s;
 
-UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = %(blocked_by_1)s;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 
 UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET used_at=UTC_TIMESTAMP(6) WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s);
 

@@ -32,7 +32,11 @@ SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
  WHERE blocked_by = 'limit' AND limit_key = %s AND due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL)
  ORDER BY priority DESC, due_at, id LIMIT %s;
 
-SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `start` DATETIME(6) PATH '$[1]')) AS given) AS batch STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY) SET jobs.available_at=batch.start, jobs.blocked_by=NULL WHERE shop.jobs.id = batch.id AND shop.jobs.blocked_by = %(blocked_by_1)s;
+SAVEPOINT sa_savepoint_1;
+
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `start` DATETIME(6) PATH '$[1]')) AS given) AS batch STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY) SET jobs.available_at=batch.start, jobs.blocked_by=NULL WHERE shop.jobs.id = batch.id AND shop.jobs.blocked_by = 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 
 UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET next_free_at=%(at)s WHERE shop.sqlq_limits.limit_key = %(of)s;
 

@@ -29,14 +29,17 @@ SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
                        WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken;
 
 SELECT head.id
-  FROM (SELECT id, limit_key, queue, task, due_at FROM shop.jobs FORCE INDEX (jobs_line_by_id)
+  FROM (SELECT id, limit_key, queue, due_at FROM shop.jobs FORCE INDEX (jobs_line_by_id)
          WHERE blocked_by = 'limit' AND limit_key = %s ORDER BY id LIMIT 1) AS head
  WHERE head.due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL)
-   AND head.task NOT IN (SELECT task FROM shop.sqlq_tasks WHERE paused_at IS NOT NULL)
    AND NOT (%s AND EXISTS (SELECT 1 FROM shop.failed_jobs AS failed
                             WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
 
-UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = %(blocked_by_1)s;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 
 UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET used_at=UTC_TIMESTAMP(6) WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s);
 

@@ -7,5 +7,5 @@ SELECT jobs.id, CASE WHEN lease_token < 4000000000000000000 THEN lease_token + 1
 SET STATEMENT innodb_lock_wait_timeout = 0, check_constraint_checks = 0 FOR UPDATE shop.jobs FORCE INDEX (PRIMARY)
    SET reserved_at = UTC_TIMESTAMP(6), reserved_by = %s, lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL %s * 1000 MICROSECOND,
        lease_token = CASE WHEN lease_token < 4000000000000000000 THEN lease_token + 1 ELSE 1 END, attempts = LEAST(attempts + 1, 1000000000)
- WHERE id IN (30, 31);
+ WHERE id IN (27, 28);
 

@@ -4,12 +4,10 @@ WHERE shop.sqlq_limits.used_at < (UTC_TIMESTAMP(6) + INTERVAL (%(ago_ms)s) * 100
 FROM shop.jobs 
 WHERE shop.jobs.limit_key = shop.sqlq_limits.limit_key AND shop.jobs.blocked_by IS NULL)) AND NOT (EXISTS (SELECT * 
 FROM shop.jobs 
-WHERE shop.jobs.limit_key = shop.sqlq_limits.limit_key AND shop.jobs.blocked_by = %(blocked_by_1)s)) AND NOT (EXISTS (SELECT * 
+WHERE shop.jobs.limit_key = shop.sqlq_limits.limit_key AND shop.jobs.blocked_by = 'limit')) AND NOT (EXISTS (SELECT * 
 FROM shop.failed_jobs 
 WHERE shop.failed_jobs.limit_key = shop.sqlq_limits.limit_key)) AND (shop.sqlq_limits.limit_key NOT IN (SELECT shop.jobs.limit_key 
 FROM shop.jobs 
-WHERE shop.jobs.flow_id IS NOT NULL AND shop.jobs.blocked_by = %(blocked_by_2)s AND shop.jobs.limit_key IS NOT NULL)) AND (shop.sqlq_limits.limit_key NOT IN (SELECT shop.jobs.limit_key 
-FROM shop.jobs 
-WHERE shop.jobs.blocked_by = 'pause' AND shop.jobs.limit_key IS NOT NULL)) ORDER BY shop.sqlq_limits.used_at 
+WHERE shop.jobs.flow_id IS NOT NULL AND shop.jobs.blocked_by = 'flow' AND shop.jobs.limit_key IS NOT NULL)) ORDER BY shop.sqlq_limits.used_at 
  LIMIT %(most)s;
 

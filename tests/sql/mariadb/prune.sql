@@ -8,6 +8,6 @@ WHERE shop.jobs.id = shop.sqlq_edges.job_id)))) OR (EXISTS (SELECT shop.sqlq_edg
 FROM shop.sqlq_edges 
 WHERE shop.sqlq_edges.depends_on = shop.finished_jobs.id AND (EXISTS (SELECT * 
 FROM shop.failed_jobs AS failed_step 
-WHERE failed_step.id = shop.sqlq_edges.job_id)))))) ORDER BY shop.finished_jobs.finished_at 
+WHERE failed_step.id = shop.sqlq_edges.job_id)))))) AND (shop.finished_jobs.id NOT IN (NULL) OR (1 = 1)) ORDER BY shop.finished_jobs.finished_at 
  LIMIT %(most)s;
 

@@ -11,6 +11,6 @@ WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(ago_ms)s) * 1
 
 SELECT shop.jobs.limit_key 
 FROM shop.jobs 
-WHERE shop.jobs.blocked_by >= %(blocked_by_1)s AND shop.jobs.blocked_by <= %(blocked_by_1)s AND shop.jobs.limit_key > %(after_key)s GROUP BY shop.jobs.blocked_by, shop.jobs.limit_key ORDER BY shop.jobs.blocked_by, shop.jobs.limit_key 
+WHERE shop.jobs.blocked_by >= 'limit' AND shop.jobs.blocked_by <= 'limit' AND shop.jobs.limit_key > %(after_key)s GROUP BY shop.jobs.blocked_by, shop.jobs.limit_key ORDER BY shop.jobs.blocked_by, shop.jobs.limit_key 
  LIMIT %(most)s;
 

@@ -39,5 +39,9 @@ SELECT picked.id, free.limit_key
              LIMIT greatest(free.number, 0)
                FOR UPDATE SKIP LOCKED) AS picked;
 
-UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 

@@ -39,7 +39,11 @@ SELECT picked.id, free.limit_key
              LIMIT greatest(free.number, 0)
                FOR UPDATE SKIP LOCKED) AS picked;
 
-UPDATE public.jobs SET available_at=anon_1.start, blocked_by=NULL FROM unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[]), %(batch_start)s::TIMESTAMP WITH TIME ZONE[]) AS anon_1(id, start) WHERE public.jobs.id OPERATOR(pg_catalog.=) anon_1.id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE public.jobs SET available_at=anon_1.start, blocked_by=NULL FROM unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[]), %(batch_start)s::TIMESTAMP WITH TIME ZONE[]) AS anon_1(id, start) WHERE public.jobs.id OPERATOR(pg_catalog.=) anon_1.id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 
 UPDATE public.sqlq_limits SET next_free_at=%(at)s::TIMESTAMP WITH TIME ZONE WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) %(of)s::VARCHAR;
 

@@ -32,15 +32,18 @@ WITH free AS MATERIALIZED (
 SELECT picked.id, free.limit_key
   FROM free CROSS JOIN LATERAL (
             SELECT head.id
-              FROM (SELECT id, queue, task, due_at FROM public.jobs
+              FROM (SELECT id, queue, due_at FROM public.jobs
                      WHERE limit_key OPERATOR(pg_catalog.=) free.limit_key AND blocked_by OPERATOR(pg_catalog.=) 'limit'
                      ORDER BY id LIMIT 1) AS head
              WHERE free.number OPERATOR(pg_catalog.>) 0 AND head.due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
                AND NOT (queue OPERATOR(pg_catalog.=) ANY (SELECT queue FROM public.sqlq_queues WHERE paused_at IS NOT NULL))
                AND (CAST(%(served)s AS varchar[]) IS NULL OR queue OPERATOR(pg_catalog.=) ANY(CAST(%(served)s AS varchar[])))
-               AND NOT (head.task OPERATOR(pg_catalog.=) ANY (SELECT task FROM public.sqlq_tasks WHERE paused_at IS NOT NULL))
                AND NOT (free.holds AND EXISTS (SELECT 1 FROM public.failed_jobs
                                                 WHERE limit_key OPERATOR(pg_catalog.=) free.limit_key AND id OPERATOR(pg_catalog.<) head.id))) AS picked;
 
-UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 

@@ -5,13 +5,11 @@ WHERE public.sqlq_limits.used_at OPERATOR(pg_catalog.<) (pg_catalog.statement_ti
 FROM public.jobs 
 WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key AND public.jobs.blocked_by IS NULL)) AND NOT (EXISTS (SELECT * 
 FROM public.jobs 
-WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR)) AND NOT (EXISTS (SELECT * 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit')) AND NOT (EXISTS (SELECT * 
 FROM public.failed_jobs 
 WHERE public.failed_jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key)) AND ((NOT public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (SELECT public.jobs.limit_key 
 FROM public.jobs 
-WHERE public.jobs.flow_id IS NOT NULL AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_2)s::VARCHAR AND public.jobs.limit_key IS NOT NULL))) AND ((NOT public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (SELECT public.jobs.limit_key 
-FROM public.jobs 
-WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) 'pause' AND public.jobs.limit_key IS NOT NULL))) ORDER BY public.sqlq_limits.used_at 
+WHERE public.jobs.flow_id IS NOT NULL AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow' AND public.jobs.limit_key IS NOT NULL))) ORDER BY public.sqlq_limits.used_at 
  LIMIT %(most)s::INTEGER FOR UPDATE OF sqlq_limits SKIP LOCKED)
  DELETE FROM public.sqlq_limits WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (SELECT held.limit_key 
 FROM held) RETURNING public.sqlq_limits.limit_key;

@@ -14,9 +14,9 @@ WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_
 WITH RECURSIVE each_limit_key(limit_key) AS 
 (SELECT pg_catalog.min(public.jobs.limit_key) AS limit_key 
 FROM public.jobs 
-WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR AND public.jobs.limit_key OPERATOR(pg_catalog.>) %(after_key)s::VARCHAR UNION ALL SELECT (SELECT pg_catalog.min(public.jobs.limit_key) AS min_1 
+WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' AND public.jobs.limit_key OPERATOR(pg_catalog.>) %(after_key)s::VARCHAR UNION ALL SELECT (SELECT pg_catalog.min(public.jobs.limit_key) AS min_1 
 FROM public.jobs 
-WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR AND public.jobs.limit_key OPERATOR(pg_catalog.>) each_limit_key.limit_key) AS anon_1 
+WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' AND public.jobs.limit_key OPERATOR(pg_catalog.>) each_limit_key.limit_key) AS anon_1 
 FROM each_limit_key 
 WHERE each_limit_key.limit_key IS NOT NULL)
  SELECT each_limit_key.limit_key 

@@ -32,5 +32,9 @@ SELECT id FROM main.jobs
  ORDER BY priority DESC, due_at, id
  LIMIT ?;
 
-UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = ?;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 

@@ -32,8 +32,12 @@ SELECT id FROM main.jobs
  ORDER BY priority DESC, due_at, id
  LIMIT ?;
 
+SAVEPOINT sa_savepoint_1;
+
 UPDATE main.jobs SET available_at=batch.start, blocked_by=NULL FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS INTEGER) AS start 
-FROM json_each(?) AS "each") AS batch WHERE main.jobs.id = batch.id AND main.jobs.blocked_by = ?;
+FROM json_each(?) AS "each") AS batch WHERE main.jobs.id = batch.id AND main.jobs.blocked_by = 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 
 UPDATE main.sqlq_limits SET next_free_at=? WHERE main.sqlq_limits.limit_key = ?;
 

@@ -27,12 +27,15 @@ WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 
 SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE limit_key = ? AND blocked_by IS NULL LIMIT ?);
 
 SELECT head.id
-  FROM (SELECT id, limit_key, queue, task, due_at FROM main.jobs
+  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
          WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
  WHERE head.due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND head.queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL) AND (? IS NULL OR queue IN (SELECT value FROM json_each(?)))
-   AND head.task NOT IN (SELECT task FROM main.sqlq_tasks WHERE paused_at IS NOT NULL)
    AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
                            WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
 
-UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = ?;
+SAVEPOINT sa_savepoint_1;
+
+UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = 'limit';
+
+RELEASE SAVEPOINT sa_savepoint_1;
 

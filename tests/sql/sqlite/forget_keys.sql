@@ -5,13 +5,11 @@ WHERE main.sqlq_limits.used_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86
 FROM main.jobs 
 WHERE main.jobs.limit_key = main.sqlq_limits.limit_key AND main.jobs.blocked_by IS NULL)) AND NOT (EXISTS (SELECT * 
 FROM main.jobs 
-WHERE main.jobs.limit_key = main.sqlq_limits.limit_key AND main.jobs.blocked_by = ?)) AND NOT (EXISTS (SELECT * 
+WHERE main.jobs.limit_key = main.sqlq_limits.limit_key AND main.jobs.blocked_by = 'limit')) AND NOT (EXISTS (SELECT * 
 FROM main.failed_jobs 
 WHERE main.failed_jobs.limit_key = main.sqlq_limits.limit_key)) AND (main.sqlq_limits.limit_key NOT IN (SELECT main.jobs.limit_key 
 FROM main.jobs 
-WHERE main.jobs.flow_id IS NOT NULL AND main.jobs.blocked_by = ? AND main.jobs.limit_key IS NOT NULL)) AND (main.sqlq_limits.limit_key NOT IN (SELECT main.jobs.limit_key 
-FROM main.jobs 
-WHERE main.jobs.blocked_by = 'pause' AND main.jobs.limit_key IS NOT NULL)) ORDER BY main.sqlq_limits.used_at
+WHERE main.jobs.flow_id IS NOT NULL AND main.jobs.blocked_by = 'flow' AND main.jobs.limit_key IS NOT NULL)) ORDER BY main.sqlq_limits.used_at
  LIMIT ? OFFSET ?)
  DELETE FROM main.sqlq_limits WHERE main.sqlq_limits.limit_key IN (SELECT held.limit_key 
 FROM held) RETURNING limit_key;

@@ -1,7 +1,6 @@
-WITH held AS MATERIALIZED 
-(SELECT main.finished_jobs.id AS id 
+SELECT main.finished_jobs.id, main.finished_jobs.flow_id 
 FROM main.finished_jobs 
-WHERE main.finished_jobs.expires_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.finished_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT main.sqlq_edges.job_id 
+WHERE main.finished_jobs.expires_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?) AND (main.finished_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT main.sqlq_edges.job_id 
 FROM main.sqlq_edges 
 WHERE main.sqlq_edges.depends_on = main.finished_jobs.id AND (EXISTS (SELECT * 
 FROM main.jobs 
@@ -9,15 +8,12 @@ WHERE main.jobs.id = main.sqlq_edges.job_id)))) OR (EXISTS (SELECT main.sqlq_edg
 FROM main.sqlq_edges 
 WHERE main.sqlq_edges.depends_on = main.finished_jobs.id AND (EXISTS (SELECT * 
 FROM main.failed_jobs AS failed_step 
-WHERE failed_step.id = main.sqlq_edges.job_id)))))) ORDER BY main.finished_jobs.expires_at
- LIMIT ? OFFSET ?)
- DELETE FROM main.finished_jobs WHERE main.finished_jobs.id IN (SELECT held.id 
-FROM held) RETURNING id, flow_id;
+WHERE failed_step.id = main.sqlq_edges.job_id)))))) AND (main.finished_jobs.id NOT IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) ORDER BY main.finished_jobs.expires_at
+ LIMIT ? OFFSET ?;
 
-WITH held AS MATERIALIZED 
-(SELECT main.failed_jobs.id AS id 
+SELECT main.failed_jobs.id, main.failed_jobs.flow_id 
 FROM main.failed_jobs 
-WHERE main.failed_jobs.expires_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.failed_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT main.sqlq_edges.job_id 
+WHERE main.failed_jobs.expires_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?) AND (main.failed_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT main.sqlq_edges.job_id 
 FROM main.sqlq_edges 
 WHERE main.sqlq_edges.depends_on = main.failed_jobs.id AND (EXISTS (SELECT * 
 FROM main.jobs 
@@ -25,8 +21,6 @@ WHERE main.jobs.id = main.sqlq_edges.job_id)))) OR (EXISTS (SELECT main.sqlq_edg
 FROM main.sqlq_edges 
 WHERE main.sqlq_edges.depends_on = main.failed_jobs.id AND (EXISTS (SELECT * 
 FROM main.failed_jobs AS failed_step 
-WHERE failed_step.id = main.sqlq_edges.job_id)))))) ORDER BY main.failed_jobs.expires_at
- LIMIT ? OFFSET ?)
- DELETE FROM main.failed_jobs WHERE main.failed_jobs.id IN (SELECT held.id 
-FROM held) RETURNING id, flow_id;
+WHERE failed_step.id = main.sqlq_edges.job_id)))))) AND (main.failed_jobs.id NOT IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) ORDER BY main.failed_jobs.expires_at
+ LIMIT ? OFFSET ?;
 

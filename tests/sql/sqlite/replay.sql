@@ -14,37 +14,20 @@ WHERE main.jobs.lease_token = batch.token AND main.jobs.reserved_at IS NOT NULL 
  DELETE FROM main.jobs WHERE main.jobs.id IN (SELECT held.id 
 FROM held);
 
-SELECT max(main.jobs.id) AS max_1 
-FROM main.jobs;
-
-SELECT max(main.finished_jobs.id) AS max_1 
-FROM main.finished_jobs;
-
-SELECT max(main.failed_jobs.id) AS max_1 
-FROM main.failed_jobs;
-
-SELECT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AS anon_1;
-
-SELECT main.finished_jobs.id, main.finished_jobs.limit_key 
+SELECT main.finished_jobs.id 
 FROM main.finished_jobs 
-WHERE main.finished_jobs.id <= ? AND CASE WHEN (main.finished_jobs.outcome = ?) THEN ? ELSE ? END IN (?, ?) AND main.finished_jobs.task = ? AND main.finished_jobs.flow_id IS NULL AND main.finished_jobs.replayed_as IS NULL AND main.finished_jobs.replay_of IS NULL AND main.finished_jobs.id > ? ORDER BY main.finished_jobs.id
+WHERE main.finished_jobs.task = ? AND main.finished_jobs.flow_id IS NULL AND main.finished_jobs.outcome = ? AND main.finished_jobs.id > ? ORDER BY main.finished_jobs.id
  LIMIT ? OFFSET ?;
 
-SELECT main.failed_jobs.id, main.failed_jobs.limit_key 
+SELECT main.failed_jobs.id 
 FROM main.failed_jobs 
-WHERE main.failed_jobs.id <= ? AND main.failed_jobs.task = ? AND main.failed_jobs.flow_id IS NULL AND main.failed_jobs.replayed_as IS NULL AND main.failed_jobs.replay_of IS NULL AND main.failed_jobs.id > ? ORDER BY main.failed_jobs.id
+WHERE main.failed_jobs.task = ? AND main.failed_jobs.flow_id IS NULL AND main.failed_jobs.id > ? ORDER BY main.failed_jobs.id
  LIMIT ? OFFSET ?;
 
-INSERT INTO main.jobs (queue, task, payload, priority, max_attempts, timeout_ms, on_success, on_failure, headers, label, backoff, retention_ms, schedule, scheduled_for, limit_key, group_key, replay_of, available_at, blocked_by, due_at) SELECT ended.queue, ended.task, ended.payload, ended.priority, ended.max_attempts, ended.timeout_ms, ended.on_success, ended.on_failure, CASE WHEN (ended.headers LIKE ? AND length(ended.headers) <= ?) THEN substr(ended.headers, ?, length(ended.headers) - ?) || ? || CAST(ended.id AS TEXT) || ? || ? ELSE ended.headers END AS anon_1, ended.label, ended.backoff, ended.retention_ms, ended.schedule, ended.scheduled_for, ended.limit_key, ended.group_key, ended.id, CASE WHEN (ended.limit_key IS NOT NULL) THEN 253339228800000 ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + CAST((((row_number() OVER (ORDER BY ended.id) - ?) + ?) * ?) / ? - ? AS BIGINT)) END AS anon_2, CASE WHEN (ended.limit_key IS NOT NULL) THEN ? ELSE NULL END AS anon_3, CASE WHEN (ended.limit_key IS NOT NULL) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + CAST((((row_number() OVER (ORDER BY ended.id) - ?) + ?) * ?) / ? - ? AS BIGINT)) ELSE NULL END AS anon_4 
+INSERT INTO main.jobs (queue, task, payload, priority, max_attempts, timeout_ms, on_success, on_failure, headers, label, backoff, retention_ms, schedule, scheduled_for, limit_key, group_key, replay_of, available_at, blocked_by, due_at) SELECT ended.queue, ended.task, ended.payload, ended.priority, ended.max_attempts, ended.timeout_ms, ended.on_success, ended.on_failure, ended.headers, ended.label, ended.backoff, ended.retention_ms, ended.schedule, ended.scheduled_for, ended.limit_key, ended.group_key, ended.id, CASE WHEN (ended.limit_key IS NOT NULL) THEN 253339228800000 ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) END AS anon_1, CASE WHEN (ended.limit_key IS NOT NULL) THEN ? ELSE NULL END AS anon_2, CASE WHEN (ended.limit_key IS NOT NULL) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ELSE NULL END AS anon_3 
 FROM (SELECT main.finished_jobs.id AS id, main.finished_jobs.queue AS queue, main.finished_jobs.task AS task, main.finished_jobs.payload AS payload, main.finished_jobs.priority AS priority, main.finished_jobs.max_attempts AS max_attempts, main.finished_jobs.timeout_ms AS timeout_ms, main.finished_jobs.on_success AS on_success, main.finished_jobs.on_failure AS on_failure, main.finished_jobs.headers AS headers, main.finished_jobs.label AS label, main.finished_jobs.backoff AS backoff, main.finished_jobs.retention_ms AS retention_ms, main.finished_jobs.schedule AS schedule, main.finished_jobs.scheduled_for AS scheduled_for, main.finished_jobs.limit_key AS limit_key, main.finished_jobs.group_key AS group_key 
 FROM main.finished_jobs 
 WHERE main.finished_jobs.id IN (?, ?) UNION ALL SELECT main.failed_jobs.id AS id, main.failed_jobs.queue AS queue, main.failed_jobs.task AS task, main.failed_jobs.payload AS payload, main.failed_jobs.priority AS priority, main.failed_jobs.max_attempts AS max_attempts, main.failed_jobs.timeout_ms AS timeout_ms, main.failed_jobs.on_success AS on_success, main.failed_jobs.on_failure AS on_failure, main.failed_jobs.headers AS headers, main.failed_jobs.label AS label, main.failed_jobs.backoff AS backoff, main.failed_jobs.retention_ms AS retention_ms, main.failed_jobs.schedule AS schedule, main.failed_jobs.scheduled_for AS scheduled_for, main.failed_jobs.limit_key AS limit_key, main.failed_jobs.group_key AS group_key 
 FROM main.failed_jobs 
-WHERE main.failed_jobs.id IN (?, ?)) AS ended ORDER BY ended.id RETURNING id, replay_of, task, queue, label, max_attempts;
-
-UPDATE main.finished_jobs SET replayed_as=batch.replay FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS BIGINT) AS replay 
-FROM json_each(?) AS "each") AS batch WHERE main.finished_jobs.id = batch.id;
-
-UPDATE main.failed_jobs SET replayed_as=batch.replay FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS BIGINT) AS replay 
-FROM json_each(?) AS "each") AS batch WHERE main.failed_jobs.id = batch.id;
+WHERE main.failed_jobs.id IN (?, ?)) AS ended ORDER BY ended.id RETURNING id, replay_of, task, queue, label, max_attempts, limit_key;
 

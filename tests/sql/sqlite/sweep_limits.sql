@@ -14,9 +14,9 @@ WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 
 WITH RECURSIVE each_limit_key(limit_key) AS 
 (SELECT min(main.jobs.limit_key) AS limit_key 
 FROM main.jobs 
-WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > ? UNION ALL SELECT (SELECT min(main.jobs.limit_key) AS min_1 
+WHERE main.jobs.blocked_by = 'limit' AND main.jobs.limit_key > ? UNION ALL SELECT (SELECT min(main.jobs.limit_key) AS min_1 
 FROM main.jobs 
-WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > each_limit_key.limit_key) AS anon_1 
+WHERE main.jobs.blocked_by = 'limit' AND main.jobs.limit_key > each_limit_key.limit_key) AS anon_1 
 FROM each_limit_key 
 WHERE each_limit_key.limit_key IS NOT NULL)
  SELECT each_limit_key.limit_key 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from django.core.management.base import BaseCommand, CommandError
 
 from sqlq.cli.context import Context
+from sqlq.django.configuration import Configuration
 
 APP = "sqlq.django:app"
 
@@ -46,6 +47,8 @@ class Command(BaseCommand):
         called = os.path.basename(argv[0])  # noqa: PTH119 - a name, not a place
         name = "python -m django sqlq" if called == "__main__.py" else f"{_spoken(called)} sqlq"
         program = [*_program(argv), *(f"--{key}={value}" for key, value in vars(options).items() if value)]
+        for variable, value in Configuration.read().variables().items():
+            os.environ.setdefault(variable, value)  # which the processes of a worker inherit
         sys.argv = [name, *arguments]
         run(InManage(name=name, program=program))
 

@@ -9,7 +9,9 @@ from django.urls import reverse
 
 from shop.tasks import fail
 from sqlq.django import app
+from sqlq.django.web import _site
 from sqlq.testing import drain
+from sqlq.web.actions import ACTIONS
 
 ROOT = "/ops/sqlq/"
 FROM_HERE = {"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
@@ -51,6 +53,7 @@ class OfStaff(TransactionTestCase):
         answer = self.client.post(f"{ROOT}act/retry", {"id": self.job.id}, headers=FROM_HERE)
         self.assertRedirects(answer, f"/admin/login/?next={ROOT}")
         self.assertEqual(self.client.get(f"{ROOT}static/style.css").status_code, 302)
+        self.check_that_all_is_refused()
 
     def test_users_without_permissions_are_refused(self):
         for permissions, more in (
@@ -62,7 +65,25 @@ class OfStaff(TransactionTestCase):
             with self.subTest(permissions=permissions, **more):
                 User.objects.all().delete()
                 self.log_in(*permissions, **more)
-                self.assertIn(self.client.get(ROOT).status_code, (302, 403))
+                self.check_that_all_is_refused(seen="schedule" if "view_schedule" in permissions else None)
+
+    def check_that_all_is_refused(self, seen=None):
+        """Send each request that the dashboard, and the admin's pages of jobs, know."""
+        urls = _site()._map.bind("localhost", script_name=ROOT)
+        paths = [
+            urls.build(rule.endpoint, {name: verb if name == "verb" else 1 for name in rule.arguments})
+            for rule in _site()._map.iter_rules()
+            for verb in (ACTIONS if "verb" in rule.arguments else [""])
+        ]
+        for model in {"job", "failedjob", "schedule", "queue", "worker"} - {seen}:
+            paths += [f"/admin/sqlq/{model}/{page}" for page in ("", f"{self.job.id}/change/", "add/")]
+        self.assertGreater(len(paths), 50)
+        form = {"id": self.job.id, "action": "retry", "_selected_action": self.job.id, "index": 0}
+        for path in paths:
+            for answer in (self.client.get(path), self.client.post(path, form, headers=FROM_HERE)):
+                self.assertIn(answer.status_code, (302, 403), path)
+                self.assertNotIn("shop.tasks", answer.content.decode(), path)
+        self.assertEqual(app.jobs.get(self.job.id).state, "failed")
 
     def test_permissions_are_roles(self):
         for permissions, superuser, role in (
@@ -89,7 +110,7 @@ class OfStaff(TransactionTestCase):
         )
         self.assertIn("Retried 1 job of 1.", self.page(answer["Location"].removeprefix(ROOT)))
         self.assertNotIn("Retried", self.page(), "which is said once")
-        self.assertEqual(app.jobs.get_committed(self.job.id).state, "available")
+        self.assertEqual(app.jobs.get(self.job.id).state, "available")
 
     def test_a_form_of_another_site_or_without_its_token_is_refused(self):
         self.log_in("delete_job")
@@ -103,7 +124,7 @@ class OfStaff(TransactionTestCase):
             with self.subTest(headers=headers, **more):
                 answer = self.client.post(action, {**fields, **more}, headers=headers)
                 self.assertEqual(answer.status_code, 403)
-        self.assertEqual(app.jobs.get_committed(self.job.id).state, "failed")
+        self.assertEqual(app.jobs.get(self.job.id).state, "failed")
 
     def test_urls_and_cookies_stay_under_the_prefix(self):
         self.log_in("delete_job")

@@ -17,8 +17,8 @@ from django.utils import timezone
 from shop import django_tasks, tasks
 from shop.models import Order
 from shop.test_enqueue import count, needs_a_file
+from sqlq.admin.jobs import Jobs
 from sqlq.django import SqlqBackend, app
-from sqlq.django.application import DjangoJobs
 from sqlq.django.backend import _STATUS
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.job import State
@@ -225,11 +225,11 @@ class WithoutARow(TransactionTestCase):
         self.assertLessEqual(result.started_at, result.finished_at)
         self.assertLess(abs(result.enqueued_at - timezone.now()), dt.timedelta(minutes=1))
 
-    def eagerly(self, how):
-        return mock.patch.object(app, "_eager", how)
+    def eagerly(self):
+        return mock.patch.object(app, "_eager", True)
 
     def test_inline_and_eagerly(self):
-        for block in (inline(app), inline(app, at="commit"), self.eagerly(True), self.eagerly("commit")):
+        for block in (inline(app), inline(app, at="commit"), self.eagerly()):
             with self.subTest(block), block:
                 result = django_tasks.echo.enqueue(3, b=4)
                 self.look_at(result)
@@ -243,7 +243,7 @@ class WithoutARow(TransactionTestCase):
         self.assertEqual(count(), 0)
 
     def test_at_the_commit(self):
-        for block in (inline(app, at="commit"), self.eagerly("commit")):
+        for block in (inline(app, at="commit"), self.eagerly()):
             with self.subTest(block), block:
                 with transaction.atomic():
                     result = django_tasks.echo.enqueue(3, b=4)
@@ -256,7 +256,7 @@ class WithoutARow(TransactionTestCase):
                 self.look_at(result)
 
     def test_a_failure_after_the_commit(self):
-        with self.assertLogs("sqlq", "ERROR"), self.eagerly("commit"):
+        with self.assertLogs("sqlq", "ERROR"), self.eagerly():
             result = django_tasks.fail.enqueue("no such order")
             self.assertEqual(result.status, TaskResultStatus.FAILED)
             (error,) = result.errors
@@ -269,15 +269,15 @@ class WithoutARow(TransactionTestCase):
         receiver = lambda sender, task_result, **kwargs: heard.append(task_result)  # noqa: E731
         task_finished.connect(receiver)
         self.addCleanup(task_finished.disconnect, receiver)
-        real, looks = DjangoJobs.get_committed, []
+        real, looks = Jobs.get, []
 
         def get(jobs, id):
             looks.append(id)
-            if len(looks) > 1:  # after the one at the start
+            if len(looks) > 2:  # after those at the enqueue and at the start
                 raise JobNotFoundError("the row is gone")
             return real(jobs, id)
 
-        with mock.patch.object(DjangoJobs, "get_committed", get):
+        with mock.patch.object(Jobs, "get", get):
             result = django_tasks.echo.enqueue(3, b=4)
             self.assertEqual(drain(app).completed, 1)
         (found,) = heard

@@ -66,6 +66,47 @@ class InATestsTransaction(TestCase):
         self.assertEqual((found.task, found.state, found.priority), ("shop.tasks.pay", "available", 3))
         self.assertEqual(found.created_at.tzinfo is not None, True)
 
+    def test_the_parts_of_the_app_see_and_change_what_its_transaction_does(self):
+        new = pay.new(7).set(group="g", unique_key="k", delay="1h")
+        job, other = app.enqueue(new), app.enqueue(fail.new().set(delay="1h"))
+        self.assertEqual([each.id for each in app.jobs.list(group="g")], [job.id])
+        self.assertEqual(app.jobs.get_by_key("mail", "k").state, "scheduled")
+        self.assertEqual([each.id for each in app.jobs.of_group("g")], [job.id])
+        self.assertEqual(app.jobs.counts(group="g"), {"scheduled": 1})
+        self.assertEqual(app.jobs.change([job], queue="bulk"), {job.id: "changed"})
+        self.assertEqual(app.jobs.get(job.id).queue, "bulk")
+        self.assertEqual(app.jobs.reschedule([job]), [job.id])
+        self.assertEqual(app.jobs.cancel([job, 4711]), {job.id: "cancelled", 4711: "unknown"})
+        self.assertEqual(app.jobs.get(job.id).reason, "cancelled on request")
+        self.assertTrue(app.jobs.replay(job))
+        self.assertEqual(app.jobs.delete([job]), [job.id])
+        self.assertIn("it is due", " ".join(app.jobs.why(other)))
+        self.assertEqual(app.queues.pause("mail"), ["mail"])
+        self.assertTrue(next(each for each in app.queues.status() if each.queue == "mail").paused)
+        self.assertEqual(app.queues.resume("mail"), ["mail"])
+        app.schedules.add("hourly", pay.new(1), every="1h")
+        self.assertEqual(app.schedules.get("hourly").state, "active")
+        self.assertEqual(app.limits.set("stripe", running=2).running, 0)
+        flow = app.enqueue(sqlq.chain(pay.new(1), fail.new()))
+        self.assertEqual(set(app.flows.cancel(flow).values()), {"cancelled"})
+        self.assertEqual(app.flows.get(flow).counts["cancelled"], 2)
+        self.assertEqual((app.workers.list(), app.audit.list()), ([], []))
+
+    def test_a_rollback_undoes_what_the_parts_of_the_app_do(self):
+        job = app.enqueue(pay.new(1))
+        with self.assertRaises(ZeroDivisionError), transaction.atomic():
+            app.jobs.change([job], priority=7)
+            app.jobs.cancel([job])
+            app.queues.pause("mail")
+            1 / 0
+        self.assertEqual((app.jobs.get(job.id).state, app.jobs.get(job.id).priority), ("available", 0))
+        self.assertNotIn("mail", app.queues.pauses())
+
+    async def test_the_parts_of_the_app_join_in_asynchronous_code(self):
+        job = await app.aenqueue(pay.new(1))
+        self.assertEqual((await app.jobs.acancel([job.id])), {job.id: "cancelled"})
+        self.assertEqual((await app.jobs.aget(job.id)).state, "cancelled")
+
     def test_unique_keys(self):
         first = app.enqueue(pay.new(7).set(unique_key="7"))
         second = app.enqueue(pay.new(7).set(unique_key="7"))
@@ -100,13 +141,6 @@ class InATestsTransaction(TestCase):
             self.client.get("/order?fail")
         self.assertEqual((count(), Order.objects.count()), (2, 1))
 
-    async def test_a_synchronous_view_on_an_event_loop_runs_an_asynchronous_task_eagerly(self):
-        order = await Order.objects.acreate()
-        done = await sync_to_async(lambda: app.enqueue(apay.new(order.id), eager=True))()
-        self.assertEqual(done.state, "finished")
-        await order.arefresh_from_db()
-        self.assertTrue(order.paid)
-
     async def test_asynchronous_views(self):
         answer = await self.async_client.get("/aorder")
         self.assertEqual(Order.objects.filter(id=answer.json()["order"]).query is not None, True)
@@ -126,7 +160,7 @@ class EagerlyAtTheCommit(TransactionTestCase):
     databases = "__all__"
 
     def enqueue(self):
-        return app.enqueue(pay.new(Order.objects.create().id), eager="commit")
+        return app.enqueue(pay.new(Order.objects.create().id), eager=True)
 
     def paid(self):
         return Order.objects.filter(paid=True).count()
@@ -153,12 +187,19 @@ class EagerlyAtTheCommit(TransactionTestCase):
     def test_an_eager_job_never_runs_after_a_rollback(self):
         ran = []
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            app.enqueue(remind.new("x").set(on_success=None), eager="commit")
+            app.enqueue(remind.new("x").set(on_success=None), eager=True)
             transaction.on_commit(lambda: ran.append(1))
             1 / 0
         with self.assertLogs("django.shop") as logs, transaction.atomic():
-            app.enqueue(remind.new("y"), eager="commit")
+            app.enqueue(remind.new("y"), eager=True)
         self.assertEqual(([line.getMessage() for line in logs.records], ran), (["a reminder of y"], []))
+
+    async def test_a_synchronous_view_on_an_event_loop_runs_an_asynchronous_task_eagerly(self):
+        order = await Order.objects.acreate()
+        done = await sync_to_async(lambda: app.enqueue(apay.new(order.id), eager=True))()
+        self.assertEqual(done.state, "finished")
+        await order.arefresh_from_db()
+        self.assertTrue(order.paid)
 
     def test_an_eager_job_without_a_transaction_runs_at_once(self):
         self.assertEqual((self.enqueue().state, self.paid()), ("finished", 1))
@@ -166,23 +207,23 @@ class EagerlyAtTheCommit(TransactionTestCase):
     def test_an_error_leaves_the_commit_and_other_hooks_alone(self):
         ran = []
         with self.assertLogs("sqlq", "ERROR") as logs, transaction.atomic():
-            app.enqueue(fail.new(), eager="commit")
+            app.enqueue(fail.new(), eager=True)
             transaction.on_commit(lambda: ran.append(1))
         self.assertEqual((ran, len(logs.records)), ([1], 1))
 
     def test_a_job_enqueues_when_its_own_transaction_commits(self):
         with transaction.atomic():
-            app.enqueue(pay_in_turn.new(Order.objects.create().id), eager="commit")
+            app.enqueue(pay_in_turn.new(Order.objects.create().id), eager=True)
         self.assertEqual(count(), 1, "by its own call it is not eager")
 
     async def test_asynchronous_callers(self):
         order = await Order.objects.acreate()
-        job = await app.aenqueue(apay.new(order.id), eager="commit")
+        job = await app.aenqueue(apay.new(order.id), eager=True)
         self.assertEqual(job.state, "finished")
 
         @transaction.atomic
         def place():
-            app.enqueue(apay.new(Order.objects.create().id), eager="commit")
+            app.enqueue(apay.new(Order.objects.create().id), eager=True)
             self.assertEqual(self.paid(), 1)
 
         await sync_to_async(place)()
@@ -192,10 +233,10 @@ class EagerlyAtTheCommit(TransactionTestCase):
 class EagerlyInATestsTransaction(TestCase):
     def test_the_hooks_of_the_commit_are_captured(self):
         with self.captureOnCommitCallbacks() as callbacks:
-            app.enqueue(pay.new(Order.objects.create().id), eager="commit")
+            app.enqueue(pay.new(Order.objects.create().id), eager=True)
         self.assertEqual(len(callbacks), 1)
         with self.captureOnCommitCallbacks(execute=True):
-            app.enqueue(pay.new(Order.objects.create().id), eager="commit")
+            app.enqueue(pay.new(Order.objects.create().id), eager=True)
         self.assertEqual(Order.objects.filter(paid=True).count(), 1)
 
 
@@ -246,6 +287,14 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
 
     def test_nothing_is_left_of_other_tests(self):
         self.assertEqual((count(), count("finished_jobs"), count("failed_jobs")), (0, 0, 0))
+
+    @needs_a_file
+    def test_a_step_behind_a_cancelled_one_is_unblocked_after_the_commit(self):
+        flow = app.enqueue(sqlq.chain(pay.new(1), pay.new(2)))
+        with transaction.atomic():
+            self.assertEqual(app.jobs.cancel([flow.jobs[0]]), {flow.jobs[0].id: "cancelled"})
+            self.assertEqual(app.jobs.get(flow.jobs[1].id).state, "blocked")
+        self.assertEqual(app.jobs.get(flow.jobs[1].id).state, "cancelled")
 
     @needs_a_file
     def test_another_connection_sees_a_job_after_the_commit(self):

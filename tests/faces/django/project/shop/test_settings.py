@@ -114,11 +114,14 @@ class Checks(SimpleTestCase):
             ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
             ({"service": " "}, 'SQLQ["service"] is'),
+            ({"concurrency": 0}, 'SQLQ["concurrency"] is 0: it must be a whole number from 1 to 1,000'),
+            ({"max_rss": "much"}, "SQLQ[\"max_rss\"] is 'much': give a size"),
+            ({"wait": "soon"}, "SQLQ[\"wait\"] is 'soon': give a timedelta or text"),
             ({"defaults": {"timeuot": "5m"}}, "SQLQ[\"defaults\"] has no option 'timeuot'; it has queue"),
             ({"defaults": "5m"}, "SQLQ[\"defaults\"] is '5m': it maps options to values"),
             ({"queues": {"mail": {"timeout": "soon"}}}, "SQLQ[\"queues\"]['mail']: timeout is 'soon'"),
             ({"queues": ["mail"]}, "SQLQ[\"queues\"] is ['mail']: it maps names of queues"),
-            ({"eager": "yes"}, 'SQLQ["eager"] is \'yes\': it is True, False, or "commit"'),
+            ({"eager": "yes"}, "SQLQ[\"eager\"] is 'yes': it is True or False"),
             ({"direct_calls": "never"}, 'SQLQ["direct_calls"] is \'never\': it is "allow"'),
             ({"keys": KEY}, 'SQLQ["keys"] is no list: give the keys in one, the one that seals first'),
             ({"keys": [KEY, "c2hvcnQ"]}, 'SQLQ["keys"][1] has 5 bytes: a key is 32 random bytes'),
@@ -162,12 +165,12 @@ class Checks(SimpleTestCase):
 
     def test_options_are_those_of_the_app(self):
         given = {"defaults": {"max_attempts": 1, "timeout": "5m"}, "queues": {"mail": {"timeout": "30s"}}}
-        with override_settings(SQLQ={**given, "eager": "commit", "direct_calls": "refuse"}):
+        with override_settings(SQLQ={**given, "eager": True, "direct_calls": "refuse"}):
             app = DjangoApp()
         self.addCleanup(app.close)
         mail, other = (app.task(name=queue, queue=queue)(lambda: 7) for queue in ("mail", "other"))
         self.assertEqual((mail.timeout_ms, other.timeout_ms, other.max_attempts), (30_000, 300_000, 1))
-        self.assertEqual((app._runs_eagerly(None), app._code.direct_calls), ("commit", "refuse"))
+        self.assertEqual((app._eager, app._code.direct_calls), (True, "refuse"))
         self.assertEqual(other(), 7, "which tests may call")
 
     def test_keys_of_the_settings_encrypt_and_are_not_shown(self):

@@ -1,0 +1,146 @@
+"""Which jobs an operation means, and the errors where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, TypedDict
+
+from sqlalchemy import BigInteger, ColumnElement, Connection, literal
+
+from sqlq.config.constants import LAST_ID
+from sqlq.config.durations import Duration, aware, milliseconds
+from sqlq.database.dialects import dialect_of
+from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.model.checks import checks_arguments
+from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
+from sqlq.model.job import JobDetails, State
+from sqlq.schema import version
+from sqlq.schema.types import Moment, after
+from sqlq.store.jobs import lookup
+from sqlq.store.jobs.lookup import Selection
+from sqlq.store.jobs.results import look
+
+
+class Search(TypedDict, total=False):
+    """Which jobs to look for; all that is given must fit. `header` is a name, or "name=value"; `text` stands
+    in the arguments or the error; `since` and `until` are times of creation. `visible` is called with each
+    job, and leaves it out by False. Without `ids` all are meant."""
+
+    ids: tuple[int, ...]
+    task: str | None
+    queue: str | None
+    label: str | None
+    group: str | None
+    key: str | None
+    limit_key: str | None
+    header: str | None
+    text: str | None
+    since: datetime | None
+    until: datetime | None
+    before: int | None
+    newest: int | None
+    visible: Callable[[JobDetails], bool] | None
+
+
+class Chosen(TypedDict, total=False):
+    """Which jobs are meant, beside ids: those of a task, queue or group, which must all fit, or `all`."""
+
+    task: str | None
+    queue: str | None
+    group: str | None
+    all: bool
+
+
+selection = checks_arguments(Selection)
+
+
+@checks_arguments
+def selections(
+    ids: Sequence[int],
+    what: str,
+    *,
+    task: str | None = None,
+    queue: str | None = None,
+    group: str | None = None,
+    all: bool = False,
+) -> Sequence[Selection]:
+    is_named = bool(ids) or any(value is not None for value in (task, queue, group))
+    if is_named == all:
+        raise ConfigurationError(
+            f"all {what} are meant, but ids, a task, a queue or a group are named too: give one of the two"
+            if all
+            else f"name the {what} that are meant: by id, task, queue or group, or all of them"
+        )
+    return portions(sorted(set(ids)), task, queue, group)
+
+
+def portions(
+    ids: Sequence[int], task: str | None, queue: str | None, group: str | None
+) -> Sequence[Selection]:
+    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
+    starts = range(0, max(len(ids), 1), lookup.BATCH)
+    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue, group=group) for i in starts]
+
+
+def checked_state(state: str) -> State:
+    if state not in list(State):
+        raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
+    return State(state)
+
+
+def no_job(id: int) -> JobNotFoundError:
+    return JobNotFoundError(
+        f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+    )
+
+
+def no_job_here(conn: Connection, id: int, schema: str | None) -> JobNotFoundError:
+    """Return the error of an id that no table has, with the reason as far as the newest id shows it."""
+    if not 0 < id <= LAST_ID:
+        return JobNotFoundError(f"there is no job {id}: the id of a job is a whole number from 1 on")
+    last = dialect_of(conn).last_id(conn)
+    if last is None:
+        return no_job(id)
+    if id <= last:
+        return JobNotFoundError(
+            f"there is no job {id}: it ended and is kept no more, it was deleted, or its transaction has not "
+            "committed, or was rolled back"
+        )
+    given = f"the newest id given there is {last}" if last else "no job was ever enqueued there"
+    return JobNotFoundError(
+        f"there is no job {id} in {version.database(conn, schema)}: {given}, so look in another database or "
+        "schema"
+    )
+
+
+def delay_ms_of(at: datetime | None, delay: Duration | None) -> int | None:
+    if at is not None and delay is not None:
+        raise ConfigurationError("a time and a delay both say when: give one of the two")
+    return None if delay is None else milliseconds(delay, "delay")
+
+
+def ids_of(jobs: AnyJob | AnyJobs, read: Callable[[], AbstractContextManager[Connection]]) -> list[int]:
+    """Return ids in place of the answers of `enqueue`. Raises `JobNotFoundError` for a job that is not there,
+    as after a rollback."""
+    jobs = [jobs] if isinstance(jobs, int | Handle) else jobs
+    handles = [job for job in jobs if isinstance(job, Handle)]
+    if handles:
+        with read() as conn:
+            rows = look(conn, {job.id: False for job in handles})
+        for job in handles:
+            row = rows.get(job.id)
+            job.require_own(None if row is None else row.created)
+            if row is None:
+                raise no_job(job.id)
+    return [id_of(job) for job in jobs]
+
+
+def ended(time: datetime | Duration | None, what: str) -> ColumnElement[Any] | None:
+    """Return a time, or the time an age ago by the database's clock."""
+    if time is None:
+        return None
+    if isinstance(time, datetime):
+        return literal(aware(time, what), Moment)
+    return after(literal(-milliseconds(time, what), BigInteger))

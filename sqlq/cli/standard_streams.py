@@ -1,0 +1,102 @@
+"""Standard output and standard error, for whose reader no job waits."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import select
+import stat
+import sys
+from typing import Any
+
+log = logging.getLogger("sqlq.worker")
+WAIT_SECONDS = 1.0
+AT_ONCE = 4096 if not hasattr(select, "PIPE_BUF") else select.PIPE_BUF
+"""A pipe takes so many bytes as a whole, so that lines of several processes do not mix."""
+
+
+class StandardStream:
+    """Writes to a descriptor. A reader that takes nothing for a second is waited for no more until it takes
+    something again."""
+
+    def __init__(self, fd: int, may_block: bool = True) -> None:
+        self._fd = fd
+        self._may_block = may_block
+        self._is_stuck = False
+        self.error: OSError = TimeoutError("its reader takes nothing")
+        """The reason why not all was written."""
+
+    def write(self, data: bytes) -> int:
+        """Return how many bytes were written. It raises nothing."""
+        begin = 0
+        try:
+            while begin < len(data):
+                end = len(data)
+                if end - begin > AT_ONCE:  # whole lines, or a part of one that is too long
+                    end = data.rfind(b"\n", begin, begin + AT_ONCE) + 1 or begin + AT_ONCE
+                try:
+                    if (self._may_block or self._is_stuck) and not self._is_ready():
+                        break
+                    begin += os.write(self._fd, data[begin:end])
+                except BlockingIOError:
+                    if not self._is_ready():
+                        break
+        except OSError as error:  # the reader is gone, or the disk full; guard: prints-fail-no-job
+            self.error = error
+        return begin
+
+    def _is_ready(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        seconds = 0 if self._is_stuck else WAIT_SECONDS  # guard: jobs-wait-once-for-a-reader
+        self._is_stuck = not poll.poll(seconds * 1000)
+        return not self._is_stuck
+
+
+def nonblocking(fd: int) -> tuple[int, bool]:
+    """Return a descriptor of the same file, and whether a write to it may block.
+
+    The flag belongs to all processes that have inherited a descriptor, a shell for example. So a pipe or a
+    terminal is opened anew."""
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd, False
+    try:
+        own = os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # a socket, or another user's
+        return fd, True
+    if os.get_blocking(own):  # some systems only copy the descriptor
+        os.close(own)
+        return fd, True
+    return own, False
+
+
+class _Prints(io.FileIO):
+    """A standard stream for what handlers print. It drops what cannot be written: a full disk, or a reader
+    that has gone, is no fault of the job."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "wb", closefd=False)
+        self._stream = StandardStream(fd)
+        self._has_dropped = False
+
+    def write(self, data: Any) -> int:
+        if self._stream.write(bytes(data)) < len(data) and not self._has_dropped:
+            self._has_dropped = True
+            log.warning("what is printed is dropped, since it cannot be written: %s", self._stream.error)
+        return len(data)
+
+
+def bear_broken_streams() -> None:
+    """Let no print of a handler in this process fail from now on."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if isinstance(old, io.TextIOWrapper):
+            new: Any = io.TextIOWrapper(
+                io.BufferedWriter(_Prints(old.fileno())),
+                old.encoding,
+                "backslashreplace",
+                line_buffering=True,
+            )
+            new.close = new.flush  # it is other jobs', too
+            setattr(sys, name, new)

@@ -1,0 +1,153 @@
+"""The worker processes of `sqlq work`, and their subprocesses. The first message over the pipe of each has
+its options."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from sqlq.cli import logs
+from sqlq.cli.context import Context
+from sqlq.cli.leave import leave, leave_in_time
+from sqlq.cli.output import naming_options
+from sqlq.cli.standard_streams import bear_broken_streams
+from sqlq.cli.title import entitle
+from sqlq.config.durations import counted
+from sqlq.errors import SqlqError
+from sqlq.worker.attempt.attempt import Target
+from sqlq.worker.ipc import forkserver
+from sqlq.worker.ipc.parent import Facts, Parent
+from sqlq.worker.ipc.pipe import Message, Pipe, ignore_signals, keep_standard_numbers, spawn
+from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.options import WorkerOptions
+from sqlq.worker.run.isolated import IsolatedProcesses, serve
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from sqlq.app.app import App
+
+log = logging.getLogger("sqlq.worker")
+
+
+def run(context: Context, fd: int) -> NoReturn:
+    """Work, or run single jobs for a worker, until the other end of the pipe is closed."""
+    ignore_signals()
+    bear_broken_streams()
+    link = Pipe.inherited(fd)
+    setup = link.receive()
+    if setup is None:
+        sys.exit(1)
+    context.app_option, context.database_url = setup["app"], setup["database_url"]
+    show = entitle(setup["options"]["name"])
+    if "box" in setup:
+        _work(context, link, setup, show)
+    forkserver.show("sqlq-isolate")
+    show("isolate")
+    _serve(context, link, setup)
+
+
+def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], None]) -> NoReturn:
+    supervised = Parent(
+        link,
+        SharedMemory(setup["box"]),
+        began_at=setup["began_at"],
+        is_alone=setup["processes"] == 1,
+        is_metered=setup["is_metered"],
+    )
+    os.close(setup["box"])
+    show("worker starting")
+    supervised.show = lambda state: show(f"worker {state}")
+    isolates = _isolates(context, setup)
+    app = _app(context)
+    logs.set_up(**setup["log"])
+    options = WorkerOptions(**setup["options"])
+    is_first = setup["generation"] == 0
+    if is_first:
+        supervised.announce = lambda facts: _announce(context, app, setup["processes"], options, facts)
+    worker = app._worker(options, supervised, isolates)
+    if setup["paused"]:
+        worker.pause()  # guard: a-replacement-is-paused-too
+    _collect_less()
+    code = 1
+    try:
+        with naming_options("max_rss"):
+            worker.run(patient=setup["wait_ms"] / 1000 if is_first else True)
+        code = 0
+    finally:
+        supervised.ended(vars(worker.tally))
+        leave_in_time(code)  # guard: threads-keep-no-process
+    if worker.left_running:
+        # what cannot be stopped goes on in threads; jobs are released, and the usual exit would let
+        # handlers run on
+        leave(0)
+    app.close()
+    sys.exit(0)
+
+
+def _isolates(context: Context, setup: Message) -> IsolatedProcesses:
+    shared = {name: setup[name] for name in ("app", "database_url", "log", "options")}
+
+    def start(fd: int) -> Popen[bytes] | forkserver.Forked:
+        return spawn([*context.program, "work", "--child", str(fd)], (fd,))
+
+    return IsolatedProcesses(start, setup["warm"], setup=shared)
+
+
+def _serve(context: Context, link: Pipe, setup: Message) -> NoReturn:
+    app = _app(context)
+    logs.set_up(**setup["log"])
+    target = Target(
+        # opened when a handler wants results of its flow: it costs each process 50 ms
+        lambda: app.database,
+        app._connected.address.seal,
+        tasks=app.tasks,
+        plan=app._code.additions.to_flow,
+    )
+    serve(link, target, app._code.lifespan)
+
+
+def _app(context: Context) -> App:
+    app = context.app_with_tasks("work runs the tasks of an App")
+    keep_standard_numbers()
+    app._code.direct_calls = "allow"  # as in any process of a worker
+    return app
+
+
+def _collect_less() -> None:
+    """Let the garbage collector skip imported modules, and run less often. A worker holds thousands of jobs,
+    none of them in a cycle, and the collector would visit all of them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def _announce(context: Context, app: App, processes: int, options: WorkerOptions, facts: Facts) -> None:
+    queues = options.queues or facts.queues or ()
+    shown = [f"{name}={weight}" for name, weight in (options.weights or {}).items()] or list(queues)
+    named = f"queue{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else "all queues"
+    slots = counted(facts.slots, "slot") + (f" in each of {processes} processes" if processes > 1 else "")
+    called = "" if options.name is None else f"{options.name}: "
+    log.info(
+        "%sworking on %s: %s, %s, %s; Ctrl-C stops",
+        *(called, context.shown_url(), named, slots, counted(len(app.tasks), "task")),
+        extra={"event": "started"},
+    )
+    _warn_of_unknown_queues(app, list(queues))
+
+
+def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
+    """Warn of queues that no task, job or other worker names: a typing error waits for ever."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        unknown = app.queues.unknown(queues, but_for_twins=True)
+    except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same error, and reports it
+        log.debug("the names of queues could not be looked up: %s", error)
+        return
+    for name in unknown:
+        log.warning("no task of this App, no job and no other worker names the queue %s", name)

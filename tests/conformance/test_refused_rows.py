@@ -1,0 +1,338 @@
+"""A row that the database refuses holds up no other, wherever sqlq writes many rows as one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError, StatementError
+
+import sqlq
+from sqlq.store.apart import apart
+from sqlq.store.jobs import lease
+from sqlq.store.jobs import settle as settling
+from sqlq.worker.maintain import services
+from sqlq.worker.supervise.heartbeat import Heartbeat
+from tests.kit import execute, span, working
+from tests.waiting import wait_until
+
+INNOCENT, POISON, BATCH = 8, 5, 3
+"""More rows are refused than a batch has, and they come first."""
+
+
+class Case(NamedTuple):
+    """Rows of the task `poison`, and a trigger on a table that refuses them."""
+
+    prepare: Callable[[Play], None]
+    on: str
+    refuses: str
+    done: Callable[[Play], bool]
+    logged: str
+
+
+class Play:
+    """Jobs of two tasks, the refused ones first, and a worker."""
+
+    def __init__(self, app: sqlq.App, engine: Engine) -> None:
+        self.app, self.engine = app, engine
+        self.declare()
+
+    def declare(self, **options: Any) -> None:
+        self.poison, self.plain = (
+            self.app.task(name=name, max_attempts=1, **options)(lambda: None) for name in ("poison", "plain")
+        )
+
+    def all(self, **options: Any) -> list[sqlq.NewJob[Any]]:
+        return [
+            task.new().set(**options)
+            for task, number in ((self.poison, POISON), (self.plain, INNOCENT))
+            for _ in range(number)
+        ]
+
+    def enqueue(self, **options: Any) -> None:
+        self.app.enqueue_many(self.all(**options))
+
+    def states(self) -> list[str]:
+        query = text("SELECT state FROM job_states WHERE task = 'plain'")
+        with self.engine.connect() as conn:
+            return list(conn.scalars(query))
+
+    def are(self, state: str, number: int = INNOCENT) -> bool:
+        return self.states() == [state] * number
+
+    def claimed(self, **change: str) -> None:
+        """Have a worker that is gone hold all jobs."""
+        self.enqueue()
+        values = {"lease_expires_at": "created_at", "attempts": "1", **change}
+        changes = ", ".join(f"{name} = {value}" for name, value in values.items())
+        execute(
+            self.engine,
+            f"UPDATE jobs SET lease_token = 1, reserved_by = 'dead', reserved_at = created_at, {changes}",
+        )
+
+
+def _old(play: Play) -> None:
+    play.enqueue()
+    play.app.jobs.cancel([job.id for job in play.app.jobs.list()])
+    execute(play.engine, f"UPDATE finished_jobs SET finished_at = finished_at - {span(play.engine, 1e6)}")
+
+
+def _scheduled(play: Play) -> None:
+    for job in play.all():
+        play.app.schedules.add(f"{job.task} {time.monotonic_ns()}", job, every="1h")
+    execute(play.engine, f"UPDATE sqlq_schedules SET next_at = next_at - {span(play.engine, 3600)}")
+    execute(play.engine, f"UPDATE sqlq_schedules SET last_at = last_at - {span(play.engine, 3600)}")
+
+
+def _chains(play: Play) -> None:
+    cancel = play.app.task(name="cancel")(_cancel)
+    for first, then in ((cancel, play.poison), (play.plain, play.plain)):
+        for _ in range(POISON if first is cancel else INNOCENT // 2):
+            flow = sqlq.Flow()
+            flow.add(then.new(), after=[flow.add(first.new())])
+            play.app.enqueue(flow)
+
+
+def _cancel() -> None:
+    raise sqlq.Cancel("no")
+
+
+def _in_line(play: Play) -> None:
+    play.app = sqlq.App(engine=play.engine)
+    play.declare(limit=sqlq.Limit("api", running=2))
+    play.enqueue()
+
+
+_GIVES_UP = "OLD.task = 'poison' AND NEW.reserved_at IS NULL"
+CASES = {
+    "settle": Case(
+        lambda play: play.enqueue(),
+        *("INSERT ON finished_jobs", "NEW.task = 'poison'"),
+        lambda play: play.are("finished"),
+        "its outcome could not be stored",
+    ),
+    "rescue": Case(
+        lambda play: play.claimed(),
+        *("INSERT ON failed_jobs", "NEW.task = 'poison'"),
+        lambda play: play.are("failed"),
+        "has lost its worker, but",
+    ),
+    "rescue of rows that refuse a change": Case(
+        lambda play: play.claimed(),
+        *("UPDATE ON jobs", "OLD.task = 'poison'"),
+        lambda play: play.are("failed"),
+        "has lost its worker, but",
+    ),
+    "ticks": Case(
+        _scheduled,
+        *("INSERT ON jobs", "NEW.task = 'poison'"),
+        lambda play: play.are("finished"),
+        "schedule poison",
+    ),
+    "ticks of rows that refuse a change": Case(
+        _scheduled,
+        *("UPDATE ON sqlq_schedules", "OLD.task = 'poison'"),
+        lambda play: play.are("finished"),
+        "of a schedule is due, but",
+    ),
+    "unblock": Case(
+        _chains,
+        *("INSERT ON finished_jobs", "NEW.task = 'poison'"),
+        lambda play: play.are("finished"),
+        "waits for no other step any more, but",
+    ),
+    "admission": Case(
+        _in_line,
+        *("UPDATE ON jobs", "OLD.task = 'poison' AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL"),
+        lambda play: play.are("finished"),
+        "may start by its limit, but",
+    ),
+    "prune": Case(
+        _old,
+        *("DELETE ON finished_jobs", "OLD.task = 'poison'"),
+        lambda play: play.are("", 0),
+        "is old enough to be deleted, but",
+    ),
+    "deaths": Case(
+        lambda play: play.claimed(),
+        *("UPDATE ON jobs", _GIVES_UP),
+        lambda play: play.are("available"),
+        "has lost its worker, but",
+    ),
+    "deaths of jobs that had started": Case(
+        lambda play: play.claimed(),
+        *("INSERT ON failed_jobs", "NEW.task = 'poison'"),
+        lambda play: play.are("failed"),
+        "has lost its worker, but",
+    ),
+}
+
+
+def refuse(engine: Engine, on: str, refuses: str, *, after_a_deadlock: bool) -> None:
+    """Let a trigger refuse rows; at its first call it may raise a deadlock."""
+    kind = engine.dialect.name
+    row = "OLD" if on.startswith("DELETE") else "NEW"
+    # a sequence is not rolled back
+    sequence = "'poisoned'" if kind == "postgresql" else "poisoned"
+    once = f"nextval({sequence}) = 1" if after_a_deadlock else "1 = 0"
+    statements = {
+        "sqlite": [
+            f"CREATE TRIGGER refuse BEFORE {on} WHEN {refuses} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        ],
+        "postgresql": [
+            "CREATE SEQUENCE poisoned",
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF {refuses} THEN IF {once} THEN RAISE SQLSTATE '40P01'; END IF; "
+            f"RAISE EXCEPTION 'refused'; END IF; RETURN {row}; END $$",
+            f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW EXECUTE FUNCTION refuse()",
+        ],
+        "mariadb": [
+            "CREATE SEQUENCE poisoned",
+            f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW IF {refuses} THEN "
+            f"IF {once} THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF; "
+            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF",
+        ],
+    }[kind]
+    with engine.begin() as conn:
+        for statement in statements:
+            conn.execution_options(no_parameters=True).exec_driver_sql(statement)
+
+
+@contextmanager
+def dead(app: sqlq.App, *, started: bool) -> Iterator[None]:
+    """Have a supervisor release the jobs of a worker that died."""
+    keeper = Heartbeat(60_000)
+    keeper._database = app.database
+    thread = threading.Thread(target=keeper._run)
+    keeper.worker_died("dead", None if started else set(), "died")
+    thread.start()
+    try:
+        yield
+    finally:
+        keeper._dead.clear()
+        keeper._closing = True
+        keeper._changed.set()
+        thread.join(20)
+
+
+def test_a_result_is_stored_whole_when_its_table_is_back(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fates, looked = lease.fates, threading.Event()
+
+    def noted(*given: Any, **options: Any) -> Any:
+        looked.set()
+        return fates(*given, **options)
+
+    monkeypatch.setattr(lease, "fates", noted)
+
+    @app.task(name="t")
+    def renames() -> str:
+        execute(engine, "ALTER TABLE finished_jobs RENAME TO away")
+        return "whole"
+
+    job = app.enqueue(renames.new())
+    with working(app, grace="1s"):
+        assert looked.wait(20)
+        execute(engine, "ALTER TABLE away RENAME TO finished_jobs")
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="its end")
+    done = app.jobs.get(job.id)
+    assert (done.result, done.attempts) == ("whole", 1)
+
+
+def test_a_worker_ends_when_it_can_write_no_outcome_of_a_refused_task(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, refusal = settling.settle, StatementError("refused", None, None, None)
+    errors: list[Exception] = [refusal, refusal]
+
+    def fails(*given: Any, **options: Any) -> Any:
+        if errors:
+            raise errors[0] if isinstance(errors[0], TypeError) else errors.pop(0)
+        return settle(*given, **options)
+
+    monkeypatch.setattr(settling, "settle", fails)
+    monkeypatch.setattr("sqlq.worker.outage.ODD_SECONDS", 0.01)
+    task = app.task(name="t")(lambda: "a result that can be left out")
+    first = app.enqueue(task.new())
+    worker = app.worker(grace="1s").start()
+    wait_until(lambda: app.jobs.get(first.id).state == "finished", timeout=20, what="its end")
+    errors.append(TypeError("a fault of a library"))
+    app.enqueue(task.new())
+    with pytest.raises(sqlq.errors.ExecutionError, match="a fault of a library"):
+        worker.join("20s")
+
+
+def test_outcomes_of_a_refused_task_are_settled_apart_from_then_on(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its next refused outcome is in no batch with outcomes of other tasks."""
+    play, batches, settle = Play(app, engine), list[list[int]](), settling.settle
+
+    def noted(conn: Any, settlements: Sequence[Any], **options: Any) -> Any:
+        batches.append([each.id for each in settlements])
+        return settle(conn, settlements, **options)
+
+    refuse(engine, "INSERT ON finished_jobs", "NEW.task = 'poison'", after_a_deadlock=False)
+    monkeypatch.setattr(settling, "settle", noted)
+    with working(app, grace="1s", concurrency=INNOCENT + POISON):
+        play.enqueue()
+        wait_until(lambda: play.are("finished"), what="the others done")
+        wait_until(lambda: "its outcome could not be stored" in caplog.text, what="the refusal")
+        del batches[:]
+        tasks = {job.id: job.task for job in app.enqueue_many(play.all())}
+        wait_until(lambda: play.are("finished", 2 * INNOCENT), what="the others done again")
+    kinds = [{tasks.get(id, "poison") for id in batch} for batch in batches]
+    assert {"plain"} in kinds
+    assert {"plain", "poison"} not in kinds
+
+
+@pytest.mark.parametrize("after_a_deadlock", [False, True], ids=["", "after a deadlock"])
+@pytest.mark.parametrize("name", CASES)
+def test_refused_rows_hold_up_no_other(
+    app: sqlq.App,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    name: str,
+    after_a_deadlock: bool,
+) -> None:
+    if after_a_deadlock and engine.dialect.name == "sqlite":
+        return  # with one writer there is none
+    for batch in ("RESCUE_BATCH", "PRUNE_BATCH"):
+        monkeypatch.setattr(services, batch, BATCH)
+    monkeypatch.setattr("sqlq.worker.supervise.heartbeat.RESCUE_BATCH", BATCH)
+    monkeypatch.setattr(services, "RESCUE_MS", 100)
+    monkeypatch.setattr(services, "PRUNE_SECONDS", 0.1)
+    case, play = CASES[name], Play(app, engine)
+    case.prepare(play)
+    refuse(engine, case.on, case.refuses, after_a_deadlock=after_a_deadlock)
+    acting = (
+        dead(play.app, started="started" in name)
+        if name.startswith("deaths")
+        else working(play.app, grace="1s", queues=["default"], concurrency=INNOCENT + POISON)
+    )
+    with acting:
+        wait_until(lambda: case.done(play), timeout=20, what="the others done")
+        wait_until(lambda: case.logged in caplog.text, timeout=20, what="the refusal in the log")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_deadlock_in_a_savepoint_is_no_refusal(app: sqlq.App) -> None:
+    """Elsewhere it has undone the whole transaction, and further writes would be in none."""
+    refused: list[int] = []
+    with pytest.raises(DBAPIError, match="deadlock"), app.database.begin() as conn:
+        apart(
+            [1, 2],
+            lambda some: conn.exec_driver_sql("DO $$ BEGIN RAISE 'deadlock' USING ERRCODE = '40P01'; END $$"),
+            lambda one, error: refused.append(one),
+            app.database.dialect,
+            within=conn,
+        )
+    assert refused == []
