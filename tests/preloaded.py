@@ -134,7 +134,7 @@ class Preloaded:
         under the same numbers. Raises `OSError` where the preloaded process is gone."""
         streams = [each if isinstance(each, int) else each.fileno() for each in (out, err)]
         request = json.dumps([list(args), str(directory), dict(environment), streams, new_session])
-        return Forked(self._door, [*forkserver.PROGRAM, request], [*streams, *passed])
+        return Forked(self._door, [request], [*streams, *passed])
 
 
 # -- the process ---------------------------------------------------------------------------------------------
@@ -197,4 +197,4 @@ if __name__ == "__main__":
     for name in (*IMPORTED, *more):
         importlib.import_module(name)
     gc.freeze()  # a collection would write to the pages that are shared
-    forkserver._serve(socket.socket(fileno=int(inside)), int(ends), -1, be_the_command)
+    forkserver._serve(socket.socket(fileno=int(inside)), int(ends), be_the_command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -246,14 +247,24 @@ def _supervise(
 
 
 def _start_fork_server(context: Context) -> None:
-    """Have worker processes forked, but those of another program, as of manage.py."""
-    from sqlq.cli import main
+    """Have worker processes forked, but those of another program, as of manage.py: its code would be there
+    already."""
     from sqlq.worker.ipc import forkserver
 
-    if tuple(context.program) == forkserver.PROGRAM:
-        forkserver.start(main, [name for name in _DRIVERS if find_spec(name.partition(".")[0])])
+    if tuple(context.program) == Context.program:
+        drivers = [name for name in _DRIVERS if find_spec(name.partition(".")[0])]
+        forkserver.start(_as_module, context.program, imported=[*_IMPORTED, *drivers])
 
 
+def _as_module() -> None:
+    from sqlq.cli import main
+
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd())  # as with `python -m`
+    main()
+
+
+_IMPORTED = ("sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 _DRIVERS = ("psycopg",)
 """Drivers that the fork server imports, where they are installed."""
 

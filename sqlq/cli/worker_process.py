@@ -8,9 +8,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from sqlq.cli import logs
+from sqlq.cli import logs, root
 from sqlq.cli.context import Context
 from sqlq.cli.leave import leave, leave_in_time
 from sqlq.cli.output import naming_options
@@ -62,9 +63,13 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
     os.close(setup["box"])
     show("worker starting")
     supervised.show = lambda state: show(f"worker {state}")
-    isolates = _isolates(context, setup)
     app = _app(context)
     logs.set_up(**setup["log"])
+    if setup["options"]["isolate"] or any(task.isolate for task in app.tasks.values()):
+        show("fork server")
+        forkserver.start(partial(root.run, context), context.program, private=[link.fileno()])
+        show("worker starting")
+    isolates = _isolates(context, setup)
     options = WorkerOptions(**setup["options"])
     is_first = setup["generation"] == 0
     if is_first:

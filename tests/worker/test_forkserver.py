@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from sqlq.worker.ipc.forkserver import PROGRAM, Forked
+from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import spawn
 from tests.kit import for_each
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BEGIN = """
-import atexit, os, signal, sys, threading, time
+import atexit, os, signal, socket, sys, threading, time
 from sqlq.worker.ipc import forkserver
-from sqlq.worker.ipc.forkserver import PROGRAM
 from sqlq.worker.ipc.pipe import spawn
+
+PROGRAM = [sys.executable, "-m", "sqlq"]
 
 def run():
     word, *rest = sys.argv[1:]
@@ -56,7 +57,7 @@ def said(program: str) -> str:
 @for_each(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["raise"], 1), (["wait"], -9)])
 def test_a_forked_process_ends_with_its_exit_code(words: list[str], code: int) -> None:
     output = said(
-        "forkserver.start(run)\n"
+        "forkserver.start(run, PROGRAM)\n"
         f"process = spawn([*PROGRAM, *{words}], [])\n"
         "print(type(process).__name__, process.poll() if 'wait' in process.args else '')\n"
         "'wait' in process.args and process.kill()\n"
@@ -72,46 +73,52 @@ def test_python_warns_of_no_fork_when_the_server_is_nice() -> None:
         "import warnings\n"
         "warnings.simplefilter('always', DeprecationWarning)\n"
         "os.nice(5)\n"
-        "forkserver.start(run)\n"
+        "forkserver.start(run, PROGRAM)\n"
         "print('code', spawn([*PROGRAM, 'fork'], []).wait(30))\n"
     )
     assert output == "code 0\n"
 
 
-def test_a_forked_process_has_only_the_given_descriptors() -> None:
+def test_a_forked_process_has_no_descriptor_of_the_server_or_of_others() -> None:
     output = said(
         "reading, writing = os.pipe()\n"
-        "more = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]\n"
-        "forkserver.start(run)\n"
+        "private = socket.socketpair()\n"
+        "forkserver.start(run, PROGRAM, private=[end.fileno() for end in private])\n"
+        "others = [spawn([*PROGRAM, 'wait'], []) for _ in range(10)]\n"
         "process = spawn([*PROGRAM, 'fds', str(writing)], [writing])\n"
         "print('code', process.wait(30), os.read(reading, 4))\n"
+        "private[0].close()\n"
+        "private[1].settimeout(5)\n"
+        "print('end:', private[1].recv(1))\n"
+        "for each in others: each.kill()\n"
     )
+    assert "end: b''" in output
     assert "code 0 b'here'" in output
     (line,) = [line for line in output.splitlines() if line.startswith("stdin:")]
     assert line.startswith("stdin: ''")
-    assert int(line.split()[-1]) < 10
+    assert int(line.split()[-1]) < 12
 
 
 def test_a_forked_process_waits_for_threads_and_runs_atexit() -> None:
-    output = said("forkserver.start(run)\nprint('code', spawn([*PROGRAM, 'thread'], []).wait(30))\n")
+    output = said("forkserver.start(run, PROGRAM)\nprint('code', spawn([*PROGRAM, 'thread'], []).wait(30))\n")
     assert output.splitlines() == ["first this", "then this", "code 0"]
 
 
 def test_the_fork_server_refuses_to_start_beside_other_threads() -> None:
     output = said(
         "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
-        "forkserver.start(run)\nprint(forkserver.current)\n"
+        "forkserver.start(run, PROGRAM)\nprint(forkserver.current)\n"
     )
     assert output == "None\n"
 
 
 def test_the_fork_server_ends_with_its_owner() -> None:
-    pid = int(said("forkserver.start(run)\nprint(forkserver.server_pid, flush=True)\nos._exit(0)\n"))
+    pid = int(said("forkserver.start(run, PROGRAM)\nprint(forkserver.server_pid, flush=True)\nos._exit(0)\n"))
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="its end")
 
 
 STOPPED = """
-forkserver.start(run)
+forkserver.start(run, PROGRAM)
 processes = [spawn([*PROGRAM, "wait"], []) for _ in range(10)]
 pid = forkserver.server_pid
 os.kill(pid, signal.SIGSTOP)
@@ -144,7 +151,9 @@ def test_a_fork_server_that_stands_still_is_waited_for_once(first: str) -> None:
 
 
 def test_another_program_is_not_started_by_the_fork_server() -> None:
-    process = spawn([sys.executable, "-c", "pass"], ())
-    assert not isinstance(process, Forked)
-    assert process.wait(60) == 0
-    assert PROGRAM[0] == sys.executable
+    output = said(
+        "forkserver.start(run, PROGRAM)\n"
+        "process = spawn([sys.executable, '-c', 'pass'], ())\n"
+        "print(type(process).__name__, process.wait(60))\n"
+    )
+    assert output == "Popen 0\n"

@@ -477,6 +477,46 @@ def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: st
     app.close()
 
 
+PRELOADED = """
+import os, socket, sqlite3, threading
+from pathlib import Path
+import sqlq
+
+with open("imports", "a") as imports:
+    imports.write(f"{os.getpid()}\\n")
+opened = %s
+app = sqlq.App()
+
+@app.task(isolate="fresh")
+def fresh() -> int:
+    return os.getpid()
+"""
+
+
+@for_each(
+    ("opened", "imports"),
+    [
+        ("open('log', 'a'), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", 1),
+        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", 3),
+        ("socket.socketpair()", 3),
+        ("sqlite3.connect('other.db')", 3),
+    ],
+)
+@on_sqlite
+def test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_share(
+    tmp_path: Any, database_url: str, opened: str, imports: int
+) -> None:
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(PRELOADED % opened)
+    (tmp_path / "imports").unlink(missing_ok=True)
+    app = sqlq.App(database_url)
+    jobs = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
+    run.work("-c", "1")
+    assert len({app.jobs.get(job.id).result for job in jobs}) == 2
+    assert len((tmp_path / "imports").read_text().split()) == imports
+    app.close()
+
+
 ON_ONE_LOOP = """
 import asyncio
 import sys

@@ -1,12 +1,12 @@
-"""A process that has imported sqlq, and forks for each worker process of one `sqlq work`.
+"""Processes that only fork: one of `sqlq work` for its worker processes, and one of each of these for its
+subprocesses.
 
-    sqlq work ──asks──► fork server ──forks──► child (a worker), which imports the App
-                              ▲                  │
-                              └──────asks────────┘ for its subprocesses
+    sqlq work ──asks──► fork server (sqlq is imported) ──forks──► worker process
+    worker process ──asks──► fork server (the App is imported) ──forks──► subprocess
 
-Forked processes share the memory of what is imported, and begin without importing it again. The server forks
-from `sqlq work` before that has a thread, a connection or any code of the App. So nothing is shared that
-must not be. It ends with `sqlq work`. Without it, as where it was killed, processes start anew."""
+Forked processes share the memory of what is imported, and begin without importing it again. A server is
+forked from its owner while that has one thread, no connection and no open database file. So nothing is shared
+that must not be. It ends with its owner. Without it, as where it was killed, processes start anew."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 log = logging.getLogger("sqlq.worker")
 
-PROGRAM = (sys.executable, "-m", "sqlq")
-"""How the commands begin that the server can fork."""
 GROUP_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -43,7 +42,6 @@ GROUP_SIGNALS = (
     signal.SIGTSTP,
 )
 """Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
-IMPORTED = ("sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 MOST_FDS = 8
 LONGEST_REQUEST = 200_000
 FIRST_FREE = 500
@@ -55,9 +53,9 @@ FIRST_SECONDS, LAST_SECONDS = 3.0, 1.0
 class Forked:
     """A process that the fork server has forked, with what sqlq uses of `subprocess.Popen`."""
 
-    def __init__(self, door: socket.socket, command: Sequence[str], fds: Sequence[int]) -> None:
+    def __init__(self, door: socket.socket, arguments: Sequence[str], fds: Sequence[int]) -> None:
         """Raises `OSError` where the server is gone."""
-        self.args = list(command)
+        self.args = list(arguments)
         self.returncode: int | None = None
         self._words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -130,20 +128,24 @@ class Forked:
 
 
 class ForkServer:
-    """Forks for this process and for those that it has forked."""
+    """Forks for this process, and for what it has forked as long as that has no server of its own."""
 
-    def __init__(self, door: socket.socket) -> None:
-        self._door = door
+    def __init__(self, door: socket.socket, program: Sequence[str]) -> None:
+        """`program` is how the commands begin that the server can fork."""
+        self._door, self._program = door, list(program)
         door.settimeout(FIRST_SECONDS)  # its queue may be full
 
     def fork(self, command: Sequence[str], fds: Sequence[int]) -> Forked:
-        """Start `python -m sqlq …` with these descriptors under their numbers. Raises `OSError` where the
-        server is gone."""
-        return Forked(self._door, command, fds)
+        """Start a command with these descriptors under their numbers. Raises `OSError` where the server is
+        gone, or cannot fork this command."""
+        length = len(self._program)
+        if list(command[:length]) != self._program:
+            raise ConnectionError("the command is another program")
+        return Forked(self._door, command[length:], fds)
 
 
 current: ForkServer | None = None
-"""The server of this `sqlq work`, in each of its processes."""
+"""The server that this process asks."""
 server_pid: int | None = None
 
 
@@ -159,22 +161,29 @@ def give_up() -> None:
         os.kill(server_pid, signal.SIGKILL)
 
 
-def start(run: Callable[[], None], imported: Sequence[str] = ()) -> None:
-    """Start the server, which imports these modules beside sqlq's own; `run` is the command line. It starts
-    none where forking may not be safe: with other threads, or on another system than Linux."""
+def start(
+    run: Callable[[], None],
+    program: Sequence[str],
+    *,
+    imported: Sequence[str] = (),
+    private: Collection[int] = (),
+) -> None:
+    """Start a server for the commands of a program; `run` is its command line. The server imports these
+    modules first, and does not have the `private` descriptors. None starts where forking may not be safe."""
     global current, server_pid  # noqa: PLW0603 - a process has one server, and hands it on as it forks
-    if not hasattr(os, "pidfd_open") or threading.active_count() > 1:
-        return
     try:
         os.close(os.pidfd_open(os.getpid()))  # an old kernel, or a sandbox, may refuse it
+        if shared := _must_not_be_shared(private):
+            log.debug("no fork server: processes would share %s", shared)
+            return
         door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ends, alive = os.pipe()
-    except OSError as error:
-        log.debug("worker processes start anew, since there is no fork server: %s", error)
+    except (AttributeError, OSError) as error:  # as on another system than Linux
+        log.debug("no fork server: %s", error)
         return
-    current = ForkServer(door)
+    current = ForkServer(door, program)
     gc.disable()  # an import makes thousands of objects, and few of them are garbage
-    for name in (*IMPORTED, *imported):
+    for name in imported:
         importlib.import_module(name)
     gc.freeze()  # a collection would write to the pages that are shared
     gc.enable()
@@ -185,12 +194,37 @@ def start(run: Callable[[], None], imported: Sequence[str] = ()) -> None:
         return
     try:
         os.close(alive)
-        _serve(inside, ends, door.fileno(), run)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for fd in private:  # guard: a-fork-server-holds-no-pipe
+            os.dup2(nothing, fd)  # the number stays taken: objects that know it may close it
+        _serve(inside, ends, run)
     finally:
         os._exit(0)
 
 
-def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None]) -> None:
+def _must_not_be_shared(own: Collection[int]) -> str | None:
+    """Name what two processes must not share: a thread's locks, a connection, or a database file, which
+    modules of the App may have opened at import. Datagrams, as of the system's log, may be shared."""
+    if len(list(Path("/proc/self/task").iterdir())) > 1:  # threads of libraries, too
+        return "the locks of another thread"  # guard: forks-share-no-thread
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        fd = int(entry.name)
+        if fd <= 2 or fd in own:
+            continue
+        with suppress(OSError):  # that of the directory itself is closed by now
+            file = os.fstat(fd)
+            # a memory file, as of sqlq itself, has no link
+            is_regular = stat.S_ISREG(file.st_mode) and file.st_nlink > 0
+            if is_regular and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR:
+                return f"the file {entry.readlink()}, which is open for reading and writing"
+            if stat.S_ISSOCK(file.st_mode):
+                with socket.socket(fileno=os.dup(fd)) as end:
+                    if end.type == socket.SOCK_STREAM:  # guard: forks-share-no-connection
+                        return "a connection"
+    return None
+
+
+def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
     """Fork for each request, and send its owner the id and the exit code of the process. Return when nobody
     holds the other end of `ends` any more."""
     show("sqlq-forks")
@@ -224,12 +258,13 @@ def _serve(inside: socket.socket, ends: int, door: int, run: Callable[[], None])
                     os._exit(1)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for each in (inside, owner, *children.values()):
-                    each.detach()  # else it warns of itself, though its descriptor is closed
-                _close_but({door, *fds[1:]})
-                command, numbers = json.loads(request)
+                for end in (inside, owner, *children.values()):
+                    end.close()
+                for fd in (ends, woken, wake):
+                    os.close(fd)
+                arguments, numbers = json.loads(request)
                 _place(fds[1:], numbers)
-                _become(command, run)
+                _become(arguments, run)
             for fd in fds[1:]:
                 os.close(fd)
             if pid > 0:
@@ -260,13 +295,6 @@ def show(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
-def _close_but(kept: set[int]) -> None:
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        if (fd := int(entry.name)) > 2 and fd not in kept:
-            with suppress(OSError):  # that of the directory itself
-                os.close(fd)
-
-
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Move descriptors to these numbers, and leave nothing on the standard input."""
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -278,14 +306,12 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _become(command: Sequence[str], run: Callable[[], None]) -> NoReturn:
+def _become(arguments: Sequence[str], run: Callable[[], None]) -> NoReturn:
     """Be the process of a command, which ends as one of the interpreter's own would."""
     code: Any = 1
     try:
         show("sqlq-worker")
-        sys.argv = [sys.argv[0], *command[len(PROGRAM) :]]
-        if not sys.flags.safe_path:
-            sys.path[0] = str(Path.cwd())  # as with `python -m`
+        sys.argv = [sys.argv[0], *arguments]
         run()
         code = 0
     except SystemExit as ended:

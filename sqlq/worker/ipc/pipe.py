@@ -23,7 +23,7 @@ from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob, Progress
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 from sqlq.worker.ipc import forkserver
-from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, PROGRAM, Forked
+from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, Forked
 
 Message = dict[str, Any]
 # the App may replace json.dumps and json.loads
@@ -130,6 +130,10 @@ class Pipe:
         looker.register(self._socket, select.POLLIN)
         return bool(looker.poll(0))
 
+    def fileno(self) -> int:
+        """Return the descriptor of this end."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close this end, which ends a `receive` in either process."""
         try:
@@ -147,7 +151,7 @@ def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]
     A terminal, or systemd, sends its signals to all processes of a group. The new one starts with them
     blocked, until `ignore_signals` has dealt with them, so that none meets it half started.
     """
-    if forkserver.current is not None and tuple(command[: len(PROGRAM)]) == PROGRAM:
+    if forkserver.current is not None:
         try:
             return forkserver.current.fork(command, fds)
         except OSError as error:  # guard: without-a-fork-server-all-goes-on

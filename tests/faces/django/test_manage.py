@@ -283,11 +283,13 @@ class TestWork:
             "from shop.models import Order\nprint(*Order.objects.values_list('paid', flat=True))"
         )
 
-    def test_an_isolated_job_finds_the_project(self, project: Project) -> None:
-        project.sqlq("enqueue", "shop.tasks.isolated", "7")
+    def test_a_process_for_each_job_shares_the_project_of_its_worker(self, project: Project) -> None:
+        for order in "7", "8":
+            project.sqlq("enqueue", "shop.tasks.isolated", order)
         project.ok("sqlq", "work", "--drain")
-        (pid,) = project.results()
-        assert pid not in (None, os.getpid())
+        (importer, first), (other, second) = project.results()
+        assert importer == other
+        assert len({importer, first, second}) == 3
 
     def test_a_line_is_logged_once(self, project: Project) -> None:
         """With DEBUG Django's own handler writes the lines of its loggers, too."""

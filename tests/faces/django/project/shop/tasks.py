@@ -7,6 +7,8 @@ import sqlq
 from shop.models import Order
 from sqlq.django import app
 
+IMPORTED_BY = os.getpid()
+
 
 @app.task(queue="mail", max_attempts=2, backoff="10ms")
 def pay(order_id: int) -> int:
@@ -20,10 +22,10 @@ async def apay(order_id: int) -> int:
     return order_id
 
 
-@app.task(isolate=True)
-def isolated(order_id: int) -> int:
+@app.task(isolate="fresh")
+def isolated(order_id: int) -> tuple[int, int]:
     Order.objects.filter(id=order_id).update(paid=True)
-    return os.getpid()
+    return IMPORTED_BY, os.getpid()
 
 
 @app.task
