@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sqlq.worker.ipc.forkserver import Forked
-from sqlq.worker.ipc.pipe import spawn
 from tests.kit import for_each
 from tests.waiting import wait_until
 

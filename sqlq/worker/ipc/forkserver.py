@@ -44,8 +44,6 @@ GROUP_SIGNALS = (
 """Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
 MOST_FDS = 8
 LONGEST_REQUEST = 200_000
-FIRST_FREE = 500
-"""Descriptors are moved above this number, before they get their own numbers."""
 FIRST_SECONDS, LAST_SECONDS = 3.0, 1.0
 """How long the server may take to fork, and to send the exit code of a process. It is given up after that."""
 
@@ -145,7 +143,7 @@ class ForkServer:
 
 
 current: ForkServer | None = None
-"""The server that this process asks."""
+"""The server of this process."""
 server_pid: int | None = None
 
 
@@ -203,8 +201,8 @@ def start(
 
 
 def _must_not_be_shared(own: Collection[int]) -> str | None:
-    """Name what two processes must not share: a thread's locks, a connection, or a database file, which
-    modules of the App may have opened at import. Datagrams, as of the system's log, may be shared."""
+    """Name what modules of the App have opened at import and two processes must not share: a thread's locks, a
+    connection, a database file. Datagrams, as of the system's log, may be shared."""
     if len(list(Path("/proc/self/task").iterdir())) > 1:  # threads of libraries, too
         return "the locks of another thread"  # guard: forks-share-no-thread
     for entry in list(Path("/proc/self/fd").iterdir()):
@@ -213,7 +211,7 @@ def _must_not_be_shared(own: Collection[int]) -> str | None:
             continue
         with suppress(OSError):  # that of the directory itself is closed by now
             file = os.fstat(fd)
-            # a memory file, as of sqlq itself, has no link
+            # memory files, as of sqlq itself, have no name
             is_regular = stat.S_ISREG(file.st_mode) and file.st_nlink > 0
             if is_regular and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR:
                 return f"the file {entry.readlink()}, which is open for reading and writing"
@@ -230,22 +228,22 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
     show("sqlq-forks")
     # what is forked begins with these blocked, as what is spawned does
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
-    children: dict[int, socket.socket] = {}
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    children: dict[int, tuple[int, socket.socket]] = {}
+    """The ids and owners of processes, by their pidfds."""
+    ready = select.poll()
+    for fd in (inside.fileno(), ends):
+        ready.register(fd, select.POLLIN)
     while True:
-        ready = select.select([inside.fileno(), ends, woken], [], [])[0]
-        if ends in ready:
+        events = {fd for fd, _ in ready.poll()}
+        if ends in events:
             return
-        if woken in ready:
-            os.read(woken, 1024)
-            while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                with children.pop(ended[0]) as owner:
-                    _say(owner, os.waitstatus_to_exitcode(ended[1]))
-        if inside.fileno() in ready:
+        for ended in events & children.keys():
+            ready.unregister(ended)
+            os.close(ended)
+            pid, owner = children.pop(ended)
+            with owner:
+                _say(owner, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        if inside.fileno() in events:
             request, fds, *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
             owner = socket.socket(fileno=fds[0])
             try:
@@ -256,22 +254,32 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
             if pid == 0:
                 if _is_gone(owner):  # meanwhile: two processes would have one pipe
                     os._exit(1)
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for end in (inside, owner, *children.values()):
+                for end in (inside, owner, *(owner for _, owner in children.values())):
                     end.close()
-                for fd in (ends, woken, wake):
+                for fd in (ends, *children):
                     os.close(fd)
                 arguments, numbers = json.loads(request)
                 _place(fds[1:], numbers)
                 _become(arguments, run)
             for fd in fds[1:]:
                 os.close(fd)
-            if pid > 0:
-                children[pid] = owner
-                _say(owner, pid)
-            else:
+            end_of = _end_of(pid) if pid > 0 else None
+            if end_of is None:
                 owner.close()  # so it starts a process of its own, or learns that there is none
+                continue
+            children[end_of] = pid, owner
+            ready.register(end_of, select.POLLIN)
+            _say(owner, pid)
+
+
+def _end_of(pid: int) -> int | None:
+    """Return a descriptor that shows the end of a new process. Where none is free, the process is killed."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
 
 
 def _is_gone(owner: socket.socket) -> bool:
@@ -298,7 +306,8 @@ def show(name: str) -> None:
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Move descriptors to these numbers, and leave nothing on the standard input."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for fd in (nothing, *fds)]
+    first_free = max(numbers, default=0) + 1
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in (nothing, *fds)]
     for fd in (nothing, *fds):
         os.close(fd)
     for fd, number in zip(above, (0, *numbers), strict=True):
@@ -311,7 +320,7 @@ def _become(arguments: Sequence[str], run: Callable[[], None]) -> NoReturn:
     code: Any = 1
     try:
         show("sqlq-worker")
-        sys.argv = [sys.argv[0], *arguments]
+        sys.argv = [*(sys.argv[:1] or ["sqlq"]), *arguments]  # the App may have emptied it
         run()
         code = 0
     except SystemExit as ended:
