@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.kit import for_each
 from tests.waiting import wait_until
 
@@ -139,8 +137,7 @@ except BlockingIOError:
 """
 
 
-@pytest.mark.variants
-@for_each("first", ["", ENDS, "forkserver.server_pid = 0  # as in a worker\n" + ENDS, FULL])
+@for_each("first", ["forkserver.server_pid = 0  # as in a worker\n" + ENDS, FULL])
 def test_a_fork_server_that_stands_still_is_waited_for_once(first: str) -> None:
     output = said(STOPPED + first + NEXT)
     assert output.count("the fork server does not answer") == 1

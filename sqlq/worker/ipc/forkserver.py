@@ -201,7 +201,7 @@ def start(
 
 
 def _must_not_be_shared(own: Collection[int]) -> str | None:
-    """Name what modules of the App have opened at import and two processes must not share: a thread's locks, a
+    """Name what an import of the App has opened and two processes must not share: a thread's locks, a
     connection, a database file. Datagrams, as of the system's log, may be shared."""
     if len(list(Path("/proc/self/task").iterdir())) > 1:  # threads of libraries, too
         return "the locks of another thread"  # guard: forks-share-no-thread
