@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import shlex
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,11 +13,12 @@ from typing import Any, ParamSpec, TypeVar, cast
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.config.command_hint import word
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.checks import checked_name, checks_arguments
-from sqlq.payload.signatures import signature_of
+from sqlq.model.job import NewJob
 from sqlq.schema import version
 from sqlq.store import audit
 
@@ -63,10 +63,10 @@ _OPTIONS = {
     "available_at": "at",
     "since": "from",
     "until": "to",
-    "flow_id": "flow",
 }
 """The options of commands that have another name than the argument."""
-_UNSAID = {"self", "session", "told", "job"}
+_SUBJECTS = {"ids", "id", "name", "key"}
+"""Arguments that stand in a command without a name."""
 _NAMED = 20
 """The most ids that are recorded of one action."""
 
@@ -87,13 +87,11 @@ def act_as(actor: str) -> None:
     _actor.set(actor)
 
 
-def audited(command: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Record the calls of a method, where an actor is known: one row before, and its number after. `command`
-    is the command that does the same, as in "queues pause"."""
+def audited(words: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Record the calls of a method, where an actor is known: one row before, and its number after. `words`
+    are those of the command that does the same, as in "queues pause"."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        shape = signature_of(method)
-
         @wraps(method)
         def recorded(*args: P.args, **options: P.kwargs) -> T:
             actor = _actor.get()
@@ -101,19 +99,19 @@ def audited(command: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 return method(*args, **options)
             facet: Any = args[0]
             with acting_as(None):  # guard: an-action-is-one-row
-                said = _command(command, shape.bind(*args, **options))
+                line = command_line(words, *args[1:], **options)
                 database, session = facet._database, options.get("session")  # noqa: SLF001 - of this class
                 if session is None:
                     database.require_tables()
                 run = database.run if session is None else partial(facet._do, session)  # noqa: SLF001 - likewise
-                id = _record(run, lambda conn: audit.begin(conn, actor, command.partition(" --")[0], said))
+                id = _record(run, lambda conn: audit.begin(conn, actor, words.partition(" --")[0], line))
                 try:
                     result = method(*args, **options)
                 except SqlqError:  # refused, which is no interruption
                     _record(run, lambda conn: audit.end(conn, id, 0))
                     raise
                 if _record(run, lambda conn: audit.end(conn, id, _number(result))) is None:
-                    log.warning("%s is done, and not recorded: the database refuses that", command)
+                    log.warning("%s is done, and not recorded: the database refuses that", words)
             return result
 
         return recorded
@@ -132,31 +130,24 @@ def _record(
         return None
 
 
-def _command(command: str, bound: inspect.BoundArguments) -> str:
-    """Return the command line of a call."""
-    words = [command]
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            words += (_option(each, value[each]) for each in value if each not in _UNSAID)
-        elif name in _UNSAID or value in (None, (), []):
+def command_line(command: str, *subjects: object, **options: object) -> str:
+    """Return the words of the command that does the same as a call, without the name of the program.
+
+    >>> command_line("queues pause", "mail", lasting="10m")
+    'queues pause mail --for 10m'
+    """
+    parts = [command]
+    for value in (*subjects, *(options[name] for name in _SUBJECTS & options.keys())):
+        values: list[Any] = [*value] if isinstance(value, (list, tuple, range, set, frozenset)) else [value]
+        shown = [each for each in values[:_NAMED] if each is not None and not isinstance(each, NewJob)]
+        parts += [word(str(getattr(each, "id", each))) for each in shown]
+        parts += [f"(and {len(values) - _NAMED:,} more)"] if len(values) > _NAMED else []
+    for name, value in options.items():
+        if value in (None, False) or name in _SUBJECTS or name == "session":
             continue
-        elif kind is inspect.Parameter.KEYWORD_ONLY:
-            words.append(_option(name, value))
-        elif isinstance(value, (list, tuple, range, set, frozenset)):
-            each = [str(getattr(one, "id", one)) for one in value]
-            words += [shlex.quote(one) for one in each[:_NAMED]]
-            words += [f"(and {len(each) - _NAMED:,} more)"] if len(each) > _NAMED else []
-        else:
-            words.append(shlex.quote(str(getattr(value, "id", value))))
-    return " ".join(word for word in words if word)
-
-
-def _option(name: str, value: object) -> str:
-    if value is None or value is False:
-        return ""
-    option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
-    return option if value is True else f"{option} {shlex.quote(str(value))}"
+        parts.append(f"--{_OPTIONS.get(name, name).replace('_', '-')}")
+        parts += [] if value is True else [word(str(value))]
+    return " ".join(parts)
 
 
 def _number(result: Any) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sqlq.cli.output import plain
 from sqlq.cli.title import conceal
 from sqlq.config.command_hint import OWNER
 from sqlq.config.durations import counted
@@ -180,7 +181,7 @@ class Context:
                 reason = why(self.app().jobs.get(id))
             except JobNotFoundError:
                 reason = "there is no such job"
-            click.echo(f"sqlq: job {id}: {reason}", err=True)
+            click.echo(plain(f"sqlq: job {id}: {reason}"), err=True)
         if (more := len(ids) - EXPLAINED) > 0:
             click.echo(f"sqlq: {counted(more, 'more job')} not changed", err=True)
         if ids:

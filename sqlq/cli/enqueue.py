@@ -103,7 +103,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
     for name in ("timeout", "retention"):
         if changes.get(name, "").strip().lower() == "none":
             changes[name] = None
-    with naming_options(*options, "queue", available_at="at"):
+    with naming_options():
         new = new.set(**changes)
     from sqlq.database.caller.session import own
 

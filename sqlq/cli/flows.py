@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqlq.admin.verbs import flow_counts
+from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_field, show_list, show_rows
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, Column, ago, answer, plain, show_json
+from sqlq.cli.output import Cell, Column, ago, plain, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
 
@@ -53,7 +55,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
     show_field("flow", str(found.id))
     if found.name is not None:
         show_field("name", found.name)
-    show_field("state", f"{found.state}, {_counts(found)}")
+    show_field("state", f"{found.state}, {flow_counts(found)}")
     show_field("enqueued", str(ago(found.created_at)))
     click.echo()
     columns = [Column("step", right=True), Column("task"), Column("state"), Column("after")]
@@ -67,26 +69,19 @@ def show(context: Context, id: int, as_json: bool) -> None:
 
 
 @flows.command()
-@click.argument("step", type=int)
-@takes_json
-def skip(context: Context, step: int, as_json: bool) -> None:
+@click.argument("subjects", metavar="STEP", type=int)
+@acts("flows skip")
+def skip() -> None:
     """Go on as if a step had finished, without a result.
 
     STEP is the id of a job that has failed, or that waits. The steps after it run; a step that needs its
     result fails.
     """
-    found = context.app().flows.skip(step)
-    line = f"skipped step {step}; flow {found.id} is {found.state}, {_counts(found)}"
-    answer(found.as_json(), line, as_json=as_json)
 
 
 def _row(found: FlowStatus) -> list[Cell]:
     name = "" if found.name is None else plain(found.name)
-    return [str(found.id), name, _styled(found.state), _counts(found), ago(found.created_at)]
-
-
-def _counts(found: FlowStatus) -> str:
-    return ", ".join(f"{number:,} {state}" for state, number in found.counts.items())
+    return [str(found.id), name, _styled(found.state), flow_counts(found), ago(found.created_at)]
 
 
 def _styled(state: str) -> Cell:

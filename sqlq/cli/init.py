@@ -58,7 +58,8 @@ def init(yes: bool) -> None:
         where = f"{file.relative_to(folder)}{', at its end' if file.exists() else ''}"
         lines = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
         click.echo(f"{where}:\n{lines}\n")
-    confirm("write this", yes=yes)
+    if not yes:
+        confirm("write this")
     _write(files)
     click.echo(steps, nl=False)
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.history import show_history
 from sqlq.cli.looks import queue_name, show_block, show_field, show_heading, show_rows, show_wrapped
 from sqlq.cli.options import limit_option, takes_json, those_of_one
-from sqlq.cli.output import Cell, Column, ago, naming_options, of, plain, plain_lines, shortened, show_json
+from sqlq.cli.output import Cell, Column, ago, naming_options, plain, plain_lines, shortened, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import counted, readable, span, written
@@ -125,7 +126,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     """
     if only_result:
         context.kind = "reader"
-        with naming_options(timeout="wait"):
+        with naming_options(timeout="--wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
         return
     if wait is not None:

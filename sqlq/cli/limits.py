@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, Column, ago, answer, naming_options, plain
+from sqlq.cli.output import Cell, Column, ago, plain
 
 if TYPE_CHECKING:
     from sqlq.model.limit import LimitStatus
@@ -32,38 +33,29 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     show_list(columns, rows, _row, nothing=nothing, as_json=as_json)
 
 
+_key = click.argument("subjects", metavar="KEY")
+
+
 @limits.command("set")
-@click.argument("key")
+@_key
 @click.option("--running", type=int, help="At most so many at a time.")
 @click.option("--rate", help="At most so many starts in a period, as in 100/1m.")
-@takes_json
-def set_limit(context: Context, key: str, running: int | None, rate: str | None, as_json: bool) -> None:
+@acts("limits set", needs_code=True)
+def set_limit() -> None:
     """Set what KEY allows, whatever its tasks declare, until it is cleared.
 
     Without --running or --rate there is no such limit any more. Running jobs go on.
     """
-    if running is None and rate is None:
-        raise click.UsageError("say what is allowed: --running, --rate or both")
-    app = context.app(needs_code=True)
-    known = app.limits.is_known(key)
-    with naming_options("running", "rate"):
-        found = app.limits.set(key, running=running, rate=rate)
-    unknown = "" if known else "; nothing else is known of this key: no job and no limit of the App has it"
-    line = f"{plain(key)}: {found.says}, until it is cleared{unknown}"
-    answer(found.as_json(), line, as_json=as_json)
 
 
 @limits.command()
-@click.argument("key")
-@takes_json
-def clear(context: Context, key: str, as_json: bool) -> None:
+@_key
+@acts("limits clear", needs_code=True)
+def clear() -> None:
     """Go back to what the App declares for KEY.
 
     The next job that is enqueued declares a key that is made from arguments; until then the old limit counts.
     """
-    found = context.app(needs_code=True).limits.clear(key)
-    line = f"{plain(key)}: {found.says}, until a job is enqueued that says something else"
-    answer(found.as_json(), line, as_json=as_json)
 
 
 def _row(found: LimitStatus) -> list[Cell]:

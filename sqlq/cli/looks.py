@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sqlq.admin.queues import QueueStatus
-    from sqlq.admin.workers import Asked, WorkerStatus
 
 T = TypeVar("T", bound=AsJson)
 LABEL, LEAST, LEAST_WIDE = 13, 20, 16
@@ -26,11 +25,6 @@ INDENT = "  "
 def queue_name(name: str) -> str:
     """Return a queue's name such that it can be seen, also where it is blank."""
     return plain(name) or repr(name)
-
-
-def who(worker: WorkerStatus | Asked) -> str:
-    """Return the name of a worker, where it has one, with its host and process."""
-    return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
 
 
 def number(queue: QueueStatus, name: str) -> str:

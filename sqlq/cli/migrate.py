@@ -60,7 +60,7 @@ def migrate(
     from sqlq.schema import version
     from sqlq.worker.options import setting
 
-    with naming_options("wait"):
+    with naming_options():
         wait_ms = setting("wait", wait, 0)
     app = context.app()
     engine, schema = app.database.engine, app.database.requested_schema

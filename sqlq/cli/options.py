@@ -11,12 +11,10 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from sqlq.config.durations import counted, milliseconds
+from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
-MOST_COUNTED = 100_000
-"""Jobs are counted up to here before a command wants a yes."""
 A_TIME = "2030-01-31T08:00:00+01:00"
 
 
@@ -127,7 +125,6 @@ those_of_one = options(
     click.option("--group", help="Those of one group."),
 )
 """Options that choose jobs. Ids, task, queue and group given together must all fit."""
-ids_argument = click.argument("ids", type=int, nargs=-1)
 queue_option = click.option("--queue", help="Another queue than the task's own.")
 priority_option = click.option("--priority", type=int, help="-100 to 100; larger runs first.")
 exact_option = click.option("--exact", is_flag=True, help="Count every job, however many there are.")
@@ -139,13 +136,6 @@ def limit_option(default: int, words: str) -> Callable[[F], F]:
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
-def require_names(what: str, names: tuple[str, ...], everything: bool) -> None:
-    """Raise `UsageError` unless either names or --all were given."""
-    if bool(names) == everything:
-        both = ", and not both" if names else ""
-        raise click.UsageError(f"name the {what}, or give --all{both}")
-
-
 wait_option = click.option(
     "--wait",
     metavar="DURATION",
@@ -154,25 +144,10 @@ wait_option = click.option(
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
-def ask(does: str, number: int, what: str, which: str = "", *, yes: bool) -> None:
-    """`confirm` what a command `does` to a number of jobs."""
-    if number:
-        more = "at least " if number >= MOST_COUNTED else ""
-        confirm(f"{does} {more}{counted(number, what)}{which}", yes=yes)
-
-
-def confirm(action: str, *, yes: bool) -> None:
-    """Have a person confirm an action, unless --yes is given. Raises `ConfigurationError` where the answer is
-    no, and where nobody is there."""
-    if yes:
-        return
+def confirm(action: str) -> None:
+    """Have a person confirm an action. Raises `ConfigurationError` where the answer is no, or nobody is
+    there."""
     if not sys.stdin.isatty():
         raise ConfigurationError(f"nobody is here to confirm: {action}; nothing was done; --yes goes without")
     if not click.confirm(f"{action}?", err=True):
         raise ConfigurationError("nothing was done")
-
-
-def require_named(what: str, ways: str, *named: object) -> None:
-    """Raise `UsageError` where no option or argument chooses any."""
-    if not any(value not in (None, (), False) for value in named):
-        raise click.UsageError(f"name the {what}: by id, {ways}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS
-from sqlq.config.durations import counted, span
+from sqlq.config.durations import span
 from sqlq.config.json_text import in_json
 from sqlq.errors import SqlqError
 
@@ -65,7 +65,7 @@ def answer(value: Any, *lines: str, as_json: bool) -> None:
     if as_json:
         show_json(value)
     else:
-        click.echo("\n".join(lines))
+        click.echo("\n".join(map(plain, lines)))
 
 
 _CONTROL = re.compile(rf"[\x00-\x1f{STEERS}]+")
@@ -92,31 +92,18 @@ def ago(moment: datetime | None) -> str | None:
 
 
 @contextmanager
-def naming_options(*names: str, **others: str) -> Iterator[None]:
-    """Rewrite an error of the library ("lease is …") so that it names the option ("--lease is …"); `others`
-    are options of another name."""
-    options = {**dict(zip(names, names, strict=True)), **others}
+def naming_options(**others: str) -> Iterator[None]:
+    """Rewrite an error of the library ("lease is …") so that it names this command's option ("--lease is …").
+    `others` are the options of arguments that have another name in the library."""
     try:
         yield
     except SqlqError as error:
         subject, _, rest = str(error).partition(" ")
-        if subject not in options:
+        names = dict(others)
+        for option in click.get_current_context().command.params:
+            longest = max(option.opts, key=len)
+            names |= dict.fromkeys((str(option.name), longest[2:].replace("-", "_")), longest)
+        if subject not in names:
             raise
         rest = rest.replace("give a timedelta or text such as", "give a duration such as")
-        raise click.UsageError(f"--{options[subject].replace('_', '-')} {rest}") from None
-
-
-IDS_SHOWN = 20
-
-
-def listed(ids: Sequence[int]) -> str:
-    """Return ids for a sentence; of many only the first."""
-    shown = ", ".join(map(str, ids[:IDS_SHOWN]))
-    return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
-
-
-def of(chosen: Mapping[str, Any], flow: int | None = None) -> str:
-    """Return " of task … in queue … of group … of flow …" for the jobs that the options have chosen."""
-    parts = {" of task ": chosen["task"], " in queue ": chosen["queue"], " of group ": chosen["group"]}
-    parts[" of flow "] = flow
-    return "".join(f"{words}{plain(str(value))}" for words, value in parts.items() if value)
+        raise click.UsageError(f"{names[subject]} {rest}") from None

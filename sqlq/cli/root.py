@@ -57,10 +57,7 @@ _COMMANDS: Final = {
 """The commands with the first sentence of each, in the order in which people meet them. So `sqlq --help`
 imports none of them."""
 _MODULES: Final = {
-    "change": "reschedule",
-    "delete": "failed",
-    "prune": "cancel",
-    "retry": "failed",
+    **dict.fromkeys(("retry", "cancel", "reschedule", "change", "delete", "replay"), "act"),
     "show": "jobs",
     "why": "jobs",
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument
 from sqlq.cli.jobs import STYLES
@@ -163,65 +164,50 @@ def add(
     said = {name: value for name, value in options.items() if value is not None}
     if not said.keys() & {"cron", "every", "at"}:
         raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
-    with naming_options(*options):
+    with naming_options():
         plan = Schedule(**said)
     app = context.app_with_tasks("schedules add checks the job against its task")
     job = app.tasks.find(task).new_from_json([argument(arg) for arg in args], kwargs or {})
-    with naming_options("queue", "priority"):
+    with naming_options():
         job = job.set(queue=queue, priority=priority)
     app.schedules.add(name, job, plan)
     found = app.schedules.get(name)
     due = f"next {written(found.upcoming[0])}" if found.upcoming else found.state
-    answer(found.as_json(), f"added {plain(name)}: {found.plan}, {due}", as_json=as_json)
+    answer(found.as_json(), f"added {name}: {found.plan}, {due}", as_json=as_json)
+
+
+_name = click.argument("subjects", metavar="NAME")
 
 
 @schedules.command()
-@click.argument("name")
-@takes_json
-def pause(context: Context, name: str, as_json: bool) -> None:
+@_name
+@acts("schedules pause")
+def pause() -> None:
     """Enqueue nothing for a schedule until it is resumed.
 
     The pause holds across deploys. Runs that pass meanwhile are not caught up.
     """
-    changed = context.app().schedules.pause(name)
-    line = f"paused {plain(name)}" if changed else f"{plain(name)} is paused already"
-    answer({"schedule": name, "paused": changed}, line, as_json=as_json)
 
 
 @schedules.command()
-@click.argument("name")
-@takes_json
-def resume(context: Context, name: str, as_json: bool) -> None:
+@_name
+@acts("schedules resume")
+def resume() -> None:
     """Go on with a schedule, from its next run."""
-    changed = context.app().schedules.resume(name)
-    line = f"resumed {plain(name)}" if changed else f"{plain(name)} is not paused"
-    answer({"schedule": name, "resumed": changed}, line, as_json=as_json)
 
 
 @schedules.command()
-@click.argument("name")
-@takes_json
-def remove(context: Context, name: str, as_json: bool) -> None:
+@_name
+@acts("schedules remove")
+def remove() -> None:
     """Take a schedule out; jobs that it has enqueued stay.
 
     One that code declares is added again by the next worker that starts with that code: pause it instead.
     """
-    schedules = context.app().schedules
-    is_declared = schedules.get(name).is_declared
-    schedules.remove(name)
-    again = "code declared it: the next worker that starts with that code adds it again"
-    lines = [f"removed {plain(name)}", *([again] if is_declared else [])]
-    answer({"schedule": name, "removed": True}, *lines, as_json=as_json)
 
 
 @schedules.command()
-@click.argument("name")
-@takes_json
-def run(context: Context, name: str, as_json: bool) -> None:
+@_name
+@acts("schedules run", needs_code=True)
+def run() -> None:
     """Enqueue a job of a schedule now, beside its plan."""
-    job = context.app(needs_code=True).schedules.run(name)
-    line = f"enqueued job {job.id}: {plain(job.task)} in queue {queue_name(job.queue)}"
-    if not job.created:
-        line = f"nothing enqueued: job {job.id} holds its unique key"
-    value = {"id": job.id, "queue": job.queue, "task": job.task, "created": job.created}
-    answer(value, line, as_json=as_json)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from sqlq.admin.verbs import who
 from sqlq.cli.context import Context
-from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped, who
+from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped
 from sqlq.cli.options import exact_option, takes_json
 from sqlq.cli.output import Cell, Column, ago, plain, show_json
 from sqlq.config.command_hint import command, word

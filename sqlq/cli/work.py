@@ -154,11 +154,11 @@ def work(
 
         worker_process.run(context, child)
     from sqlq.cli import logs
-    from sqlq.worker.options import SETTINGS, setting
+    from sqlq.worker.options import setting
     from sqlq.worker.supervise.health_file import HealthFile
     from sqlq.worker.supervise.supervisor import SupervisorOptions
 
-    with naming_options(*SETTINGS):
+    with naming_options():
         number, wait_ms = setting("processes", processes, 1), setting("wait", wait, 0)
         options |= {name: setting(name, options[name]) for name in ("max_jobs", "max_rss")}
     options["queues"] = _named_queues(queues)
@@ -204,7 +204,7 @@ def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int | str] | 
 def _checked(options: dict[str, Any]) -> WorkerOptions:
     from sqlq.worker.options import WorkerOptions
 
-    with naming_options(*options, "queue"):
+    with naming_options():
         return WorkerOptions.of(**options)
 
 

@@ -80,7 +80,7 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
     _collect_less()
     code = 1
     try:
-        with naming_options("max_rss"):
+        with naming_options():
             worker.run(patient=setup["wait_ms"] / 1000 if is_first else True)
         code = 0
     finally:

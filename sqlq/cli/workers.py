@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqlq.admin.verbs import who
+from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.looks import INDENT, queue_name, show_heading, show_wrapped, who
-from sqlq.cli.options import listing, options, require_names, takes_json
-from sqlq.cli.output import ago, answer, plain, show_json
+from sqlq.cli.looks import INDENT, queue_name, show_heading, show_wrapped
+from sqlq.cli.options import listing, options, takes_json
+from sqlq.cli.output import ago, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted, span
 
@@ -83,59 +85,45 @@ def _show(worker: WorkerStatus) -> None:
 
 
 _names = options(
-    click.argument("names", metavar="[NAME...]", nargs=-1),
-    click.option("--all", "everyone", is_flag=True, help="All workers, on all hosts."),
-    takes_json,
+    click.argument("subjects", metavar="[NAME...]", nargs=-1),
+    click.option("--all", is_flag=True, help="All workers, on all hosts."),
 )
 
 
 @workers.command()
 @_names
-def pause(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+@acts("workers pause")
+def pause() -> None:
     """Have workers claim nothing until they are resumed.
 
     Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on, and
     what they have not started is released. All processes of a `sqlq work` get the request together.
     """
-    _ask(context, "pause", "paused", names, everyone, as_json=as_json)
 
 
 @workers.command()
 @_names
-def resume(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+@acts("workers resume")
+def resume() -> None:
     """Have paused workers claim again, within 2 seconds."""
-    _ask(context, "resume", "resumed", names, everyone, as_json=as_json)
 
 
 @workers.command()
 @_names
-def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+@acts("workers stop")
+def stop() -> None:
     """Have workers end when what they run has ended, however long that takes.
 
     They claim nothing more within 2 seconds, and exit with 0. A service manager may start them again.
     """
-    _ask(context, "stop", "stopped", names, everyone, as_json=as_json)
 
 
 @workers.command()
 @_names
-def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+@acts("workers restart")
+def restart() -> None:
     """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
 
     Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The supervisors
     stay, and with them their options.
     """
-    _ask(context, "restart", "restarted", names, everyone, as_json=as_json)
-
-
-def _ask(
-    context: Context, word: str, done: str, names: tuple[str, ...], everyone: bool, *, as_json: bool
-) -> None:
-    require_names("workers", names, everyone)
-    ask = getattr(context.app().workers, word)
-    asked = ask(all=True) if everyone else ask(*names)
-    lines = [plain(f"asked {who(each)} to {word}") for each in asked]
-    lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
-    if not asked:
-        lines = ["no worker is running"]
-    answer([each._asdict() for each in asked], *lines, as_json=as_json)

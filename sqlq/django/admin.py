@@ -22,6 +22,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines
 from sqlq.django import app
@@ -30,7 +31,6 @@ from sqlq.errors import SqlqError
 from sqlq.model.job import State
 from sqlq.payload.codec import decoded
 from sqlq.web.access import Redaction
-from sqlq.web.actions import ACTIONS
 from sqlq.web.pages import whole
 from sqlq.web.reading import Reading, too_slow
 
@@ -123,7 +123,7 @@ class Shown(admin.ModelAdmin):
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         found = {}
         for verb, name in self.verbs.items():
-            needed = "delete" if ACTIONS[verb].role == "admin" else "change"
+            needed = "delete" if VERBS[verb].role == "admin" else "change"
             if self._may(request, needed):  # guard: actions-by-djangos-permissions
                 key = "delete_selected" if verb == "delete" else verb  # in place of Django's own
                 found[key] = (partial(_act, verb), key, name)
@@ -137,12 +137,12 @@ def _act(verb: str, shown: Shown, request: HttpRequest, queryset: Any) -> Templa
         ticked = [row.pk for row in shown.get_changelist_instance(request).paginator.object_list]
     if verb == "delete" and "post" not in request.POST:
         return _ask(shown, request, ticked[:ASKED])
-    action = ACTIONS[verb]
+    action = VERBS[verb]
     with app.acting_as(request.user.get_username()):
         for subject in [ticked] if action.states else ticked:
             try:
-                ids = [whole(id, "the id") for id in subject] if action.states else subject
-                messages.success(request, action.do(app, ids, {}))
+                ids = [whole(id, "the id") for id in subject] if action.states else [subject]
+                messages.success(request, f"{action.do(app, ids).sentence()}.")
             except TROUBLE as error:
                 _say(request, error)
     return None
@@ -259,9 +259,9 @@ class ScheduleAdmin(Shown):
     list_display = ("name", "state", "plan", "task", "queue", "next_at", "last_at", "error")
     search_fields = ("name",)
     verbs: ClassVar[Mapping[str, str]] = {
-        "schedule-pause": "Pause",
-        "schedule-resume": "Resume",
-        "schedule-run": "Enqueue a job now",
+        "schedules pause": "Pause",
+        "schedules resume": "Resume",
+        "schedules run": "Enqueue a job now",
     }
 
     def all(self) -> Iterable[Any]:
@@ -274,7 +274,7 @@ class ScheduleAdmin(Shown):
 class QueueAdmin(Shown):
     list_display = ("queue", "available", "scheduled", "blocked", "running", "failed", "paused", "served")
     search_fields = ("queue",)
-    verbs: ClassVar[Mapping[str, str]] = {"queue-pause": "Pause", "queue-resume": "Resume"}
+    verbs: ClassVar[Mapping[str, str]] = {"queues pause": "Pause", "queues resume": "Resume"}
 
     def all(self) -> Iterable[Any]:
         for each in reading.app.queues.status():

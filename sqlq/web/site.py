@@ -12,8 +12,10 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.facet import command_line
+from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
-from sqlq.config.command_hint import command, word
+from sqlq.config.command_hint import command
 from sqlq.database.dialects import refusal
 from sqlq.errors import (
     ConfigurationError,
@@ -113,18 +115,15 @@ class View:
         return self.came_from if request.method == "POST" else f"{path}?{query}" if query else path
 
     def may(self, verb: str) -> bool:
-        return self.user.may(actions.ACTIONS[verb].role)
-
-    def takes_jobs(self, verb: str) -> bool:
-        return bool(actions.ACTIONS[verb].states)
+        return self.user.may(VERBS[verb].role)
 
     def fits(self, verb: str, state: str | None) -> bool:
         """Whether a verb is for jobs of this state, or of some state."""
-        return state is None or state in actions.ACTIONS[verb].states
+        return state is None or state in VERBS[verb].states
 
-    def line(self, verb: str, subject: Any) -> str:
+    def line(self, verb: str, name: Any, options: dict[str, Any]) -> str:
         """Return the command that does the same as a button."""
-        return actions.line(self, verb, "" if verb == "queues-resume" else word(str(subject)))
+        return self.command(command_line(verb, *([name] if name else []), **options))
 
     def command(self, words: str, needs_app: bool = False) -> str:
         return command(words, self.site.app.url, needs_app=needs_app)

@@ -149,8 +149,8 @@ def test_limits_set_warns_of_a_key_that_nothing_else_names(sqlq_: Command) -> No
 
 
 def test_mistakes_are_reported_in_one_sentence(sqlq_: Command) -> None:
-    said = "say what is allowed: --running, --rate or both"
-    assert sqlq_("limits", "set", "stripe").misuse() == said
+    said = "says nothing: give running=, rate= or both"
+    assert said in sqlq_("limits", "set", "stripe").sentence()
     said = "--running is 0: it must be a whole number from 1 to 1,000,000"
     assert sqlq_("limits", "set", "stripe", "--running", "0").misuse() == said
     said = "--rate is 'often': it is a number of starts and a period"

@@ -245,8 +245,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), "name the jobs: by id, --task, --queue, --group, --flow or --all"),
-        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --group, --flow or --all"),
+        (("cancel",), "name the jobs: by id, --task, --queue, --group, --flow, --all"),
+        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --group, --flow, --all"),
         (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),
         (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
         (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),

@@ -19,11 +19,11 @@ from werkzeug.security import generate_password_hash
 from werkzeug.test import Client
 
 import sqlq
+from sqlq.admin.verbs import VERBS
 from sqlq.errors import ConfigurationError
 from sqlq.payload.encryption import new_key
 from sqlq.web import User, api, pages, wsgi
 from sqlq.web.access import ROLES, Role
-from sqlq.web.actions import ACTIONS
 from sqlq.web.serve import LOGINS_A_MINUTE, Server
 from sqlq.web.site import POLICY, Site
 from tests.faces.web.visitor import HOST, Visitor, end, failed
@@ -87,7 +87,7 @@ def requests_of(site: Site) -> Iterator[tuple[str, str]]:
     for rule in site._map.iter_rules():
         if rule.endpoint == "static":
             continue
-        for verb in ACTIONS if "verb" in rule.arguments else [""]:
+        for verb in VERBS if "verb" in rule.arguments else [""]:
             values = dict.fromkeys(rule.arguments, 1) | ({"verb": verb} if verb else {})
             for method in {"GET", "POST"} & set(rule.methods or ()):
                 yield method, urls.build(rule.endpoint, values, method=method)
@@ -107,7 +107,7 @@ def test_every_request_is_refused_when_authorize_returns_no_user(
         assert answer.status_code == (401 if path.startswith("/api/") else 403), (method, path)
         assert not re.search(r"send|default|ValueError|<nav", answer.text), (method, path)
         paths.add(path)
-    assert len(paths) == len(pages.PAGES) + len(api.PAGES) + len(ACTIONS)
+    assert len(paths) == len(pages.PAGES) + len(api.PAGES) + len(VERBS)
     assert app.jobs.get(failed_job).state == "failed"
     lines = [each.getMessage() for each in caplog.records if each.name == "sqlq.web"]
     assert len(lines) == (kind != "None"), "once, with the mend"
@@ -170,7 +170,7 @@ def test_a_viewer_sees_no_buttons_and_can_do_nothing(app: sqlq.App, failed_job: 
     viewer.page()
     token = viewer.client.get_cookie("sqlq_form")
     assert token is not None
-    for verb in ACTIONS:
+    for verb in VERBS:
         form = {"token": token.value, "id": failed_job, "name": "default"}
         answer = viewer.client.post(f"/act/{verb}", data=form, headers={"Origin": HOST})
         assert answer.status_code == 403, verb
@@ -188,7 +188,7 @@ def may_send(role: Role) -> Callable[[Visitor, int], bool]:
     """Return whether a visitor may send all forms for this role; none of them, or all."""
 
     def sends(visitor: Visitor, id: int) -> bool:
-        verbs = [verb for verb, action in ACTIONS.items() if action.role == role]
+        verbs = [verb for verb, action in VERBS.items() if action.role == role]
         (may,) = {sent(visitor, id, verb) != 403 for verb in verbs}
         return may
 
@@ -248,7 +248,7 @@ def test_a_visitor_can_do_what_the_table_allows(app: sqlq.App, failed_job: int, 
 def test_an_operator_cannot_delete_but_retry(app: sqlq.App, failed_job: int) -> None:
     operator = Visitor(app, "operator")
     assert operator.send("delete", id=failed_job, confirmed="yes").status_code == 403
-    assert "Retried 1 job of 1." in operator.done("retry", id=failed_job)
+    assert "moved back 1 job" in operator.done("retry", id=failed_job)
 
 
 # -- forms of other sites ------------------------------------------------------------------------------------

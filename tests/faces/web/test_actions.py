@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import sqlq
+from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
 from sqlq.store.jobs import claim
-from sqlq.web.actions import ACTIONS
 from tests.faces.web.visitor import Completed, Visitor, end, failed
 
-FOR_TEN_MINUTES: dict[str, Any] = {"for": "10m"}
-IN_TWO_HOURS: dict[str, Any] = {"in": "2h"}
+FOR_TEN_MINUTES: dict[str, Any] = {"lasting": "10m"}
+IN_TWO_HOURS: dict[str, Any] = {"delay": "2h"}
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def test_jobs_are_retried_cancelled_and_deleted(shop: sqlq.App) -> None:
     made = enqueue(shop, 4)
     broken = end(shop, failed(), 3)
     admin = Visitor(shop)
-    assert "Retried 2 jobs of 2." in admin.done("retry", id=broken[:2])
-    assert "Cancel: 1 cancelled." in admin.done("cancel", id=made[3], confirmed="yes")
-    assert "Deleted 1 job of 1." in admin.done("delete", id=broken[2], confirmed="yes")
+    assert "moved back 2 jobs to run again: " in admin.done("retry", id=broken[:2])
+    assert f"cancelled 1 job: {made[3]}." in admin.done("cancel", id=made[3], confirmed="yes")
+    assert f"deleted 1 job: {broken[2]}." in admin.done("delete", id=broken[2], confirmed="yes")
     assert [str(shop.jobs.get(id).state) for id in made[:2] + made[3:]] == [
         "available",
         "available",
@@ -64,7 +64,7 @@ def test_all_matching_jobs_are_changed_after_a_confirmation(shop: sqlq.App) -> N
     assert "<b>60</b> jobs would be acted on (60 failed)" in page
     enqueue(shop, 1, label="red", queue="later")
     end(shop, failed(), 1, queue="later")
-    assert "Retried 60 jobs of 60." in admin.done("retry", **answer)
+    assert "moved back 60 jobs to run again" in admin.done("retry", **answer)
     assert len(shop.jobs.list(state="failed")) == 3, "who came after the question is left alone"
 
 
@@ -74,19 +74,19 @@ def test_a_group_of_failures_is_retried_as_a_whole(shop: sqlq.App) -> None:
     end(shop, failed("no van"), 1)
     group = shop.jobs.failures()[0][0]
     admin = Visitor(shop)
-    form: dict[str, Any] = {"fingerprint": group.fingerprint, "matching": "yes"}
+    form: dict[str, Any] = {"error": group.fingerprint, "matching": "yes"}
     page, answer = admin.asked("retry", **form)
     assert "<b>4</b> jobs" in page
     enqueue(shop, 1)
     end(shop, failed("box 7 is gone"), 2)
-    assert "Retried 4 jobs of 4." in admin.done("retry", **answer), "those that were counted"
+    assert "moved back 4 jobs" in admin.done("retry", **answer), "those that were counted"
 
 
 def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None:
     enqueue(shop)
     (id,) = end(shop, failed())
     first, second = Visitor(shop), Visitor(shop)
-    assert "Retried 1 job of 1." in first.done("retry", id=id)
+    assert "moved back 1 job" in first.done("retry", id=id)
     assert "nothing was done" in second.done("retry", id=id)
 
 
@@ -103,8 +103,8 @@ def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> 
     tried = set()
     for state in State:
         chosen = [job.id for job in shop.jobs.list(state=state)]
-        for verb in (verb for verb, action in ACTIONS.items() if state in action.states):
-            page, answer = admin.asked(verb, state=state, matching="yes")
+        for words in (words for words, verb in VERBS.items() if state in verb.states):
+            page, answer = admin.asked(words, state=state, matching="yes")
             assert f"({len(chosen)} {state})" in page
             assert sorted(map(int, answer["id"])) == sorted(chosen)
             tried.add(state)
@@ -112,7 +112,7 @@ def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> 
     assert "nothing was done" in admin.done("cancel", state="failed", matching="yes")
     _, answer = admin.asked("cancel", state="scheduled", matching="yes")
     before = shop.jobs.list()
-    assert "Cancel: 2 cancelled." in admin.done("cancel", **answer)
+    assert "cancelled 2 jobs: " in admin.done("cancel", **answer)
     changed = [new.id for new, old in zip(shop.jobs.list(), before, strict=True) if new.state != old.state]
     assert sorted(changed) == sorted(map(int, answer["id"]))
 
@@ -124,7 +124,8 @@ def test_a_confirmed_action_leaves_alone_what_has_changed_since(shop: sqlq.App) 
     assert "<b>3</b> jobs would be acted on (3 scheduled)" in page
     shop.jobs.reschedule(ids[:1])
     said = admin.done("cancel", **answer)
-    assert "Cancel: 2 cancelled. 1 other job had changed since, and stayed as before." in said
+    assert "cancelled 2 jobs: " in said
+    assert "; 1 job stayed as before." in said
     assert shop.jobs.get(ids[0]).state == "available"
     shop.jobs.retry(all=True)
     assert "nothing was done" in admin.done("cancel", **{**answer, "id": ids[:1]})
@@ -141,10 +142,10 @@ def test_a_filter_is_counted_even_in_a_confirmed_form(shop: sqlq.App) -> None:
 def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
     enqueue(shop)
     admin = Visitor(shop)
-    assert "Paused: default." in admin.done("queue-pause", name="default", **FOR_TEN_MINUTES)
+    assert "paused default for 10m." in admin.done("queues pause", name="default", **FOR_TEN_MINUTES)
     assert shop.queues.pauses().named["default"].until is not None
-    assert "Resumed: default." in admin.done("queue-resume", name="default")
-    answer = admin.send("queue-pause", name="default", **{**FOR_TEN_MINUTES, "for": "a while"})
+    assert "resumed default." in admin.done("queues resume", name="default")
+    answer = admin.send("queues pause", name="default", **{**FOR_TEN_MINUTES, "lasting": "a while"})
     assert answer.status_code == 400
     assert "lasting" in answer.text
 
@@ -161,15 +162,15 @@ def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
 def test_an_ended_job_is_replayed(shop: sqlq.App) -> None:
     enqueue(shop)
     (id,) = end(shop, Completed())
-    assert "Replayed 1 job of 1 as" in Visitor(shop).done("replay", id=id, confirmed="yes")
+    assert "replayed 1 job as" in Visitor(shop).done("replay", id=id, confirmed="yes")
     assert [job.replay_of for job in shop.jobs.list(state="available")] == [id]
 
 
 def test_a_limit_is_set_and_cleared(shop: sqlq.App) -> None:
     shop.limits.set("stripe", running=5)
     admin = Visitor(shop)
-    assert "2 running" in admin.done("limit-set", name="stripe", running="2")
-    assert "as tasks declare" in admin.done("limit-clear", name="stripe")
+    assert "2 running" in admin.done("limits set", name="stripe", running="2")
+    assert "until a job is enqueued" in admin.done("limits clear", name="stripe")
 
 
 @pytest.mark.parametrize(
@@ -177,10 +178,10 @@ def test_a_limit_is_set_and_cleared(shop: sqlq.App) -> None:
     [
         ("explode", {}, 400, "there is no action 'explode' here"),
         ("retry", {"id": "x"}, 400, "the id is 'x': give a whole number"),
-        ("worker-stop", {"name": "nobody", "confirmed": "yes"}, 400, "no worker that is alive is called"),
-        ("schedule-run", {"name": "nope"}, 400, "nope"),
-        ("limit-set", {"name": "k", "rate": "often"}, 400, "rate"),
-        ("flow-retry", {"name": "99"}, 404, "no flow 99"),
+        ("workers stop", {"name": "nobody", "confirmed": "yes"}, 400, "no worker that is alive is called"),
+        ("schedules run", {"name": "nope"}, 400, "nope"),
+        ("limits set", {"name": "k", "rate": "often"}, 400, "rate"),
+        ("retry", {"flow": "99"}, 404, "no flow 99"),
     ],
 )
 def test_a_form_is_refused_in_one_sentence_when_it_is_wrong(
@@ -193,7 +194,7 @@ def test_a_form_is_refused_in_one_sentence_when_it_is_wrong(
 
 def test_each_action_is_in_the_audit_with_its_actor(shop: sqlq.App) -> None:
     admin = Visitor(shop)
-    admin.done("queue-pause", name="default")
+    admin.done("queues pause", name="default")
     (action,) = shop.audit.list()
     assert (action.actor, action.action, action.number) == ("ada", "queues pause", 1)
     assert "queues pause default" in admin.page("/audit")
@@ -204,4 +205,4 @@ def test_a_form_without_jobs_does_nothing(shop: sqlq.App) -> None:
 
 
 def test_no_form_enqueues_a_new_job() -> None:
-    assert not any("enqueue" in action.words or "add" in action.words for action in ACTIONS.values())
+    assert not any("enqueue" in words or "add" in words for words in VERBS)

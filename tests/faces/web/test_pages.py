@@ -334,6 +334,6 @@ def test_pages_read_from_the_replica_and_forms_act_on_the_database(shop: sqlq.Ap
         replica.enqueue(replica.named("send").new().set(queue="seen"))
         visitor = Visitor(shop, read_url=str(replica.url))
         assert "/jobs?queue=seen" in visitor.page("/queues")
-        assert "Paused: seen." in visitor.done("queue-pause", name="seen")
+        assert "paused seen" in visitor.done("queues pause", name="seen")
         assert "seen" in shop.queues.pauses().named
         assert replica.queues.pauses().named == {}

@@ -8,10 +8,10 @@ from django.test import AsyncClient, Client, TransactionTestCase, override_setti
 from django.urls import reverse
 
 from shop.tasks import fail
+from sqlq.admin.verbs import VERBS
 from sqlq.django import app
 from sqlq.django.web import _site
 from sqlq.testing import drain
-from sqlq.web.actions import ACTIONS
 
 ROOT = "/ops/sqlq/"
 FROM_HERE = {"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
@@ -73,7 +73,7 @@ class OfStaff(TransactionTestCase):
         paths = [
             urls.build(rule.endpoint, {name: verb if name == "verb" else 1 for name in rule.arguments})
             for rule in _site()._map.iter_rules()
-            for verb in (ACTIONS if "verb" in rule.arguments else [""])
+            for verb in (VERBS if "verb" in rule.arguments else [""])
         ]
         for model in {"job", "failedjob", "schedule", "queue", "worker"} - {seen}:
             paths += [f"/admin/sqlq/{model}/{page}" for page in ("", f"{self.job.id}/change/", "add/")]
@@ -108,8 +108,8 @@ class OfStaff(TransactionTestCase):
         self.assertEqual(
             (answer.status_code, answer["Location"]), (303, f"{ROOT}jobs/{self.job.id}?x=%C3%A4")
         )
-        self.assertIn("Retried 1 job of 1.", self.page(answer["Location"].removeprefix(ROOT)))
-        self.assertNotIn("Retried", self.page(), "which is said once")
+        self.assertIn("moved back 1 job", self.page(answer["Location"].removeprefix(ROOT)))
+        self.assertNotIn("moved back", self.page(), "which is said once")
         self.assertEqual(app.jobs.get(self.job.id).state, "available")
 
     def test_a_form_of_another_site_or_without_its_token_is_refused(self):
@@ -154,10 +154,10 @@ class OfStaff(TransactionTestCase):
     def test_a_message_with_special_characters_arrives_unchanged(self):
         """Cookies go by way of Django's."""
         self.log_in("change_job")
-        action, fields = form_of(self.page("queues"), "queue-pause")
+        action, fields = form_of(self.page("queues"), "queues pause")
         answer = self.client.post(action, {**fields, "name": 'ä "q"; x,y'}, headers=FROM_HERE)
         self.assertEqual(answer.status_code, 303)
-        self.assertIn('Paused: ä "q"; x,y.', unescape(self.page("queues")))
+        self.assertIn('paused ä "q"; x,y', unescape(self.page("queues")))
         app.queues.resume('ä "q"; x,y')
 
 
