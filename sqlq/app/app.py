@@ -31,7 +31,7 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.database import LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
-from sqlq.enqueue.enqueue import Enqueues, listed, spread_over
+from sqlq.enqueue.enqueue import Batch, Enqueues, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.model.flow import FLOWS, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
@@ -256,13 +256,7 @@ class App(Parts, Declares):
         ...     app.enqueue(send_receipt.new(order.id), session=session)
         """
         enqueuer, joined = self._way(session, eager)
-        new: Any = job
-        done: Any = (
-            enqueuer.enqueue_flow(self._code.additions.to_flow(new), joined)
-            if isinstance(new, FLOWS)
-            else enqueuer.enqueue(self._code.additions.to([new]), joined)[0]
-        )
-        return _answered(job, done)
+        return _answered(job, enqueuer.enqueue(self._batch(job), joined))
 
     @refuse_what_is_a_jobs
     def enqueue_many(
@@ -282,7 +276,8 @@ class App(Parts, Declares):
         >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
         """
         enqueuer, joined = self._way(session, eager)
-        return enqueuer.enqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
+        done: list[Job[R]] = enqueuer.enqueue(self._spread(jobs, spread), joined)
+        return done
 
     @refuse_what_is_a_jobs
     async def aenqueue(
@@ -293,13 +288,7 @@ class App(Parts, Declares):
         call is cancelled. With `eager` an `async def` handler is awaited, and a `def` one runs in a
         thread."""
         enqueuer, joined = self._way(session, eager)
-        new: Any = job
-        done: Any = (
-            await enqueuer.aenqueue_flow(self._code.additions.to_flow(new), joined)
-            if isinstance(new, FLOWS)
-            else (await enqueuer.aenqueue(self._code.additions.to([new]), joined))[0]
-        )
-        return _answered(job, done)
+        return _answered(job, await enqueuer.aenqueue(self._batch(job), joined))
 
     @refuse_what_is_a_jobs
     async def aenqueue_many(
@@ -312,7 +301,8 @@ class App(Parts, Declares):
     ) -> list[Job[R]]:
         """`enqueue_many` with the sessions of `aenqueue`. Without one it works in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
-        return await enqueuer.aenqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
+        done: list[Job[R]] = await enqueuer.aenqueue(self._spread(jobs, spread), joined)
+        return done
 
     def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
@@ -328,6 +318,14 @@ class App(Parts, Declares):
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
         """
         return self._connected.enqueuer.statement(self._code.additions.to([job])[0], paramstyle)
+
+    def _batch(self, job: Any) -> Batch:
+        """Return a job or flow as it is enqueued."""
+        additions = self._code.additions
+        return additions.to_flow(job) if isinstance(job, FLOWS) else additions.to([job])
+
+    def _spread(self, jobs: Iterable[NewJob[Any]], spread: Duration | None) -> Batch:
+        return self._code.additions.to(spread_over(jobs, spread))
 
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
@@ -560,11 +558,11 @@ class App(Parts, Declares):
             self._connected.close()
 
 
-def _answered(new: JobOrFlow[J], done: Any) -> J:
+def _answered(job: JobOrFlow[J], done: Any) -> J:
     """Return the answer of `enqueue` for a job or flow that is enqueued by now."""
-    if isinstance(new, Flow):
-        new.is_enqueued = True
-    answer: J = done
+    if isinstance(job, Flow):
+        job.is_enqueued = True
+    answer: J = done if isinstance(job, FLOWS) else done[0]
     return answer
 
 

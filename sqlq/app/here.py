@@ -67,6 +67,13 @@ class InlineJob:
         done = completion(self.result, claimed_here(self, self.known), self.known)
         return Seen(*what, done.result, done.note)
 
+    def as_before(self) -> Before:
+        """Return the job as a step that comes after it knows it."""
+        row = self.seen()
+        if self.state is State.FINISHED:
+            return Before(self.id, self.new.task, row.result, row.reason)
+        return Before(self.id, self.new.task, None, f"job {self.id} ({self.new.task}) is {self.state}")
+
     def details(self) -> JobDetails:
         """Return the answer of `app.jobs.get`."""
         due = self.new.available_at or self.enqueued_at + timedelta(milliseconds=self.new.delay_ms)

@@ -2,7 +2,8 @@
 in eager mode, and of `sqlq.testing.inline`.
 
 A job takes the same way as in a worker, by JSON, the handler's annotations and the middleware of attempts.
-But it runs in the caller's own thread, or on the caller's own event loop, and nothing is written.
+But it runs in the caller's own thread, or on the caller's own event loop, and nothing is written. One
+coroutine serves both callers: for a synchronous one it waits for nothing, so `_at_once` runs it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
@@ -30,20 +30,19 @@ from sqlq.app.here import InlineFlow, InlineJob, claimed_here, judged
 from sqlq.database.caller.adapter import Adapter
 from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
-from sqlq.enqueue.enqueue import check_new
+from sqlq.enqueue.enqueue import Batch, check_new, jobs_of
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import UniqueUntil
-from sqlq.model.flow import EnqueuedFlow, Plan
-from sqlq.model.job import ClaimedJob, Job, NewJob, State
+from sqlq.model.flow import Plan
+from sqlq.model.job import ClaimedJob, NewJob, State
 from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry, Task
-from sqlq.store.flows.flows import Before, with_results
+from sqlq.store.flows.flows import with_results
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
 from sqlq.worker.attempt.context import begin
-from sqlq.worker.attempt.own_row import completion
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import scoped_session
@@ -53,6 +52,9 @@ log = logging.getLogger("sqlq")
 REMEMBERED = 1_000
 """How many jobs that an App has run eagerly it remembers, with their states and results."""
 _LARGEST_STORED_ID = 4_000_000_000_000_000_000
+
+Calls: TypeAlias = Callable[[contextvars.Context, Attempt], Coroutine[Any, Any, Any]]
+"""Calls the handler of an attempt in a context, and returns its result."""
 
 
 class _Kept(NamedTuple):
@@ -82,53 +84,34 @@ class Here:
         """`run` runs the coroutine of an `async def` handler for a caller that cannot await it."""
         self._tasks = tasks
         self._lifespan = lifespan
-        self._run_coroutine = run
+        self._run_coroutine = run or on_a_loop_of_its_own
         self._taking = threading.Lock()
         self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
 
-    def enqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
-        self._check(new)
-        conn, done = self._joined(session), []
-        if conn is not None:
-            taken = [self._take(job) for job in new]
-            self._keep(conn, session, [job for job, created in taken if created])
-            return [job.answer(created=created) for job, created in taken]
-        for each in new:
-            job, created = self._take(each)
-            if created:
-                self.run(job, self._run_coroutine)
-            done.append(job.answer(created=created))
-        return done
+    def enqueue(self, batch: Batch, session: Any = None) -> Any:
+        return _at_once(self._enqueue(batch, session, self._call_here))
 
-    async def aenqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
+    async def aenqueue(self, batch: Batch, session: Any = None) -> Any:
         if session is not None and self._commits is not None:
-            return await asynchronous(session).run_sync(partial(self.enqueue, new))
-        self._check(new)
-        done = []
-        for each in new:
-            job, created = self._take(each)
-            if created:
-                await self.arun(job)
-            done.append(job.answer(created=created))
-        return done
+            return await asynchronous(session).run_sync(partial(self.enqueue, batch))
+        return await self._enqueue(batch, None, _call_on_loop)
 
-    def enqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
-        self._check(plan.jobs)
+    async def _enqueue(self, batch: Batch, session: Any, call: Calls) -> Any:
+        check_new(jobs_of(batch))
+        for new in jobs_of(batch):
+            self._tasks.find(new.task)  # raises for a job whose handler is not here
         conn = self._joined(session)
-        flow = InlineFlow.of(plan, self.new_flow_id(), self._next)
-        if conn is None:
-            self.run(flow, self._run_coroutine)
-        else:
-            self._keep(conn, session, [flow])
-        return flow.answer()
-
-    async def aenqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
-        if session is not None and self._commits is not None:
-            return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
-        self._check(plan.jobs)
-        flow = InlineFlow.of(plan, self.new_flow_id(), self._next)
-        await self.arun(flow)
-        return flow.answer()
+        if isinstance(batch, Plan):
+            flow = InlineFlow.of(batch, self.new_flow_id(), self._next)
+            await self._run_or_keep(flow, conn, session, call)
+            return flow.answer()
+        answers = []
+        for new in batch:
+            job, created = self._take(new)
+            if created:
+                await self._run_or_keep(job, conn, session, call)
+            answers.append(job.answer(created=created))
+        return answers
 
     def find(self, id: int) -> InlineJob | None:
         """Return a job that ran here, or will; None for an unknown id, or a job that is forgotten."""
@@ -157,11 +140,10 @@ class Here:
         nothing."""
         raise NotImplementedError
 
-    def _check(self, new: Sequence[NewJob]) -> None:
-        """Raise `EnqueueError` for anything that is no job, and for a job whose handler is not here."""
-        check_new(new)
-        for job in new:
-            self._tasks.find(job.task)
+    def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
+        """Whether a job has not failed by an attempt that raised. Where its state stays `running`, the next
+        attempt follows at once."""
+        raise NotImplementedError
 
     def _take(self, new: NewJob) -> tuple[InlineJob, bool]:
         """Return a job for this one, and whether it is new: an existing one with the same unique key is
@@ -208,72 +190,65 @@ class Here:
             connection_of(session)  # refuses it, with advice
         return None if session is None or self._commits is None else connection_to_write(session)
 
-    def _keep(self, conn: Any, session: Any, what: Sequence[InlineJob | InlineFlow]) -> None:
-        """Keep jobs or a flow for the commit."""
-        kept = [_Kept(each, session if hasattr(session, "registry") else None) for each in what]
+    async def _run_or_keep(self, what: InlineJob | InlineFlow, conn: Any, session: Any, call: Calls) -> None:
+        """Run a job or a flow, or keep it for the commit of a connection."""
+        if conn is None:
+            return await self._run(what, call)
+        kept = _Kept(what, session if hasattr(session, "registry") else None)
         if not isinstance(conn, Adapter):
             assert self._commits is not None
-            for each in kept:
-                self._commits.add(itself(session), each)
+            self._commits.add(itself(session), kept)
             note_write(session)
-            return
-        if conn.driver.commits_at_once():
-            self._committed(kept)
-        elif not conn.driver.on_commit(lambda: self._committed(kept)):
-            self._undone(kept)
+        elif conn.driver.commits_at_once():
+            self._committed([kept])
+        elif not conn.driver.on_commit(lambda: self._committed([kept])):
+            self._undone([kept])
             raise ConfigurationError(
                 f"nobody tells of a commit on a connection of {conn.driver.driver}: {self.otherwise}, where "
                 "the job runs at once"
             )
+        return None
 
     def _undone(self, kept: list[_Kept]) -> None:
         self.forget([job for each in kept for job in each.jobs])
 
     def _committed(self, kept: list[_Kept]) -> None:
         if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
-            await_only(self._arun_committed(kept))
+            await_only(self._run_kept([each._replace(scope=None) for each in kept], _call_on_loop))
         else:
-            for each in kept:
-                with self._failing_later(each), session_of_its_own(each.scope):
-                    self.run(each.what, self._run_coroutine)
+            _at_once(self._run_kept(kept, self._call_here))
 
-    async def _arun_committed(self, kept: list[_Kept]) -> None:
+    async def _run_kept(self, kept: list[_Kept], call: Calls) -> None:
         for each in kept:
-            with self._failing_later(each):
-                await self.arun(each.what)
-
-    @contextmanager
-    def _failing_later(self, kept: _Kept) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # guard: a-commit-raises-nothing
-            self.failed(next((job for job in kept.jobs if job.error is error), kept.jobs[0]), error)
+            try:
+                with session_of_its_own(each.scope):
+                    await self._run(each.what, call)
+            except Exception as error:  # guard: a-commit-raises-nothing
+                self.failed(next((job for job in each.jobs if job.error is error), each.jobs[0]), error)
 
     # -- running ---------------------------------------------------------------------------------------------
 
-    def after(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
-        """Give a job its state after an attempt that raised. Return the exception for the caller, if any.
-        Where the state stays `running`, the next attempt follows at once."""
-        raise NotImplementedError
+    async def _run(self, what: InlineJob | InlineFlow, call: Calls) -> None:
+        """Run a job, or a flow, to its end."""
+        if isinstance(what, InlineFlow):
+            return await self._run_flow(what, call)
+        task = what.known = self._tasks.find(what.new.task)
+        what.state = State.RUNNING
+        try:
+            while what.state is State.RUNNING:
+                await self._attempt(what, task, call)
+        finally:
+            if (follower := self._follower(what, task)) is not None:
+                await self._run(follower, call)
+        return None
 
-    def _run_flow(self, flow: InlineFlow, run: Run | None = None) -> None:
+    async def _run_flow(self, flow: InlineFlow, call: Calls) -> None:
         """Run the steps of a flow, each when those before it have ended as it wants. Steps that wait for the
         success of a failed one stay blocked. The first exception is raised at the end."""
         raised: BaseException | None = None
         for job in self._in_turn(flow):
             try:
-                self.run(job, run)
-            except Exception as error:
-                raised = raised or error
-        if raised is not None:
-            raise raised
-
-    async def _arun_flow(self, flow: InlineFlow) -> None:
-        """The same on this event loop."""
-        raised: BaseException | None = None
-        for job in self._in_turn(flow):
-            try:
-                await self.arun(job)
+                await self._run(job, call)
             except Exception as error:
                 raised = raised or error
         if raised is not None:
@@ -287,7 +262,7 @@ class Here:
             turn += 1
             job.state = judged(edges)
             if job.state is State.AVAILABLE:
-                job.before = [self._before(before) for before, _ in edges]
+                job.before = [before.as_before() for before, _ in edges]
                 payload, why = with_results(job.new.payload, job.before)
                 job.new = replace(job.new, payload=payload)
                 if why is not None:
@@ -296,102 +271,31 @@ class Here:
                 if job.grown is not None:
                     flow.extend(job.grown.plan(), self._next, job)
 
-    def _before(self, job: InlineJob) -> Before:
-        if job.state is not State.FINISHED:
-            return Before(job.id, job.new.task, None, f"job {job.id} ({job.new.task}) is {job.state}")
-        task = self._tasks.find(job.new.task)
-        done = completion(job.result, claimed_here(job, task), task)
-        return Before(job.id, job.new.task, done.result, done.note)
-
-    def run(self, job: InlineJob | InlineFlow, run: Run | None = None) -> None:
-        """Run a job, or a flow, to its end in this thread; `run` runs the coroutine of an `async def`
-        handler."""
-        if isinstance(job, InlineFlow):
-            return self._run_flow(job, run)
-        task = job.known = self._tasks.find(job.new.task)
-        job.state = State.RUNNING
-        try:
-            while job.state is State.RUNNING:
-                with self._attempting(job, task) as claimed:
-                    # in a copy of the context, so that the handler's current_job() is not the caller's
-                    attempt = contextvars.copy_context().run
-                    job.result = attempt(self._attempt, job, task, claimed, run or on_a_loop_of_its_own)
-        finally:
-            if (follower := self._follower(job, task)) is not None:
-                self.run(follower, run)
-
-    async def arun(self, job: InlineJob | InlineFlow) -> None:
-        """Run a job, or a flow, to its end on this event loop, the handler of a `def` task in a thread."""
-        if isinstance(job, InlineFlow):
-            await self._arun_flow(job)
-            return
-        task = job.known = self._tasks.find(job.new.task)
-        if not task.is_async:
-            loop = asyncio.get_running_loop()
-            await asyncio.to_thread(
-                self._run_in_thread, job, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result()
-            )
-            return
-        job.state = State.RUNNING
-        try:
-            while job.state is State.RUNNING:
-                with self._attempting(job, task) as claimed:
-                    # a task of its own, whose context ends with it
-                    job.result = await asyncio.create_task(self._aattempt(job, task, claimed))
-        finally:
-            if (follower := self._follower(job, task)) is not None:
-                await self.arun(follower)
-
-    def _run_in_thread(self, job: InlineJob, run: Run) -> None:
-        """Run a job for a caller on an event loop. No future takes a StopIteration there, so the caller gets
-        a RuntimeError, as from a coroutine."""
-        try:
-            self.run(job, run)
-        except StopIteration as error:  # guard: a-stop-iteration-keeps-nobody-waiting
-            raise RuntimeError(f"{job.new.task} raised StopIteration") from error
-
-    @contextmanager
-    def _attempting(self, job: InlineJob, task: Task[..., Any]) -> Iterator[ClaimedJob]:
-        """Count an attempt that the block makes, and give the job its state afterwards."""
+    async def _attempt(self, job: InlineJob, task: Task[..., Any], call: Calls) -> None:
+        """Make an attempt, and give the job its state afterwards."""
         job.attempts += 1
-        claimed, reaching = claimed_here(job, task), None
+        claimed = claimed_here(job, task)
+        context = contextvars.copy_context()  # so that the handler's current_job() is not the caller's
         try:
-            yield claimed
-            job.state = State.FINISHED
+            running = context.run(self._begun, job, task, claimed)
+            result = await call(context, running)
+            if running.growth is not None and running.growth.steps:
+                if not running.completed:
+                    raise SqlqError(UNWRITTEN_GROWTH)
+                job.grown = running.growth
+            job.result, job.state = result, State.FINISHED
+            return
+        except Cancel:
+            job.state = State.CANCELLED
+            return
         except BaseException as error:
-            reaching = self.after(job, claimed, error)
-            if reaching is error:
+            if self.goes_on(job, claimed, error):
+                return
+            job.state = State.FAILED
+            job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
+            if job.error is error:
                 raise
-        if reaching is not None:
-            raise reaching
-
-    def _follower(self, job: InlineJob, task: Task[..., Any]) -> InlineJob | None:
-        """Return the job that follows one that has ended; None without one."""
-        job.ended_at = datetime.now(UTC)
-        outcomes: dict[State, Outcome] = {State.FINISHED: Completed(), State.CANCELLED: Cancelled()}
-        if job.error is not None:
-            outcomes[State.FAILED] = Failed("error", describe(job.error))
-        outcome = outcomes.get(job.state)
-        new = None if outcome is None else follow_up(claimed_here(job, task), outcome)
-        return None if new is None else self._next(new)
-
-    def _attempt(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
-        running = self._begun(job, task, claimed)
-        result = run(acall_handler(running)) if task.is_async else call_handler(running, run)
-        return self._ended(job, running, result)
-
-    async def _aattempt(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob) -> Any:
-        running = self._begun(job, task, claimed)
-        return self._ended(job, running, await acall_handler(running))
-
-    def _ended(self, job: InlineJob, running: Attempt, result: Any) -> Any:
-        """Return the result of an attempt that has not raised."""
-        if running.growth is None or not running.growth.steps:
-            return result
-        if not running.completed:
-            raise SqlqError(UNWRITTEN_GROWTH)
-        job.grown = running.growth
-        return result
+        raise job.error
 
     def _begun(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob) -> Attempt:
         """Begin an attempt in this context."""
@@ -407,6 +311,22 @@ class Here:
         begin(running)
         return running
 
+    async def _call_here(self, context: contextvars.Context, running: Attempt) -> Any:
+        """Call a handler in this thread, without waiting for anything."""
+        if _is_async(running):
+            return context.run(self._run_coroutine, acall_handler(running))
+        return context.run(_call, running, self._run_coroutine)
+
+    def _follower(self, job: InlineJob, task: Task[..., Any]) -> InlineJob | None:
+        """Return the job that follows one that has ended; None without one."""
+        job.ended_at = datetime.now(UTC)
+        outcomes: dict[State, Outcome] = {State.FINISHED: Completed(), State.CANCELLED: Cancelled()}
+        if job.error is not None:
+            outcomes[State.FAILED] = Failed("error", describe(job.error))
+        outcome = outcomes.get(job.state)
+        new = None if outcome is None else follow_up(claimed_here(job, task), outcome)
+        return None if new is None else self._next(new)
+
     def _saved(self, job: InlineJob, conn: Connection, cursor: str) -> None:
         """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
@@ -414,6 +334,40 @@ class Here:
             at_the_end_of(conn, committed=keep)
         elif not conn.driver.on_commit(keep):  # this driver does not report commits
             keep()
+
+
+def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that waits for nothing, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a coroutine that should wait for nothing has waited")
+
+
+async def _call_on_loop(context: contextvars.Context, running: Attempt) -> Any:
+    """Call an `async def` handler on this event loop, and a `def` handler in a thread."""
+    loop = asyncio.get_running_loop()
+    if _is_async(running):
+        return await loop.create_task(acall_handler(running), context=context)
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    return await loop.run_in_executor(None, context.run, _call, running, run)
+
+
+def _call(running: Attempt, run: Run) -> Any:
+    """Call a `def` handler. Neither a coroutine nor a future takes a StopIteration, so the caller gets a
+    RuntimeError."""
+    try:
+        return call_handler(running, run)
+    except StopIteration as error:  # guard: a-stop-iteration-keeps-nobody-waiting
+        raise RuntimeError(f"{running.task} raised StopIteration") from error
+
+
+def _is_async(running: Attempt) -> bool:
+    return running.task_found is not None and running.task_found.is_async
 
 
 def is_on_a_loop() -> bool:
@@ -471,25 +425,22 @@ class EagerEnqueuer(Here):
     def begun(self, job: InlineJob) -> None:
         self._last.append(job)
 
-    def after(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
-        if isinstance(error, Cancel):
-            job.state = State.CANCELLED
-            return None
+    def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):
             # Nothing is written, so the job cannot run later. To return would lose it silently.
             error.add_note(f"{claimed.task} ran eagerly, and cannot be run again later")
-        elif isinstance(error, Exception):
-            outcome = decide(claimed, error, self._tasks.find(claimed.task).retry)
-            if isinstance(outcome, Retried):
-                log.warning(
-                    "%s, run eagerly, failed in attempt %d of %d, and is tried again at once: %s",
-                    *(claimed.task, claimed.attempts, claimed.max_attempts, outcome.error.message),
-                    extra=_about(job, "retried"),
-                )
-                return None
-        job.state = State.FAILED
-        job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
-        return job.error
+            return False
+        if not isinstance(error, Exception):
+            return False
+        outcome = decide(claimed, error, self._tasks.find(claimed.task).retry)
+        if not isinstance(outcome, Retried):
+            return False
+        log.warning(
+            "%s, run eagerly, failed in attempt %d of %d, and is tried again at once: %s",
+            *(claimed.task, claimed.attempts, claimed.max_attempts, outcome.error.message),
+            extra=_about(job, "retried"),
+        )
+        return True
 
 
 def _about(job: InlineJob, event: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -58,17 +58,17 @@ PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_
 """Those of PEP 249, and $1, $2 …"""
 
 
+Batch: TypeAlias = Sequence[NewJob] | Plan
+"""Jobs, or a flow, to enqueue: all of it or nothing."""
+
+
 class Enqueues(Protocol):
     """The way in which an App enqueues: into the database, or into the substitute of
     `sqlq.testing.inline`."""
 
-    def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]: ...
+    def enqueue(self, batch: Batch, session: SyncSession | None = None) -> Any: ...
 
-    async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]: ...
-
-    def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow: ...
-
-    async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow: ...
+    async def aenqueue(self, batch: Batch, session: AnyAsyncSession | None = None) -> Any: ...
 
 
 class Enqueuer:
@@ -80,31 +80,58 @@ class Enqueuer:
         self._notifier = Notifier(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
-    def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]:
-        """Insert jobs and return them in the order given; without a session, in a transaction that is
-        committed here."""
+    def enqueue(self, batch: Batch, session: SyncSession | None = None) -> Any:
+        """Insert jobs and return them in the order given, or a flow; without a session, in a transaction that
+        is committed here."""
+        new = jobs_of(batch)
         check_new(new)
         if not new:
             return []
         if (seal := self._database.seal) is not None:
             new = [job.sealed_by(seal) for job in new]  # guard: jobs-are-sealed
+        insert: Callable[[Connection], Any] = partial(inserting.insert, new=new)
+        if isinstance(batch, Plan):
+            insert = partial(flows.insert_flow, plan=batch._replace(jobs=list(new)))
         if session is not None:
-            return self.join(session, lambda conn: inserting.insert(conn, new), new)
-        is_one = len(new) == 1 and new[0].unique_key is None and new[0].limit_key is None
-        if is_one and self._database.takes_single_statements:
-            return self._told(new, [self._alone(partial(self._enqueue_one, new[0]))])
-        return self._told(new, self._alone(lambda schema: self._run(partial(inserting.insert, new=new))))
+            return self.join(session, insert, new)
+        done = self._insert_alone(insert, None if isinstance(batch, Plan) or len(new) > 1 else new[0])
+        self._told(new, _jobs_in(done))
+        return done
 
-    def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow:
-        """Insert a flow, as `enqueue` inserts jobs: all of it or nothing."""
-        check_new(plan.jobs)
-        if (seal := self._database.seal) is not None:
-            plan = plan._replace(jobs=[job.sealed_by(seal) for job in plan.jobs])
-        if session is not None:
-            return self.join(session, lambda conn: flows.insert_flow(conn, plan), plan.jobs)
-        flow = self._alone(lambda schema: self._run(partial(flows.insert_flow, plan=plan)))
-        self._told(plan.jobs, list(flow.jobs))
-        return flow
+    async def aenqueue(self, batch: Batch, session: AnyAsyncSession | None = None) -> Any:
+        """The same for an asynchronous session; without one, the synchronous way in a thread."""
+        if session is None:
+            return await asyncio.to_thread(self.enqueue, batch)
+        return await asynchronous(session).run_sync(partial(self.enqueue, batch))
+
+    def _insert_alone(self, insert: Callable[[Connection], Any], lone: NewJob | None) -> Any:
+        """Insert in a transaction of sqlq's own, a `lone` job if possible by a statement of its own."""
+        database = self._database
+        schema = self._own_schema()
+        is_plain = lone is not None and lone.unique_key is None and lone.limit_key is None
+        try:
+            if lone is not None and is_plain and database.takes_single_statements:
+                return [self._insert_one(lone, schema)]
+            done = database.run(insert)
+        except DBAPIError as error:
+            _say_why(error, database.dialect, database.engine.url)
+            raise
+        self._notifier.send()
+        return done
+
+    def _insert_one(self, new: NewJob, schema: str | None) -> Job:
+        database = self._database
+        statement, parameters = inserting.insert_statement(new, database.engine.dialect, schema)
+        if self._notifier.takes_along():  # guard: hint-goes-along
+            try:
+                (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
+                return inserting.inserted(new, row)
+            except DBAPIError as error:
+                if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
+                    raise  # else the notification was refused, and with it the job, which needs none
+        (row,) = database.run_statement(statement, parameters)
+        self._notifier.send()
+        return inserting.inserted(new, row)
 
     def join(self, session: SyncSession, work: Callable[[Connection], T], new: Sequence[NewJob] = ()) -> T:
         """Do `work` in the caller's transaction, on its connection. Listeners are notified of the jobs that
@@ -177,70 +204,22 @@ class Enqueuer:
             if not conn.driver.on_commit(committed):
                 self._notifier.at_the_end_of(conn.driver.connection)
 
-    def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
+    def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> None:
         _debug(done)
         if new and self._events.wants("enqueued"):
             self._events.enqueued(new, done, conn)
-        return done
-
-    def _alone(self, write: Callable[[str | None], T]) -> T:
-        """Write jobs in a transaction of sqlq's own. `write` gets the schema."""
-        schema = self._own_schema()
-        try:
-            return write(schema)
-        except DBAPIError as error:
-            _say_why(error, self._database.dialect, self._database.engine.url)
-            raise
-
-    def _run(self, insert: Callable[[Connection], T]) -> T:
-        done = self._database.run(insert)
-        self._notifier.send()
-        return done
-
-    def _enqueue_one(self, new: NewJob, schema: str | None) -> Job:
-        database = self._database
-        statement, parameters = inserting.insert_statement(new, database.engine.dialect, schema)
-        if self._notifier.takes_along():  # guard: hint-goes-along
-            try:
-                (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
-                return inserting.inserted(new, row)
-            except DBAPIError as error:
-                if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
-                    raise  # else the notification was refused, and with it the job, which needs none
-        (row,) = database.run_statement(statement, parameters)
-        self._notifier.send()
-        return inserting.inserted(new, row)
-
-    async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]:
-        """The same for an asynchronous session; without one, the synchronous way in a thread."""
-        if session is None:
-            return await asyncio.to_thread(self.enqueue, new)
-        return await asynchronous(session).run_sync(partial(self.enqueue, new))
-
-    async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow:
-        """The same for an asynchronous session; without one, the synchronous way in a thread."""
-        if session is None:
-            return await asyncio.to_thread(self.enqueue_flow, plan)
-        return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
 
     def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
         """Return the statement that inserts a job, and its parameters; see `App.statement`."""
         check_new([job])
-        if job.limit_key is not None:
+        if job.limit_key is not None or job.unique_until == "pruned":
+            option = 'unique_until="pruned"' if job.limit_key is None else f"the limit {job.limit_key!r}"
             raise EnqueueError(
-                f"the limit {job.limit_key!r} of a job of {job.task} takes a second statement, which looks "
-                "for its turn: enqueue it with app.enqueue(job, session=…), which takes connections of "
-                "psycopg, asyncpg and sqlite3, too"
+                f"{option} of a job of {job.task} takes a second statement: enqueue it with "
+                "app.enqueue(job, session=…), which takes connections of psycopg, asyncpg and sqlite3, too"
             )
-        kind = self._database.engine.dialect.name
-        if job.unique_until == "pruned":
-            raise EnqueueError(
-                f'unique_until="pruned" of a job of {job.task} takes a second statement, which looks for one '
-                "that has ended: enqueue it with app.enqueue(job, session=…), which takes connections of "
-                "psycopg, asyncpg and sqlite3, too"
-            )
-        if style is None:
-            style = dialects.DIALECTS[kind].own_paramstyle
+        dialect = self._database.engine.dialect
+        style = dialects.DIALECTS[dialect.name].own_paramstyle if style is None else style
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
@@ -248,7 +227,7 @@ class Enqueuer:
             )
         if (seal := self._database.seal) is not None:
             job = job.sealed_by(seal)
-        return inserting.foreign_statement(job, kind, style, self._database.requested_schema)
+        return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
 
     def close(self) -> None:
         """Send the notifications that are still to be sent."""
@@ -341,6 +320,11 @@ def _callers_level() -> int:
     return level
 
 
+def jobs_of(batch: Batch) -> Sequence[NewJob]:
+    """Return the jobs of a batch."""
+    return batch.jobs if isinstance(batch, Plan) else batch
+
+
 def _jobs_in(done: Any) -> list[Job]:
     """Return the jobs that work in a caller's transaction has enqueued, by its result."""
     found = done.jobs if isinstance(done, EnqueuedFlow) else done if isinstance(done, list) else [done]
@@ -359,31 +343,27 @@ def _debug(done: list[Job]) -> None:
         )
 
 
-def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
-    """Return the jobs of a batch. Raises `EnqueueError` for anything else."""
+def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]:
+    """Return the jobs of a batch, due one after the other, evenly over a time. Each is due that much later
+    than its own options have it. Raises `EnqueueError` for anything but jobs, and where `spread` is no
+    duration."""
     if not isinstance(jobs, Iterable):
         raise EnqueueError(
             f"enqueue_many takes a list of what task.new(…) returns, not a {kind_of(jobs)}: write "
             "app.enqueue_many([task.new(…), …])"
         )
-    return list(jobs)
-
-
-def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[Any]]:
-    """Return jobs that are due one after the other, evenly over a time. Each is due that much later than its
-    own options have it. Raises `EnqueueError` where `spread` is no duration."""
+    new = list(jobs)
     if spread is None:
         return new
     span_ms = milliseconds(spread, "spread", EnqueueError)
     check_new(new)
-    done = []
-    for i, job in enumerate(new):
-        later_ms = span_ms * i // len(new)
-        if job.available_at is None:
-            done.append(replace(job, delay_ms=min(job.delay_ms + later_ms, LONGEST_MS)))
-        else:
-            done.append(replace(job, available_at=job.available_at + timedelta(milliseconds=later_ms)))
-    return done
+    return [_later(job, span_ms * i // len(new)) for i, job in enumerate(new)]
+
+
+def _later(job: NewJob, ms: int) -> NewJob:
+    if job.available_at is None:
+        return replace(job, delay_ms=min(job.delay_ms + ms, LONGEST_MS))
+    return replace(job, available_at=job.available_at + timedelta(milliseconds=ms))
 
 
 def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:

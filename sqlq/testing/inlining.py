@@ -13,7 +13,7 @@ from sqlq.app.here import InlineJob
 from sqlq.app.inline import Here
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob, State
-from sqlq.model.retry import Cancel, Retry, Snooze
+from sqlq.model.retry import Retry, Snooze
 from sqlq.testing.database import current
 
 
@@ -100,19 +100,11 @@ class InlineEnqueuer(Here):
         if self._commits is not None:
             self._commits.close()
 
-    def after(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
-        match error:
-            case Cancel():
-                job.state = State.CANCELLED
-                return None
-            case Snooze():
-                job.state = State.SCHEDULED
-                return None
-            case Retry() if claimed.attempts < claimed.max_attempts:
-                return None
-        job.state = State.FAILED
-        job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
-        return job.error
+    def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
+        if isinstance(error, Snooze):
+            job.state = State.SCHEDULED
+            return True
+        return isinstance(error, Retry) and claimed.attempts < claimed.max_attempts
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         error.add_note(f"raised by job {job.id}, {job.new.task}, which ran inline after a commit")

@@ -87,7 +87,7 @@ def test_a_stop_iteration_of_a_handler_reaches_the_awaiting_caller(eager: sqlq.A
     assert isinstance(caught.value.__cause__, StopIteration)
     with inline(eager) as ran, pytest.raises(RuntimeError, match="t raised StopIteration"):
         asyncio.run(main(eager))
-    assert [(job.state, type(job.error)) for job in ran.jobs] == [("failed", StopIteration)]
+    assert [(job.state, type(job.error)) for job in ran.jobs] == [("failed", RuntimeError)]
 
 
 def test_middleware_runs_around_eager_jobs(eager: sqlq.App) -> None:
