@@ -24,7 +24,7 @@ from sqlq.config.constants import MAX_ATTEMPTS
 from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, NewJob
-from sqlq.model.middleware import is_plain, takes
+from sqlq.model.middleware import check_plain
 from sqlq.model.outcome import ErrorText
 
 log = logging.getLogger("sqlq")
@@ -218,7 +218,7 @@ class Events:
         """Subscribe a function to events of these names. Raises `ConfigurationError` for a function that
         cannot listen."""
         wanted: frozenset[str] = frozenset(checked_names(names))
-        _check_hears(hear)
+        check_plain(hear, "the listener", "def alarm(events), which runs in a thread", [])
         if not self._listeners:
             atexit.register(_finish, weakref.ref(self))
         self._listeners = (*self._listeners, Listener(wanted, hear))
@@ -272,17 +272,6 @@ def checked_names(names: Sequence[Any]) -> Sequence[EventName]:
             hint = ", as in @app.on('failed')" if callable(name) else ""
             raise ConfigurationError(f"on() got {name!r}, which is no event: name some of {known}{hint}")
     return names
-
-
-def _check_hears(hear: Any) -> None:
-    if not callable(hear):
-        raise ConfigurationError(f"{hear!r} cannot listen: it is no function of a list of events")
-    if not is_plain(hear):
-        raise ConfigurationError(
-            f"{hear!r} cannot listen: listeners run in a thread, so they are plain def functions"
-        )
-    if not takes(hear, []):
-        raise ConfigurationError(f"{hear!r} cannot listen: a listener takes one argument, a list of events")
 
 
 def _finish(reference: weakref.ref[Events]) -> None:

@@ -70,7 +70,7 @@ class _Spans:
         self._before: OrderedDict[int, SpanContext] = OrderedDict()
         """Spans of attempts that failed here, by the ids of their jobs."""
 
-    def __call__(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
+    def __call__(self, job: NewJob) -> Mapping[str, Any] | None:
         """Return the headers that carry the context of the span that creates a job."""
         if PARENT in job.headers:  # the context that the caller has chosen
             return None
@@ -149,7 +149,7 @@ def _span(context: Context | None) -> SpanContext:
     return trace.get_current_span(context).get_span_context()
 
 
-def _attributes(operation: str, job: NewJob[Any] | JobContext) -> dict[str, Any]:
+def _attributes(operation: str, job: NewJob | JobContext) -> dict[str, Any]:
     return {
         "messaging.system": "sqlq",
         "messaging.destination.name": job.queue,

@@ -68,51 +68,55 @@ class ShownMoment(TypeDecorator[datetime]):
 
 _metadata = MetaData()
 
-job_states = Table(
+
+def _view(name: str, **columns: type[TypeEngine[Any]]) -> Table:
+    key, *others = columns.items()
+    return Table(name, _metadata, Column(*key, primary_key=True), *(Column(*other) for other in others))
+
+
+job_states = _view(
     "job_states",
-    _metadata,
-    Column("id", BigInteger, primary_key=True),
-    Column("queue", String, nullable=False),
-    Column("task", String, nullable=False),
-    Column("state", String, nullable=False),
-    Column("priority", SmallInteger, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("max_attempts", Integer),
-    Column("created_at", ShownMoment, nullable=False),
-    Column("available_at", ShownMoment),
-    Column("reserved_at", ShownMoment),
-    Column("reserved_by", String),
-    Column("ended_at", ShownMoment),
-    Column("wait_seconds", Float),
-    Column("error", Text),
-    Column("label", String),
-    Column("headers", Text),
-    Column("progress", Float),
-    Column("progress_of", Float),
-    Column("progress_note", Text),
-    Column("schedule", String),
-    Column("scheduled_for", ShownMoment),
-    Column("start_by", ShownMoment),
-    Column("flow_id", BigInteger),
-    Column("limit_key", String),
-    Column("blocked_by", String),
-    Column("replay_of", BigInteger),
-    Column("group_key", String),
+    id=BigInteger,
+    queue=String,
+    task=String,
+    state=String,
+    priority=SmallInteger,
+    attempts=Integer,
+    max_attempts=Integer,
+    created_at=ShownMoment,
+    available_at=ShownMoment,
+    reserved_at=ShownMoment,
+    reserved_by=String,
+    ended_at=ShownMoment,
+    wait_seconds=Float,
+    error=Text,
+    label=String,
+    headers=Text,
+    progress=Float,
+    progress_of=Float,
+    progress_note=Text,
+    schedule=String,
+    scheduled_for=ShownMoment,
+    start_by=ShownMoment,
+    flow_id=BigInteger,
+    limit_key=String,
+    blocked_by=String,
+    replay_of=BigInteger,
+    group_key=String,
 )
 """The view with one row for every job, whatever its state."""
 
-queue_stats = Table(
+queue_stats = _view(
     "queue_stats",
-    _metadata,
-    Column("queue", String, primary_key=True),
-    Column("available", BigInteger, nullable=False),
-    Column("scheduled", BigInteger, nullable=False),
-    Column("blocked", BigInteger, nullable=False),
-    Column("running", BigInteger, nullable=False),
-    Column("failed", BigInteger, nullable=False),
-    Column("oldest_available_at", ShownMoment),
-    Column("oldest_wait_seconds", Float),
-    Column("paused", Integer, nullable=False),
+    queue=String,
+    available=BigInteger,
+    scheduled=BigInteger,
+    blocked=BigInteger,
+    running=BigInteger,
+    failed=BigInteger,
+    oldest_available_at=ShownMoment,
+    oldest_wait_seconds=Float,
+    paused=Integer,
 )
 """The view with one row for every queue that holds waiting, running or failed jobs."""
 

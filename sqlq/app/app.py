@@ -31,7 +31,7 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.database import LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
-from sqlq.enqueue.enqueue import Batch, Enqueues, spread_over
+from sqlq.enqueue.enqueue import Batch, Enqueuer, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.model.flow import FLOWS, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
@@ -42,6 +42,7 @@ from sqlq.results.results import AnyJobs, AnyResult, AsCompleted, R, Waited
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from sqlq.app.inline import Here
     from sqlq.worker.ipc.parent import NoParent
     from sqlq.worker.options import WorkerOptions
     from sqlq.worker.run.isolated import IsolatedProcesses
@@ -123,7 +124,7 @@ class App(Parts, Declares):
         self._test_addresses: list[Address] = []
         self._arguments: dict[str, Any] = {"url": url, "engine": engine}
         self._arguments |= {"schema": schema, "listen_url": listen_url}
-        self._stand_in: Enqueues | None = None
+        self._stand_in: Here | None = None
         """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
         self._session = checked_session_of_now(session)
         self._eager = is_eager(eager)
@@ -221,7 +222,7 @@ class App(Parts, Declares):
         return self._connected.address.schema
 
     @cached_property
-    def _eagerly(self) -> Enqueues:
+    def _eagerly(self) -> Here:
         from sqlq.app.inline import EagerEnqueuer
 
         return EagerEnqueuer(self.tasks)
@@ -324,10 +325,10 @@ class App(Parts, Declares):
         additions = self._code.additions
         return additions.to_flow(job) if isinstance(job, FLOWS) else additions.to([job])
 
-    def _spread(self, jobs: Iterable[NewJob[Any]], spread: Duration | None) -> Batch:
+    def _spread(self, jobs: Iterable[NewJob], spread: Duration | None) -> Batch:
         return self._code.additions.to(spread_over(jobs, spread))
 
-    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
+    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
         its own. On a test's database the App's own `eager` does not count: jobs are there to be looked at."""
         default = self._eager and not self._test_addresses
@@ -569,14 +570,14 @@ def _answered(job: JobOrFlow[J], done: Any) -> J:
 NameOfAnotherQueue.answer(
     App,
     {
-        **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
-        **dict.fromkeys(("enqueue_at", "enqueue_in"), 'app.enqueue(task.new(…).set(delay="1m"))'),
+        "apply_async send_task queue_task": "app.enqueue(app.named(name).new(…))",
+        "enqueue_at enqueue_in": 'app.enqueue(task.new(…).set(delay="1m"))',
         "actor": "@app.task",
         "AsyncResult": "app.jobs.get(id), or app.result(id)",
         "cancel": "app.jobs.cancel([job])",
         "retry": "app.jobs.retry([job]) for one that has failed",
         "work": "app.worker().run(), or on the command line sqlq work",
-        **dict.fromkeys(("add_periodic_task", "periodic_task"), '@app.task(schedule="0 3 * * *")'),
+        "add_periodic_task periodic_task": '@app.task(schedule="0 3 * * *")',
         "autodiscover_tasks": "imports of the modules that define tasks, in the one that --app names",
     },
 )

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from sqlq.app.options import Defaults, retention_ms
 from sqlq.config.durations import Duration
@@ -14,13 +14,15 @@ from sqlq.config.urls import DirectCalls
 from sqlq.enqueue.prepare import Additions, Stamp, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
+from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name, checked_queue, checked_word
 from sqlq.model.foreign_names import hints
 from sqlq.model.job import JobOptions, Kept, NewJob
+from sqlq.model.job_result import Follows
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.model.middleware import Scope, around_scope, lifespan_scope
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
-from sqlq.model.task import NamedTask, Registry, Task, TaskOptions, make_task
+from sqlq.model.task import AnyTask, Exceptions, Isolate, NamedTask, Registry, Task, make_task
 
 if TYPE_CHECKING:
     from sqlq.worker.attempt.context import JobContext
@@ -37,11 +39,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AppTaskOptions(TaskOptions, total=False):
-    """The options of `App.task`: those of a task, a schedule, and a limit by its name."""
+class TaskOptions(TypedDict, total=False):
+    """The options of `App.task`."""
 
+    name: str | None
+    queue: str
+    max_attempts: int
+    priority: int
+    timeout: Duration | None
+    backoff: BackoffOption | None
+    retention: Duration | None
+    expires: Duration | None
+    headers: Mapping[str, Any] | None
+    retry_on: Exceptions | None
+    fail_on: Exceptions
+    isolate: Isolate
+    on_success: Follows | None
+    on_failure: Follows | None
+    on_cancel: Follows | None
+    aliases: Sequence[str]
     around: Sequence[Around] | None
-    limit: AnyLimit | str | None  # type: ignore[misc]  # wider than a task's: a name, too
+    limit: AnyLimit | str | None
     schedule: Schedule | str | None
 
 
@@ -60,10 +78,10 @@ class Code:
         direct_calls: DirectCalls,
     ) -> None:
         if service is not None:
-            service = checked_queue(service, ConfigurationError, "service")
+            service = checked_queue(service, "service", ConfigurationError)
         self.retention_ms = retention_ms(retention)
         self.defaults = Defaults(defaults, queues, service=service)
-        self.direct_calls = checked_word(direct_calls, "direct_calls", DirectCalls, ConfigurationError)
+        self.direct_calls = checked_word(direct_calls, "direct_calls", ConfigurationError, choice=DirectCalls)
         self.stamps = Stamps(carry)
         self.tasks = Registry(app, always=[scope] if (scope := self.stamps.scope()) else ())
         self.limits = DeclaredLimits()
@@ -101,7 +119,7 @@ class Declares:
         self,
         handler: None = None,
         /,
-        **options: Unpack[AppTaskOptions],
+        **options: Unpack[TaskOptions],
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, handler: Any = None, /, **options: Any) -> Any:
@@ -133,7 +151,7 @@ class Declares:
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
         """
-        known = AppTaskOptions.__annotations__
+        known = TaskOptions.__annotations__
         if unknown := sorted(options.keys() - known):
             single = [name for name in unknown if name in JobOptions.__annotations__]
             where = f"a single job has {single[0]}, as in task.new(…).set({single[0]}=…); " if single else ""
@@ -143,7 +161,7 @@ class Declares:
             )
         when = options.pop("schedule", None)
 
-        def register(function: Callable[..., Any]) -> Task[..., Any]:
+        def register(function: Callable[..., Any]) -> AnyTask:
             if isinstance(function, Task):
                 raise ConfigurationError(
                     f"{function.name} is a task already: @app.task takes the function, its handler"
@@ -233,7 +251,7 @@ class Declares:
     def schedule(
         self,
         name: str,
-        job: NewJob[Any],
+        job: NewJob,
         when: Schedule | str | None = None,
         /,
         **options: Unpack[Options],

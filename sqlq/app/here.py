@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
 from sqlq.model.job import ClaimedJob, Job, JobDetails, NewJob, State
 from sqlq.model.retry import describe
-from sqlq.model.task import Task
+from sqlq.model.task import AnyTask
 from sqlq.results.results import JobRunHere
 from sqlq.store.flows.flows import Before
 from sqlq.store.jobs.results import Seen
@@ -43,12 +43,14 @@ class InlineJob:
     """The steps that its handler has added to that flow."""
     unmet: str | None = None
     """The reason why it cannot have a result that it takes; None where it has all."""
-    known: Task[..., Any] | None = None
+    known: AnyTask | None = None
     """Its task, once it has been run."""
     enqueued_at: datetime = field(default_factory=lambda: datetime.now(UTC), repr=False)
     attempted_at: list[datetime] = field(default_factory=list, repr=False)
     """When each of its attempts has begun."""
     ended_at: datetime | None = field(default=None, repr=False)
+    waits: list[tuple[InlineJob, When]] = field(default_factory=list, repr=False)
+    """The jobs for whose end it waits, and how they have to end."""
 
     def answer(self, *, created: bool) -> Job:
         """Return the answer of `enqueue`."""
@@ -76,16 +78,16 @@ class InlineJob:
 
     def details(self) -> JobDetails:
         """Return the answer of `app.jobs.get`."""
-        due = self.new.available_at or self.enqueued_at + timedelta(milliseconds=self.new.delay_ms)
-        found = vars(self.new) | self.seen()._asdict()
-        found |= {name: json.loads(found[name]) for name in ("payload", "result") if found[name] is not None}
-        found |= {"headers": dict(self.new.headers), "available_at": due, "created_at": self.enqueued_at}
-        found |= {"reserved_at": self.attempted_at[-1] if self.attempted_at else None, "reserved_by": None}
-        found |= {"ended_at": self.ended_at, "flow_id": self.flow_id, "errors": [], "releases": 0}
-        known = {each.name for each in fields(JobDetails)}
-        return JobDetails(
-            lease_token=self.attempts, **{name: value for name, value in found.items() if name in known}
-        )
+        new, row = self.new, self.seen()
+        values = {**vars(new), **row._asdict()}
+        values |= {"payload": json.loads(new.payload), "headers": dict(new.headers)}
+        values["result"] = None if row.result is None else json.loads(row.result)
+        values["available_at"] = new.available_at or self.enqueued_at + timedelta(milliseconds=new.delay_ms)
+        values |= {"created_at": self.enqueued_at, "ended_at": self.ended_at, "reserved_by": None}
+        values["reserved_at"] = self.attempted_at[-1] if self.attempted_at else None
+        values |= {"flow_id": self.flow_id, "errors": [], "releases": 0, "lease_token": self.attempts}
+        names = {each.name for each in fields(JobDetails)} & values.keys()
+        return JobDetails(**{name: values[name] for name in names})
 
 
 @dataclass
@@ -95,14 +97,12 @@ class InlineFlow:
     id: int
     name: str | None
     jobs: list[InlineJob]
-    edges: list[list[tuple[InlineJob, When]]]
-    """The jobs that each job waits for, in the order in which they were named."""
     ends: tuple[int, ...] = ()
     is_list: bool = False
 
     @classmethod
     def of(cls, plan: Plan, id: int, make: Callable[[NewJob], InlineJob]) -> InlineFlow:
-        flow = cls(id, plan.name, [], [], plan.ends, plan.is_list)
+        flow = cls(id, plan.name, [], plan.ends, plan.is_list)
         flow.extend(plan, make)
         return flow
 
@@ -111,16 +111,14 @@ class InlineFlow:
     ) -> None:
         """Add the jobs of a plan; `grown_from` is the job whose handler has added them."""
         new = [make(job) for job in plan.jobs]
-        waits: list[list[tuple[InlineJob, When]]] = [[] for _ in new]
         for edge in plan.edges:
             before = grown_from if edge.after == GROWN_FROM else new[edge.after]
             assert before is not None
-            waits[edge.step].append((before, edge.when))
-        for job, edges in zip(new, waits, strict=True):
+            new[edge.step].waits.append((before, edge.when))
+        for job in new:
             job.flow_id = self.id
-            job.state = State.BLOCKED if edges else State.AVAILABLE
+            job.state = State.BLOCKED if job.waits else State.AVAILABLE
         self.jobs += new
-        self.edges += waits
 
     def answer(self) -> EnqueuedFlow:
         """Return the answer of `enqueue`."""
@@ -128,37 +126,30 @@ class InlineFlow:
         return EnqueuedFlow(self.id, self.name, jobs, self.ends, self.is_list)
 
 
-def claimed_here(job: InlineJob, task: Task[..., Any]) -> ClaimedJob:
+def claimed_here(job: InlineJob, task: AnyTask) -> ClaimedJob:
     """Return a job as a worker would hold it in the attempt that has begun."""
+    new = job.new
     return ClaimedJob(
-        id=job.id,
-        lease_token=job.attempts,
-        queue=job.new.queue,
-        task=job.new.task,
-        payload=job.new.payload,
-        attempts=job.attempts,
-        max_attempts=job.new.max_attempts or task.max_attempts,
-        on_success=job.new.on_success,
-        on_failure=job.new.on_failure,
-        label=job.new.label,
-        headers=job.new.headers_text,
+        *(job.id, job.attempts, new.queue, new.task, new.payload, job.attempts),
+        new.max_attempts or task.max_attempts,
+        on_success=new.on_success,
+        on_failure=new.on_failure,
+        label=new.label,
+        headers=new.headers_text,
         cursor=job.cursor,
         flow_id=job.flow_id,
     )
 
 
-def judged(edges: Sequence[tuple[InlineJob, When]]) -> State:
+def judged(job: InlineJob) -> State:
     """Return the state of a step whose turn it is, by how those before it ended."""
-    states = [(before.state, when) for before, when in edges]
-    if any(
-        (state is State.CANCELLED and when != "ended") or (state is State.FINISHED and when == "failure")
-        for state, when in states
-    ):
-        return State.CANCELLED
-    if any(
-        state not in (State.FINISHED, State.CANCELLED, State.FAILED)
-        or (state is State.FAILED and when == "success")
-        for state, when in states
-    ):
+    states = {_judged(before.state, when) for before, when in job.waits}
+    return next((state for state in (State.CANCELLED, State.BLOCKED) if state in states), State.AVAILABLE)
+
+
+def _judged(before: State, when: When) -> State:
+    if before not in (State.FINISHED, State.CANCELLED, State.FAILED):
         return State.BLOCKED
-    return State.AVAILABLE
+    if when == "ended" or before is (State.FINISHED if when == "success" else State.FAILED):
+        return State.AVAILABLE
+    return State.BLOCKED if before is State.FAILED else State.CANCELLED

@@ -38,7 +38,7 @@ from sqlq.model.flow import Plan
 from sqlq.model.job import ClaimedJob, NewJob, State
 from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
-from sqlq.model.task import Registry, Task
+from sqlq.model.task import AnyTask, Registry
 from sqlq.store.flows.flows import with_results
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
@@ -256,13 +256,10 @@ class Here:
 
     def _in_turn(self, flow: InlineFlow) -> Iterator[InlineJob]:
         """Yield the jobs to run, and give the others their state; also those that a job adds meanwhile."""
-        turn = 0
-        while turn < len(flow.jobs):
-            job, edges = flow.jobs[turn], flow.edges[turn]
-            turn += 1
-            job.state = judged(edges)
+        for job in flow.jobs:
+            job.state = judged(job)
             if job.state is State.AVAILABLE:
-                job.before = [before.as_before() for before, _ in edges]
+                job.before = [before.as_before() for before, _ in job.waits]
                 payload, why = with_results(job.new.payload, job.before)
                 job.new = replace(job.new, payload=payload)
                 if why is not None:
@@ -271,7 +268,7 @@ class Here:
                 if job.grown is not None:
                     flow.extend(job.grown.plan(), self._next, job)
 
-    async def _attempt(self, job: InlineJob, task: Task[..., Any], call: Calls) -> None:
+    async def _attempt(self, job: InlineJob, task: AnyTask, call: Calls) -> None:
         """Make an attempt, and give the job its state afterwards."""
         job.attempts += 1
         claimed = claimed_here(job, task)
@@ -297,7 +294,7 @@ class Here:
                 raise
         raise job.error
 
-    def _begun(self, job: InlineJob, task: Task[..., Any], claimed: ClaimedJob) -> Attempt:
+    def _begun(self, job: InlineJob, task: AnyTask, claimed: ClaimedJob) -> Attempt:
         """Begin an attempt in this context."""
         running = Attempt(claimed, task, float("inf"), Target(tasks=self._tasks))
         running.lifespan = self._lifespan
@@ -317,7 +314,7 @@ class Here:
             return context.run(self._run_coroutine, acall_handler(running))
         return context.run(_call, running, self._run_coroutine)
 
-    def _follower(self, job: InlineJob, task: Task[..., Any]) -> InlineJob | None:
+    def _follower(self, job: InlineJob, task: AnyTask) -> InlineJob | None:
         """Return the job that follows one that has ended; None without one."""
         job.ended_at = datetime.now(UTC)
         outcomes: dict[State, Outcome] = {State.FINISHED: Completed(), State.CANCELLED: Cancelled()}

@@ -7,38 +7,40 @@ The App's layer is its argument `defaults`, then the environment (SQLQ_TIMEOUT a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from sqlq.config import pyproject
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.model.backoff import backoff_from
-from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word, job_fields
+from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word
 from sqlq.model.foreign_names import hints
 from sqlq.model.job import Kept
 from sqlq.payload import headers
 from sqlq.payload.encryption import Encryption, How, Unsealed
 
-Check = Callable[[Any], object]
+Check: TypeAlias = Callable[[Any, str, type[Exception]], object]
 
 
 def _or_none(text: str) -> str | None:
     return None if text.strip().lower() == "none" else text
 
 
-def _check(name: str, value: Any) -> None:
-    job_fields({name: value}, ConfigurationError)
+def _check_order(order: Any, what: str, error: type[Exception]) -> None:
+    if order not in ("fifo", "lifo"):
+        raise error(f'{what} is {order!r}: it is "fifo", where what is due first comes first, or "lifo"')
+
+
+def _check_headers(value: Any, what: str, error: type[Exception]) -> None:
+    headers.encode(headers.checked(value, what, error), f"the {what}", error)
 
 
 OPTIONS: Final[Mapping[str, Check]] = {
-    **{name: partial(_check, name) for name in JOB_OPTIONS},
-    "backoff": lambda value: backoff_from(value, ConfigurationError),
-    "headers": lambda value: headers.encode(
-        headers.checked(value, "headers", ConfigurationError), "the headers", ConfigurationError
-    ),
+    **{name: option.fields for name, option in JOB_OPTIONS.items()},
+    "backoff": lambda value, _, error: backoff_from(value, error),
+    "headers": _check_headers,
 }
 """The options that have defaults, each with a function that refuses a wrong value."""
 
@@ -52,14 +54,9 @@ VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
 RETENTION: Final = "7d"
 
 
-def _check_order(order: Any) -> None:
-    if order not in ("fifo", "lifo"):
-        raise ConfigurationError(
-            f'order is {order!r}: it is "fifo", where what is due first comes first, or "lifo"'
-        )
-
-
-QUEUE_OPTIONS: Final[Mapping[str, Check]] = {**OPTIONS, "order": _check_order}
+QUEUE_OPTIONS: Final = {name: check for name, check in OPTIONS.items() if name != "queue"} | {
+    "order": _check_order
+}
 """Those of queues, which alone have an order in which workers of this App claim from them."""
 
 
@@ -75,33 +72,29 @@ class Defaults:
     ) -> None:
         """A `service` is the default queue where no layer sets one. Raises `ConfigurationError` for an
         unknown option, or a value out of range. It names `defaults` and `queues` as they are `called`."""
-        said = pyproject.find()
         self._app: dict[str, Any] = {} if service is None else {"queue": service}
-        if said is not None:
-            self._app |= _checked(said.defaults, f"{said.file}: {pyproject.DEFAULTS}")
+        self._queues: dict[str, dict[str, Any]] = {}
+        if (project := pyproject.find()) is not None:
+            self._app |= _checked(project.defaults, f"{project.file}: {pyproject.DEFAULTS}")
+            self._add_queues(project.queues, f"{project.file}: {pyproject.QUEUES}", ".{}")
         for option, read in VARIABLES.items():
             name = f"SQLQ_{option.upper()}"
             if text := os.environ.get(name):
                 self._app |= _checked({option: read(text)}, name)
         self._app |= _checked({} if defaults is None else defaults, called.format("defaults"))
-        self._queues: dict[str, dict[str, Any]] = {}
-        if said is not None:
-            for name, options in said.queues.items():
-                self._add_queue(name, options, f"{said.file}: {pyproject.QUEUES}.{name}")
-        if queues is not None and not isinstance(queues, Mapping):
+        self._add_queues({} if queues is None else queues, called.format("queues"), "[{!r}]")
+
+    def _add_queues(self, queues: Any, what: str, item: str) -> None:
+        """Add options of queues; `item` is how messages name those of one."""
+        if not isinstance(queues, Mapping):
             raise ConfigurationError(
-                f"{called.format('queues')} is {queues!r}: it maps names of queues to their options, as in "
+                f"{what} is {queues!r}: it maps names of queues to their options, as in "
                 "{'mail': {'timeout': '30s'}}"
             )
-        for name, options in (queues or {}).items():
-            self._add_queue(name, options, f"{called.format('queues')}[{name!r}]")
-
-    def _add_queue(self, name: Any, options: Any, what: str) -> None:
-        found = _checked(options, what, QUEUE_OPTIONS)
-        if "queue" in found:
-            raise ConfigurationError(f"{what} has the option queue: a queue cannot say another one")
-        known = self._queues.setdefault(checked_queue(name, ConfigurationError), {})
-        known |= found
+        for name, options in queues.items():
+            checked = _checked(options, what + item.format(name), QUEUE_OPTIONS)
+            known = self._queues.setdefault(checked_queue(name, error=ConfigurationError), {})
+            known |= checked
 
     @property
     def queue(self) -> str:
@@ -123,18 +116,18 @@ class Defaults:
         place of its queue."""
         home = queue or said.get("queue") or self.queue
         layers = (self._app, self._queues.get(home, {}), said)
-        found: dict[str, Any] = {}
-        for layer in layers:
-            found |= layer
-        if any("headers" in layer for layer in layers):
+        merged = _merged(layers)
+        if "headers" in merged:
             # they come together, and each name is looked for from the top
-            found["headers"] = {
-                name: value for layer in layers for name, value in (layer.get("headers") or {}).items()
-            }
+            merged["headers"] = _merged(layer.get("headers") or {} for layer in layers)
         if queue is not None:
-            found["queue"] = queue
-        found.pop("order", None)  # which is for workers
-        return found
+            merged["queue"] = queue
+        merged.pop("order", None)  # which is for workers
+        return merged
+
+
+def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for layer in layers for name, value in layer.items()}
 
 
 def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> dict[str, Any]:
@@ -147,7 +140,7 @@ def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> d
             has = f"{hints([option], known)}it has {', '.join(known)}"
             raise ConfigurationError(f"{what} has no option {option!r}; {has}")
         try:
-            known[option](value)
+            known[option](value, option, ConfigurationError)
         except ConfigurationError as error:
             raise ConfigurationError(f"{what}: {error}") from None
     return dict(options)
@@ -169,42 +162,40 @@ def seal_of(
     """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
     without keys. `called` is how messages name an argument, by its name in the braces. Raises
     `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
-    what = argument = called.format("keys")
-    if keys is None and (text := os.environ.get("SQLQ_KEYS")):
-        keys, what = text.replace(",", " ").split(), "SQLQ_KEYS"
-    place = "App(keys=[…])" if called == "{}" else argument
-    said_how = pyproject.setting(how, called.format("seal"), "SQLQ_SEAL")
-    said_unsealed = pyproject.setting(unsealed, called.format("unsealed"), "SQLQ_UNSEALED")
-    if keys is not None and not isinstance(keys, (list, tuple)):
+    keys_name, keys = pyproject.setting(keys, called.format("keys"), "SQLQ_KEYS")
+    if keys_name == "SQLQ_KEYS":
+        keys = (keys or "").replace(",", " ").split()
+    elif not isinstance(keys, (list, tuple)):
         raise ConfigurationError(
-            f"{argument} is no list: give the keys in one, the one that seals first, as in [new, old]"
+            f"{keys_name} is no list: give the keys in one, the one that seals first, as in [new, old]"
         )
+    how_name, how = pyproject.setting(how, called.format("seal"), "SQLQ_SEAL")
+    unsealed_name, unsealed = pyproject.setting(unsealed, called.format("unsealed"), "SQLQ_UNSEALED")
     if not keys:
-        for name, value in (said_how, said_unsealed):
+        for name, value in ((how_name, how), (unsealed_name, unsealed)):
             if value is not None:  # guard: no-seal-without-a-key
                 raise ConfigurationError(
-                    f"{name} is set, but there is no key: give {place} or SQLQ_KEYS what "
+                    f"{name} is set, but there is no key: give {called.format('keys')} or SQLQ_KEYS what "
                     "`sqlq keys new` prints"
                 )
         return None
-    how = "sign" if said_how[1] is None else checked_word(said_how[1], said_how[0], How, ConfigurationError)
-    taken = _checked_unsealed(*said_unsealed)
-    if how == "read" and said_unsealed[1] not in (None, "take"):
-        raise ConfigurationError(
-            f'{said_unsealed[0]} is {said_unsealed[1]!r}, but with seal="read" this App itself writes plain '
-            "rows: leave it out"
-        )
-    return Encryption(keys, how, "take" if how == "read" else taken, what)
+    how = "sign" if how is None else checked_word(how, how_name, ConfigurationError, choice=How)
+    if how == "read":
+        if unsealed not in (None, "take"):
+            raise ConfigurationError(
+                f'{unsealed_name} is {unsealed!r}, but with seal="read" this App itself writes plain rows: '
+                "leave it out"
+            )
+        unsealed = "take"
+    return Encryption(keys, how, _checked_unsealed(unsealed_name, unsealed), keys_name)
 
 
 def _checked_unsealed(name: str, value: Any) -> Unsealed:
-    if value is None or value == "refuse":
-        return "refuse"
-    if value == "take":
-        return "take"
+    if value in (None, "take", "refuse"):
+        return value or "refuse"
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigurationError(
             f'{name} is {value!r}: it is "take", "refuse", or in the App a list of the queues whose plain '
             "rows are taken"
         )
-    return tuple(checked_queue(queue, ConfigurationError) for queue in value)
+    return tuple(checked_queue(queue, error=ConfigurationError) for queue in value)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
     from sqlq.database.database import Address
-    from sqlq.enqueue.enqueue import Enqueues
     from sqlq.model.job import Job, JobOrFlow, NewJob
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
@@ -127,7 +126,7 @@ class DjangoApp(App):
         self.__dict__["_connected"] = connected
 
     @cached_property
-    def _eagerly(self) -> Enqueues:
+    def _eagerly(self) -> EagerEnqueuer:
         return EagerEnqueuer(self.tasks, _run_coroutine)
 
     # -- on Django's connection ------------------------------------------------------------------------------

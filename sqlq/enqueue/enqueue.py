@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -60,15 +60,6 @@ PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_
 
 Batch: TypeAlias = Sequence[NewJob] | Plan
 """Jobs, or a flow, to enqueue: all of it or nothing."""
-
-
-class Enqueues(Protocol):
-    """The way in which an App enqueues: into the database, or into the substitute of
-    `sqlq.testing.inline`."""
-
-    def enqueue(self, batch: Batch, session: SyncSession | None = None) -> Any: ...
-
-    async def aenqueue(self, batch: Batch, session: AnyAsyncSession | None = None) -> Any: ...
 
 
 class Enqueuer:

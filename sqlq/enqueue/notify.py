@@ -84,18 +84,14 @@ class Notifier:
         self._thread: threading.Thread | None = None
 
     @property
-    def _silent(self) -> bool:
-        # guard: workers-of-this-process-are-told
-        return not (self._notifies or waiting_here(self._database.engine.url))
-
-    @property
     def are_needed(self) -> bool:
         """Whether workers do not see commits by themselves."""
-        return not self._silent
+        # guard: workers-of-this-process-are-told
+        return bool(self._notifies or waiting_here(self._database.engine.url))
 
     def on_commit_of(self, conn: Connection) -> None:
         """Notify when the caller's transaction commits; nothing is sent when it never does."""
-        if self._silent:
+        if not self.are_needed:
             return
         self._enqueued.add(conn)
         if conn.engine not in self._listening:
@@ -115,7 +111,7 @@ class Notifier:
     def at_the_end_of(self, driver: Any) -> None:
         """Notify when the transaction that is open on a driver's connection is over, whether it was committed
         or not."""
-        if self._silent:
+        if not self.are_needed:
             return
         with self._lock():
             known = bool(self._watched)
@@ -136,7 +132,7 @@ class Notifier:
 
     def send(self) -> None:
         """Notify soon, from the notifier's thread; returns at once."""
-        if self._silent:
+        if not self.are_needed:
             return
         with self._lock():
             known = self._wanted or self._resting

@@ -18,7 +18,7 @@ from sqlq.model.checks import JOB_OPTIONS, job_fields
 from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
 from sqlq.model.job import NewJob
 from sqlq.model.limit import DeclaredLimits
-from sqlq.model.middleware import Scope, is_plain, name_of, takes
+from sqlq.model.middleware import Scope, check_plain, name_of
 from sqlq.model.task import Registry
 from sqlq.payload import headers
 
@@ -39,7 +39,7 @@ class Stamps:
     def add(self, function: Any) -> None:
         """Register a function that returns headers for each job. Raises `ConfigurationError` for one that
         cannot."""
-        _check_stamps(function)
+        check_plain(function, "stamp", "def origin(job), which returns headers", object())
         if function in self._functions:
             raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
         self._functions.append(function)
@@ -105,20 +105,6 @@ def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:
     return carry
 
 
-def _check_stamps(function: Any) -> None:
-    name = name_of(function)
-    if not callable(function):
-        raise ConfigurationError(
-            f"stamp is {name}, which is no function: it takes a job, and returns headers"
-        )
-    if not is_plain(function):
-        raise ConfigurationError(
-            f"stamp is {name}, which cannot be called here and now: make it a def that returns headers"
-        )
-    if not takes(function, object()):
-        raise ConfigurationError(f"stamp is {name}: it takes one argument, the job")
-
-
 class Additions:
     """Adds to jobs the declarations of one App up to now: headers, limits, and options of their queues."""
 
@@ -135,7 +121,7 @@ class Additions:
         self._stamps = stamps
         self._defaults = defaults
 
-    def to(self, new: list[NewJob[Any]]) -> list[NewJob[Any]]:
+    def to(self, new: list[NewJob]) -> list[NewJob]:
         """Return jobs with the App's additions."""
         if self._limits:
             new = [self._limited(job) for job in new]
@@ -150,7 +136,7 @@ class Additions:
             done.append(self._stamps.stamped(job, first, carried))
         return done
 
-    def _as_in_its_queue(self, job: NewJob[Any]) -> tuple[NewJob[Any], Mapping[str, Any]]:
+    def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
         """Return a job with the options that its task has for its queue, and the task's headers."""
         task = self._tasks.get(job.task)
         if task is None:
@@ -161,7 +147,7 @@ class Additions:
             job = replace(job, **{name: getattr(task, name) for name in fields})
         return job, task.headers
 
-    def _by_name_alone(self, job: NewJob[Any]) -> tuple[NewJob[Any], Mapping[str, Any]]:
+    def _by_name_alone(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
         """Return a job whose task is not known here with the App's options for its queue, and their headers.
         The worker's task has the attempts and the timeout."""
         options = self._defaults({}, job.queue if "queue" in job.given else None)
@@ -170,7 +156,7 @@ class Additions:
         job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
         return job, options.get("headers") or {}
 
-    def _limited(self, job: NewJob[Any]) -> NewJob[Any]:
+    def _limited(self, job: NewJob) -> NewJob:
         """Return a job with the rule of its limit, where it names one."""
         key: str | None = getattr(job, "limit_key", None)
         if key is None:
@@ -183,7 +169,7 @@ class Additions:
         plan = Flow.of(job).plan()
         return plan._replace(jobs=[without_expiry(job) for job in self.to(plan.jobs)])
 
-    def template(self, job: NewJob[Any]) -> NewJob[Any]:
+    def template(self, job: NewJob) -> NewJob:
         """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
         middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
         each deploy."""

@@ -105,13 +105,13 @@ def backoff_from(option: BackoffOption | None, error: type[Exception] = Configur
     return Curve("list", waits)
 
 
-def stored(option: Any, error: type[Exception]) -> str:
+def stored(option: Any, what: str, error: type[Exception]) -> str:
     """Return a backoff as a job's row has it. Raises `error` for a function of the user's own: only code
     can hold it."""
     backoff = backoff_from(option, error)
     if not isinstance(backoff, Curve):
         raise error(
-            f"backoff is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
+            f"{what} is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
             "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes "
             "functions"
         )

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import Row
 
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.errors import ArgumentsError
@@ -25,25 +27,8 @@ from sqlq.payload.headers import decode
 log = logging.getLogger("sqlq.worker")
 
 
-class Ending(Protocol):
-    """A job that ends, as a worker holds it or as a rescue finds it."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def attempts(self) -> int: ...
-    @property
-    def label(self) -> str | None: ...
-    @property
-    def headers(self) -> str | None: ...
-    @property
-    def on_success(self) -> str | None: ...
-    @property
-    def on_failure(self) -> str | None: ...
+Ending: TypeAlias = "ClaimedJob | Row[Any]"
+"""A job that ends, as a worker holds it or as a rescue finds its row."""
 
 
 class Follower(NamedTuple):
@@ -84,8 +69,8 @@ class Follower(NamedTuple):
             )
         return cls(
             checked_name(named.get("task", ""), f"the task in {column}", ArgumentsError),
-            checked_queue(named.get("queue", DEFAULT_QUEUE), ArgumentsError, f"the queue in {column}"),
-            checked_priority(named.get("priority", 0), ArgumentsError),
+            checked_queue(named.get("queue", DEFAULT_QUEUE), f"the queue in {column}", ArgumentsError),
+            checked_priority(named.get("priority", 0), error=ArgumentsError),
         )
 
 
@@ -109,26 +94,27 @@ def follow_up(job: Ending, outcome: Outcome, seal: Encryption | None = None) -> 
 
 
 def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob | None:
-    # SQLite lets in bytes, which JSON does not have
-    names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
-    label = None if job.label is None else str(job.label)
+    how: dict[str, Any]
     match outcome:
         case Completed():
-            text, column = job.on_success, "on_success"
-            ended = JobResult(job.id, *names, "completed", job.attempts, label=label)
+            text, column, how = job.on_success, "on_success", {"outcome": "completed"}
         case Failed("bad_signature"):  # guard: nothing-follows-a-bad-seal
             return None
         case Failed(reason, error):
-            text, column = job.on_failure, "on_failure"
-            said = error.exception, error.message
-            ended = JobResult(job.id, *names, "failed", job.attempts, reason, *said, label)
+            text, column, how = job.on_failure, "on_failure", {"outcome": "failed", "reason": reason}
+            how |= {"exception": error.exception, "message": error.message}
         case Cancelled(why):
-            text, column = job.on_failure, "on_cancel"
-            ended = JobResult(job.id, *names, "cancelled", job.attempts, message=why, label=label)
+            text, column, how = job.on_failure, "on_cancel", {"outcome": "cancelled", "message": why}
         case _:
             return None
     if text is None or (follower := Follower.from_text(text, column)) is None:
         return None
+    # SQLite lets in bytes, which JSON does not have; guard: a-follow-up-is-told-texts
+    texts: dict[str, Any] = {
+        name: None if (value := getattr(job, name)) is None else str(value)
+        for name in ("task", "queue", "label")
+    }
+    ended = JobResult(id=job.id, attempts=job.attempts, **texts, **how)
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
     new: NewJob = NewJob(
         task=follower.task,
@@ -168,11 +154,10 @@ def settlement(
     ends with it. Its result and the follow-up are signed or encrypted where there is a seal."""
     if seal is not None and type(outcome) is Completed:
         outcome = outcome.sealed_by(seal, job.task, job.queue)  # guard: results-are-sealed
-    key = job.limit_key
-    if job.on_success is None and job.on_failure is None:
-        return Settlement(job.id, job.lease_token, job.attempts, outcome, None, key, course)
-    follows = follow_up(job, outcome, seal)
-    return Settlement(job.id, job.lease_token, job.attempts, outcome, follows, key, course)
+    follows = None
+    if job.on_success is not None or job.on_failure is not None:
+        follows = follow_up(job, outcome, seal)
+    return Settlement(job.id, job.lease_token, job.attempts, outcome, follows, job.limit_key, course)
 
 
 def check_follow_ups(job: Ending) -> None:

@@ -53,7 +53,7 @@ def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -
     return str.__str__(value)  # of an enum's member its text, not its name
 
 
-def checked_word(value: Any, what: str, choice: Any, error: type[Exception] = EnqueueError) -> Any:
+def checked_word(value: Any, what: str, error: type[Exception] = EnqueueError, *, choice: Any) -> Any:
     """Return one of the words of a `Literal`."""
     if value not in get_args(choice):
         *others, last = (f'"{word}"' for word in get_args(choice))
@@ -61,7 +61,7 @@ def checked_word(value: Any, what: str, choice: Any, error: type[Exception] = En
     return value
 
 
-def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str = "queue") -> str:
+def checked_queue(value: str, what: str = "queue", error: type[Exception] = EnqueueError) -> str:
     """Return the name of a queue that may be given to jobs."""
     name = checked_name(value, what, error)
     if "," in name or "=" in name:  # guard: no-separator-in-a-queue
@@ -74,7 +74,7 @@ def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str =
     return name
 
 
-def checked_whole(value: Any, what: str, choice: range, error: type[Exception], more: str = "") -> int:
+def checked_whole(value: Any, what: str, error: type[Exception], choice: range, more: str = "") -> int:
     """Return a whole number of a range; `more` ends the message about another one."""
     if not isinstance(value, int) or isinstance(value, bool) or int(value) not in choice:
         raise error(
@@ -83,8 +83,8 @@ def checked_whole(value: Any, what: str, choice: range, error: type[Exception], 
     return int(value)
 
 
-def checked_priority(value: int, error: type[Exception] = EnqueueError) -> int:
-    return checked_whole(value, "priority", PRIORITIES, error, "; larger runs first")
+def checked_priority(value: int, what: str = "priority", error: type[Exception] = EnqueueError) -> int:
+    return checked_whole(value, what, error, PRIORITIES, "; larger runs first")
 
 
 def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueError) -> str:
@@ -109,28 +109,18 @@ def with_cancel(on_failure: str | None, changes: Mapping[str, Any]) -> str:
     return json.dumps({**now, "on_cancel": cancel} if cancel else now or None, ensure_ascii=False)
 
 
-def _checked_span(value: Duration, what: str, impossible: str, error: type[Exception]) -> int:
-    """Return the milliseconds of a duration, in which with zero something is `impossible`."""
-    ms = milliseconds(value, what, error)
-    if ms == 0:
-        raise error(f"{what} is zero: no job could {impossible} in it; leave it out for no limit")
-    return ms
-
-
 class Limits(Protocol):
     """A limit at which jobs wait for their turn: a `sqlq.Limit` or `sqlq.Serial`."""
 
     def on_one_job(self) -> tuple[str, Rule]: ...
 
 
-def checked_limit(limit: Any) -> tuple[str | None, Rule | None]:
+def checked_limit(limit: Any, what: str, error: type[Exception]) -> tuple[str | None, Rule | None]:
     """Return key and rule of the limit of a single job."""
-    if limit is None:
-        return None, None
     if isinstance(limit, str):
-        return checked_name(limit, "limit"), None
+        return checked_name(limit, what, error), None
     if not hasattr(type(limit), "on_one_job"):
-        raise EnqueueError(
+        raise error(
             f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
             "one that app.limit has declared"
         )
@@ -139,49 +129,53 @@ def checked_limit(limit: Any) -> tuple[str | None, Rule | None]:
 
 
 class JobOption(NamedTuple):
-    """The field of jobs and tasks that holds an option, and the check that makes its value."""
+    """The field of jobs that holds an option, and the check that makes its value: of the value, the name of
+    the option, and the error to raise."""
 
     field: str
-    check: Callable[[Any, type[Exception]], Any]
+    check: Callable[[Any, str, type[Exception]], Any]
     none_is_unset: bool = False
-    """Whether None stands for no such option."""
+    """Whether None stands for no such option, where a task, a queue or the App has it."""
+    instead_of: Mapping[str, Any] = {}
+    """The fields of options whose place it takes, and their values for none."""
+
+    def fields(self, value: Any, name: str, error: type[Exception]) -> dict[str, Any]:
+        """Return the fields that the option sets. Raises `error` for a wrong value."""
+        is_unset = value is None and self.none_is_unset
+        return {} if is_unset else {self.field: self.check(value, name, error)}
 
 
-def _max_attempts(value: Any, error: type[Exception]) -> int:
-    return checked_whole(value, "max_attempts", range(1, 1_000_001), error)
+def _checked_span(value: Duration, what: str, error: type[Exception]) -> int:
+    """Return the milliseconds of a duration in which something has to be possible."""
+    ms = milliseconds(value, what, error)
+    if ms == 0:
+        raise error(f"{what} is zero: no job could be started or finished in it; leave it out for no limit")
+    return ms
 
 
-def _timeout(value: Any, error: type[Exception]) -> int:
-    return _checked_span(value, "timeout", "finish", error)
-
-
-def _expires(value: Any, error: type[Exception]) -> int:
-    return _checked_span(value, "expires", "be started", error)
-
-
-def _retention(value: Any, error: type[Exception]) -> int:
+def _checked_retention(value: Duration | None, what: str, error: type[Exception]) -> int:
     """Return how long a job is kept after its end; None stands for ever."""
-    return FOR_EVER_MS if value is None else milliseconds(value, "retention", error)
+    return FOR_EVER_MS if value is None else milliseconds(value, what, error)
 
 
 JOB_OPTIONS: Final[Mapping[str, JobOption]] = {
     "queue": JobOption("queue", checked_queue),
     "priority": JobOption("priority", checked_priority),
-    "max_attempts": JobOption("max_attempts", _max_attempts),
-    "timeout": JobOption("timeout_ms", _timeout, none_is_unset=True),
-    "retention": JobOption("retention_ms", _retention),
-    "expires": JobOption("expires_ms", _expires, none_is_unset=True),
+    "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
+    "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True),
+    "retention": JobOption("retention_ms", _checked_retention),
+    "expires": JobOption("expires_ms", _checked_span, none_is_unset=True, instead_of={"start_by": None}),
 }
 """The options of a job that its task, its queue and the App have, too."""
 
 
 def job_fields(options: Mapping[str, Any], error: type[Exception]) -> dict[str, Any]:
     """Return the fields for the options of the table that are set. Raises `error` for a wrong value."""
-    return {
-        option.field: option.check(options[name], error)
-        for name, option in JOB_OPTIONS.items()
-        if name in options and not (option.none_is_unset and options[name] is None)
-    }
+    fields: dict[str, Any] = {}
+    for name, option in JOB_OPTIONS.items():
+        if name in options:
+            fields |= option.fields(options[name], name, error)
+    return fields
 
 
 # -- arguments -----------------------------------------------------------------------------------------------
@@ -231,14 +225,14 @@ _CHECKS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "FlowOrId": lambda value, name: _CHECKS["int"](
         value if isinstance(value, Handle) else getattr(value, "id", value), name
     ),
-    "Priority": lambda value, name: checked_priority(value, ConfigurationError),
-    "Rows": lambda value, name: checked_whole(value, name, range(1, 100_001), ConfigurationError),
+    "Priority": partial(checked_priority, error=ConfigurationError),
+    "Rows": partial(checked_whole, error=ConfigurationError, choice=range(1, 100_001)),
     "bool": _checked_bool,
     "datetime": aware,
     "datetime | Duration": lambda value, name: (aware if isinstance(value, datetime) else _checked_duration)(
         value, name
     ),
-    "int": lambda value, name: checked_whole(value, name, range(LAST_ID + 1), ConfigurationError),
+    "int": partial(checked_whole, error=ConfigurationError, choice=range(LAST_ID + 1)),
     "str": partial(checked_name, error=ConfigurationError),
     "tuple[int, ...]": lambda value, name: tuple(map(id_of, _checked_jobs(value, name))),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, cast, overload
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, EnqueueError
@@ -65,7 +65,7 @@ class Result:
 
     __slots__ = ("is_list", "source")
 
-    def __init__(self, source: Step[Any] | Steps[Any] | Group[Any], *, is_list: bool) -> None:
+    def __init__(self, source: Step | Steps | Group, *, is_list: bool) -> None:
         self.source = source
         self.is_list = is_list
 
@@ -77,20 +77,6 @@ class Result:
             f"{self!r} is not known yet, and so is no part of a text: give it as an argument of its own, and "
             "make the text in the handler"
         )
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
-
-
-class MakesJobs(Protocol):
-    """A task: in a chain it is called with the result of the part before it."""
-
-    def new(self, /, *args: Any) -> NewJob[Any]: ...
-    def as_follow_up(self, option: str, error: type[Exception]) -> str: ...
-
-
-Part: TypeAlias = "NewJob[Any] | MakesJobs | Chain[Any] | Group[Any]"
-"""A part of a chain or a group."""
 
 
 class Step(Generic[R_co]):
@@ -141,7 +127,7 @@ class _Laid(NamedTuple):
     """A part that was added to a flow. `ends` are the steps at its end; a step after the part waits for those
     in `gate`."""
 
-    ends: list[Step[Any]]
+    ends: list[Step]
     gate: dict[int, When]
     is_list: bool
 
@@ -158,12 +144,12 @@ class _Composed(Generic[R_co]):
         @property
         def _becomes(self) -> EnqueuedFlow: ...
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[Any]) -> None:
         self.parts = [_checked_part(part) for part in parts]
 
-    def then(self, *parts: Any) -> Chain[Any]:
+    def then(self, *parts: Any) -> Chain:
         """Return a chain of this and the parts after it."""
-        return Chain([cast("Part", self), *parts])
+        return Chain([self, *parts])
 
     def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
         raise NotImplementedError
@@ -198,7 +184,7 @@ class Group(_Composed[R_co]):
         return _Laid(ends, gate or dict(waits), is_list=True)
 
 
-def chain(*parts: Any) -> Chain[Any]:
+def chain(*parts: Any) -> Chain:
     """Return jobs that run one after the other, each when the one before it has finished.
 
     A part is a job, a chain, a group, or a task. A task is called with the result of the part before it, or
@@ -219,10 +205,10 @@ def group(*parts: NewJob[R]) -> Group[R]: ...
 
 
 @overload
-def group(*parts: Any) -> Group[Any]: ...
+def group(*parts: Any) -> Group: ...
 
 
-def group(*parts: Any) -> Group[Any]:
+def group(*parts: Any) -> Group:
     """Return jobs that run side by side; `.then(…)` adds the part that comes when all have finished.
 
     A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order. A chain in it
@@ -258,16 +244,16 @@ class Flow:
 
     def __init__(self, name: str | None = None) -> None:
         self.name = None if name is None else checked_name(name, "the flow's name")
-        self.steps: list[Step[Any]] = []
+        self.steps: list[Step] = []
         """In the order in which they were added."""
         self._edges: list[Edge] = []
         self._of: _Laid | None = None
         """The chain or group that the flow is."""
-        self._laid: dict[int, tuple[Group[Any], _Laid]] = {}
+        self._laid: dict[int, tuple[Group, _Laid]] = {}
         self.is_enqueued = False
 
     @classmethod
-    def of(cls, part: Flow | Chain[Any] | Group[Any]) -> Flow:
+    def of(cls, part: Flow | Chain | Group) -> Flow:
         """Return a flow of a chain or group; a flow is returned as it is."""
         if isinstance(part, Flow):
             return part
@@ -419,7 +405,7 @@ class Flow:
     def _named(self, number: int) -> str:
         return "the running step" if number == GROWN_FROM else repr(self.steps[number])
 
-    def _sources(self, job: NewJob[Any], result: Result) -> list[int]:
+    def _sources(self, job: NewJob, result: Result) -> list[int]:
         """Return the numbers of the steps whose results an argument is."""
         source = result.source
         if isinstance(source, Group):
@@ -434,7 +420,7 @@ class Flow:
             steps = [source] if isinstance(source, Step) else list(source)
         return [self._own(step).number for step in steps]
 
-    def _own(self, step: Any) -> Step[Any]:
+    def _own(self, step: Any) -> Step:
         if not isinstance(step, Step):
             raise EnqueueError(
                 f"after holds {_kind(step)}: it lists steps, as in after=[paid] with paid = flow.add(…)"
@@ -446,14 +432,14 @@ class Flow:
         return step
 
     def _waits(self, after: Any, when: Any) -> dict[int, When]:
-        if isinstance(after, (Step, Steps)):
+        if isinstance(after, Step):
             after = [after]
         if not isinstance(after, Iterable):
             raise EnqueueError(f"after is {_kind(after)}: it is a list of steps, as in after=[paid]")
-        each = list(after.items() if isinstance(after, Mapping) else ((step, when) for step in after))
+        checked_word(when, "when", choice=When)
         waits: dict[int, When] = {}
-        for item, how in [(Steps([]), when), *each]:
-            checked_word(how, "when", When)
+        for item, how in after.items() if isinstance(after, Mapping) else ((step, when) for step in after):
+            checked_word(how, "when", choice=When)
             for step in item if isinstance(item, Steps) else [item]:
                 number = self._own(step).number
                 if waits.setdefault(number, how) != how:
@@ -469,7 +455,7 @@ class Flow:
         return waits
 
 
-After: TypeAlias = "Iterable[Step[Any] | Steps[Any]] | Mapping[Step[Any], When] | Step[Any] | Steps[Any]"
+After: TypeAlias = "Iterable[Step | Steps] | Mapping[Step, When] | Step | Steps"
 _SAID = {"failure": "failed", "ended": "ended in any way"}
 
 
@@ -479,10 +465,10 @@ class Growth(Flow):
 
     _grows = True
 
-    def __init__(self, id: int, job: NewJob[Any]) -> None:
+    def __init__(self, id: int, job: NewJob) -> None:
         super().__init__()
         self.id = id
-        self.step: Step[Any] = Step(self, GROWN_FROM, job)
+        self.step: Step = Step(self, GROWN_FROM, job)
         """The running step, whose result those that it adds may take."""
         self.is_closed = False
 
@@ -497,7 +483,7 @@ class Growth(Flow):
         return super()._put(job, waits)
 
 
-AnyFlow: TypeAlias = "Flow | Chain[Any] | Group[Any]"
+AnyFlow: TypeAlias = "Flow | Chain | Group"
 FLOWS = (Flow, Chain, Group)
 
 
@@ -517,11 +503,15 @@ class EnqueuedFlow(NamedTuple):
         return self.jobs[step.number]
 
 
-def results_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Result]]:
-    """Return which arguments are results of steps, by their places and names; a list of nothing but results
-    is one."""
+def without_results(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[int | str, Result], list[Any], dict[str, Any]]:
+    """Return which arguments are results of steps, by their places and names, and the arguments with None in
+    place of these. A list of nothing but results is one."""
     each: Iterator[tuple[int | str, Any]] = iter([*enumerate(args), *kwargs.items()])
-    return [(where, found) for where, value in each if (found := _as_result(value)) is not None]
+    results = {place: found for place, value in each if (found := _as_result(value)) is not None}
+    known = [None if i in results else value for i, value in enumerate(args)]
+    return results, known, {name: None if name in results else value for name, value in kwargs.items()}
 
 
 def _as_result(value: Any) -> Result | None:
@@ -534,7 +524,7 @@ def _as_result(value: Any) -> Result | None:
     return None
 
 
-def refuse_results(jobs: Iterable[NewJob[Any]]) -> None:
+def refuse_results(jobs: Iterable[NewJob]) -> None:
     """Raise `EnqueueError` for a job whose argument is the result of a step, outside a flow."""
     for job in jobs:
         if job.results:
@@ -562,9 +552,9 @@ def _with_results(job: NewJob[R], places: list[tuple[int | str, int | list[int]]
     return replace(job, payload=payload, results=())
 
 
-def _checked_part(part: Any) -> Part:
+def _checked_part(part: Any) -> Any:
     if isinstance(part, (NewJob, _Composed)) or hasattr(type(part), "as_follow_up"):
-        return cast("Part", part)
+        return part
     raise EnqueueError(
         f"{_kind(part)} is no part of a chain or group: give jobs, as in sqlq.chain(charge.new(7), ship), "
         "tasks, chains or groups"

@@ -30,9 +30,10 @@ class NameOfAnotherQueue:
 
     @classmethod
     def answer(cls, owner: type, advice: Mapping[str, str]) -> None:
-        """Have `owner` answer each of these names with its advice."""
-        for name, instead in advice.items():
-            setattr(owner, name, cls(name, instead))
+        """Have `owner` answer names with advice. A key has the names, with blanks between them."""
+        for names, instead in advice.items():
+            for name in names.split():
+                setattr(owner, name, cls(name, instead))
 
 
 _OPTIONS = {

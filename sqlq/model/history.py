@@ -85,13 +85,10 @@ class AttemptRecord:
 
 def written(attempts: int | None, said: Mapping[str, Any], course: AttemptTimes) -> str:
     """Return a line as the row has it: one JSON object, without unknown values."""
-    ended = course.ended_at or datetime.now(UTC)
+    times = {"claimed_at": course.claimed_at, "started_at": course.started_at}
     line: dict[str, Any] = {} if attempts is None else {"attempt": attempts}
-    line |= {"at": _text(ended), **said}
-    if course.claimed_at is not None:
-        line["claimed_at"] = _text(course.claimed_at)
-    if course.started_at is not None:
-        line["started_at"] = _text(course.started_at)
+    line |= {"at": _text(course.ended_at or datetime.now(UTC)), **said}
+    line |= {name: _text(time) for name, time in times.items() if time is not None}
     if course.worker is not None:
         line["worker"] = str(course.worker)  # SQLite lets in bytes; guard: a-line-names-its-worker-in-text
     if course.host is not None:
@@ -117,18 +114,13 @@ def read(record: Mapping[str, Any]) -> AttemptRecord:
     if is_error(record):
         outcome = "lost" if record.get("reason") == "worker_lost" else "failed"
     attempt = record.get("attempt")
-    return AttemptRecord(
-        outcome,
-        attempt if isinstance(attempt, int) else None,
-        claimed_at=_moment(record.get("claimed_at")),
-        started_at=_moment(record.get("started_at")),
-        ended_at=_moment(record.get("at")),
-        worker=_said(record.get("worker")),
-        host=_said(record.get("host")),
-        reason=_said(record.get("reason")),
-        exception=_said(record.get("exception")),
-        message=_said(record.get("message")),
-    )
+    times: dict[str, Any] = {name: _time(record.get(name)) for name in ("claimed_at", "started_at")}
+    texts: dict[str, Any] = {
+        name: None if (value := record.get(name)) is None else str(value)
+        for name in ("worker", "host", "reason", "exception", "message")
+    }
+    number = attempt if isinstance(attempt, int) else None
+    return AttemptRecord(outcome, number, ended_at=_time(record.get("at")), **times, **texts)
 
 
 def lines(records: Sequence[Mapping[str, Any]], last: AttemptRecord | None) -> tuple[AttemptRecord, ...]:
@@ -142,17 +134,13 @@ def started_at(claimed_at: datetime | None, start_ms: int | None) -> datetime | 
     return None if claimed_at is None or start_ms is None else claimed_at + start_ms * _MILLISECOND
 
 
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds")
+def _text(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
-def _moment(text: Any) -> datetime | None:
+def _time(text: Any) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except (ValueError, TypeError):
         return None
-    return found if found.tzinfo is not None else None
-
-
-def _said(value: Any) -> str | None:
-    return None if value is None else str(value)
+    return time if time.tzinfo is not None else None

@@ -10,7 +10,7 @@ it in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum
@@ -26,6 +26,7 @@ from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import (
     JOB_OPTIONS,
     NO_TIMEOUT_MS,
+    JobOption,
     Limits,
     OnConflict,
     Rule,
@@ -34,7 +35,6 @@ from sqlq.model.checks import (
     checked_limit,
     checked_name,
     checked_word,
-    job_fields,
     with_cancel,
 )
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
@@ -217,26 +217,36 @@ class NewJob(HasArguments, Generic[R_co]):
         given = {
             name: value
             for name, value in options.items()
-            if not isinstance(value, Kept) and (value is not None or name in _WITH_NONE)
+            if not (isinstance(value, Kept) or (value is None and name in _UNSET_BY_NONE))
         }
         if given.keys() >= {"delay", "available_at"}:
             raise EnqueueError("both delay and available_at are set: give one of them")
         changes: dict[str, Any] = {}
         for name, value in given.items():
-            changes |= _FIELDS[name](value)
-        if "headers_text" in changes:
-            both = {**self.headers, **changes["headers_text"]}
+            if value is None and name in _NONE:
+                changes |= _NONE[name]
+                continue
+            is_deadline = name == "expires" and isinstance(value, datetime)
+            option = _OPTIONS["start_by" if is_deadline else name]
+            changes |= {**option.instead_of, **option.fields(value, name, EnqueueError)}
+        if "limit" in changes:
+            changes["limit_key"], changes["rule"] = changes.pop("limit")
+        if "headers" in changes:
+            both = {**self.headers, **changes.pop("headers")}
             changes["headers_text"] = headings.encode(both, "the headers")
         if changes.keys() & {"on_failure", "on_cancel"}:
             changes["on_failure"] = with_cancel(self.on_failure, changes)
             changes.pop("on_cancel", None)
         new = replace(self, **changes, given=self.given | changes.keys())
-        if given.get("unique_until") in ("start", "pruned") and new.unique_key is None:
+        for name, default in _OF_A_KEY.items():
+            value = given.get(name, default)
+            if new.unique_key is None and value != default:
+                raise EnqueueError(f'{name}="{value}" is about a unique key: set unique_key together with it')
+        if (new.on_conflict == "postpone") != (new.at_most_ms is not None):
             raise EnqueueError(
-                f'unique_until="{new.unique_until}" is about a unique key: set unique_key together with it'
+                'on_conflict="postpone" without at_most could put the job off for ever, and at_most is for '
+                'that alone: set both, as in on_conflict="postpone", at_most="10m"'
             )
-        if given.keys() & {"on_conflict", "at_most"}:
-            _check_conflict(new)
         if new.limit_key is not None and new.on_conflict != "keep":
             raise EnqueueError(
                 f'on_conflict="{new.on_conflict}" is not for a job under a limit, which waits in line: leave '
@@ -245,73 +255,42 @@ class NewJob(HasArguments, Generic[R_co]):
         return new
 
 
-def _check_conflict(job: NewJob) -> None:
-    """Raise `EnqueueError` where `on_conflict` or `at_most` lacks the option that it needs."""
-    if job.unique_key is None:
-        what = "at_most" if job.on_conflict == "keep" else f'on_conflict="{job.on_conflict}"'
-        raise EnqueueError(f"{what} is about a unique key: set unique_key together with it")
-    if job.on_conflict == "postpone" and job.at_most_ms is None:
-        raise EnqueueError(
-            'on_conflict="postpone" without at_most could put the job off for ever: say how long at most, as '
-            'in at_most="10m"'
-        )
-    if job.on_conflict != "postpone" and job.at_most_ms is not None:
-        raise EnqueueError(
-            f'at_most says how long on_conflict="postpone" may put a job off, but this is "{job.on_conflict}"'
-        )
-
-
-def _field(name: str, value: Any) -> dict[str, Any]:
-    return job_fields({name: value}, EnqueueError)
-
-
-def _expires(value: Any) -> dict[str, Any]:
-    if isinstance(value, datetime):
-        return {"expires_ms": None, "start_by": aware(value, "expires", EnqueueError)}
-    return {"expires_ms": None, "start_by": None} | _field("expires", value)
-
-
-def _timeout(value: Any) -> dict[str, Any]:
-    return {"timeout_ms": NO_TIMEOUT_MS} | _field("timeout", value)
-
-
-def _name(value: Any, option: str) -> str | None:
-    return None if value is None else checked_name(value, option)
-
-
-def _unique_key(value: Any) -> dict[str, Any]:
-    without = {"unique_until": "finish", "on_conflict": "keep", "at_most_ms": None} if value is None else {}
-    return {"unique_key": _name(value, "unique_key"), **without}
-
-
-_FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
-    **{name: partial(_field, name) for name in JOB_OPTIONS},
-    "timeout": _timeout,
-    "expires": _expires,
-    "delay": lambda value: {"delay_ms": milliseconds(value, "delay", EnqueueError), "available_at": None},
-    "available_at": lambda value: {"available_at": aware(value, "available_at", EnqueueError), "delay_ms": 0},
-    "backoff": lambda value: {"backoff": backoffs.stored(value, EnqueueError)},
-    "unique_key": _unique_key,
-    "unique_until": lambda value: {"unique_until": checked_word(value, "unique_until", UniqueUntil)},
-    "on_conflict": lambda value: {"on_conflict": checked_word(value, "on_conflict", OnConflict)},
-    "at_most": lambda value: {"at_most_ms": milliseconds(value, "at_most", EnqueueError)},
-    "on_success": lambda value: {"on_success": checked_follow_up(value, "on_success")},
-    "on_failure": lambda value: {"on_failure": checked_follow_up(value, "on_failure")},
-    "on_cancel": lambda value: {"on_cancel": checked_follow_up(value, "on_cancel")},
-    "label": lambda value: {"label": _name(value, "label")},
-    "group": lambda value: {"group_key": _name(value, "group")},
-    "headers": lambda value: {"headers_text": headings.checked(value, "headers")},
-    "limit": lambda value: dict(zip(("limit_key", "rule"), checked_limit(value), strict=True)),
+_OPTIONS: Final[Mapping[str, JobOption]] = {
+    **JOB_OPTIONS,
+    "start_by": JobOption("start_by", aware, instead_of={"expires_ms": None}),
+    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}),
+    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}),
+    "backoff": JobOption("backoff", backoffs.stored),
+    "unique_key": JobOption("unique_key", checked_name),
+    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil)),
+    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict)),
+    "at_most": JobOption("at_most_ms", milliseconds),
+    "on_success": JobOption("on_success", checked_follow_up),
+    "on_failure": JobOption("on_failure", checked_follow_up),
+    "on_cancel": JobOption("on_cancel", checked_follow_up),
+    "label": JobOption("label", checked_name),
+    "group": JobOption("group_key", checked_name),
+    "headers": JobOption("headers", headings.checked),
+    "limit": JobOption("limit", checked_limit),
 }
-"""The fields of a job that each option of `.set` changes."""
-_WITH_NONE: Final = frozenset(
+_OF_A_KEY: Final = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
+"""The options that need a unique key, and their values without one."""
+_NONE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "timeout": {"timeout_ms": NO_TIMEOUT_MS},
+    "expires": {"expires_ms": None, "start_by": None},
+    "unique_key": {"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
+    "label": {"label": None},
+    "group": {"group_key": None},
+    "limit": {"limit_key": None, "rule": None},
+}
+"""The fields of a job that None sets, where no check makes them of it."""
+_UNSET_BY_NONE: Final = frozenset(
     {
-        *("timeout", "retention", "expires", "on_success", "on_failure", "on_cancel"),
-        *("limit", "unique_key", "label", "group", "max_attempts"),
+        *("queue", "priority", "delay", "available_at", "backoff", "headers"),
+        *("unique_until", "on_conflict", "at_most"),
     }
 )
-"""The options for which None is a value, or could be taken for one and is refused. For the others it stands
-for an option that is not given."""
+"""The options for which None stands for one that is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +314,11 @@ class Job(Handle, Generic[R_co]):
 NameOfAnotherQueue.answer(
     Job,
     {
-        **dict.fromkeys(("get", "result", "return_value"), "app.result(job, timeout=…)"),
-        **dict.fromkeys(("wait", "join"), "app.wait([job])"),
-        **dict.fromkeys(("refresh", "reload", "info"), "app.jobs.get(job.id)"),
-        **dict.fromkeys(
-            ("get_status", "status"), "job.state, or app.jobs.get(job.id).state for what it is now"
-        ),
-        **dict.fromkeys(("cancel", "revoke", "abort"), "app.jobs.cancel([job.id])"),
+        "get result return_value": "app.result(job, timeout=…)",
+        "wait join": "app.wait([job])",
+        "refresh reload info": "app.jobs.get(job.id)",
+        "get_status status": "job.state, or app.jobs.get(job.id).state for what it is now",
+        "cancel revoke abort": "app.jobs.cancel([job.id])",
     },
 )
 

@@ -147,7 +147,7 @@ class Limit(_Keyed):
     def rule(self) -> Rule:
         running = self.running
         if running is not None:
-            running = checked_whole(running, "running", range(1, MOST_RUNNING + 1), ConfigurationError)
+            running = checked_whole(running, "running", ConfigurationError, range(1, MOST_RUNNING + 1))
         rate, period_ms = (None, None) if self.rate is None else checked_rate(self.rate)
         return Rule(running, rate, period_ms)
 
@@ -169,7 +169,7 @@ class Serial(_Keyed):
 
     def __post_init__(self) -> None:
         _check_key(self)
-        checked_word(self.on_failure, "on_failure", OnFailure, ConfigurationError)
+        checked_word(self.on_failure, "on_failure", ConfigurationError, choice=OnFailure)
 
     @property
     def rule(self) -> Rule:

@@ -131,10 +131,19 @@ def is_kind(function: Any, kind: Callable[[Any], bool]) -> bool:
     return kind(function) or kind(type(function).__call__)
 
 
-def is_plain(function: Any) -> bool:
-    """Whether a call runs a function here and now: neither a coroutine nor a generator comes of it."""
+def check_plain(function: Any, what: str, shape: str, *args: object) -> None:
+    """Raise `ConfigurationError` for anything but a function that a call with these arguments runs here and
+    now: neither a coroutine nor a generator comes of it. `shape` is how the message shows one."""
     others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    return not any(is_kind(function, kind) for kind in others)
+    if (
+        not callable(function)
+        or any(is_kind(function, kind) for kind in others)
+        or not takes(function, *args)
+    ):
+        raise ConfigurationError(
+            f"{what} is {name_of(function)}, which cannot be called here and now with one argument: write a "
+            f"plain function, as in {shape}"
+        )
 
 
 def _any_attribute(kind: type, *names: str) -> bool:

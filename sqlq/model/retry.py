@@ -56,8 +56,8 @@ class Retry(Signal):
         self.at: datetime | None = None
         if delay is not None:
             self.delay_ms, self.at = _wait(delay, "Retry(delay)")
-        self.priority = None if priority is None else checked_priority(priority, ConfigurationError)
-        self.queue = None if queue is None else checked_queue(queue, ConfigurationError)
+        self.priority = None if priority is None else checked_priority(priority, error=ConfigurationError)
+        self.queue = None if queue is None else checked_queue(queue, error=ConfigurationError)
         super().__init__(
             "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
         )

@@ -12,11 +12,11 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 from sqlq.config.durations import Duration, aware, milliseconds, readable, written
 from sqlq.errors import ConfigurationError
-from sqlq.model.checks import Rule
+from sqlq.model.checks import Rule, checked_whole, checked_word
 from sqlq.model.job import NewJob
 
 CatchUp: TypeAlias = Literal["latest", "all", "skip"]
@@ -108,17 +108,10 @@ class Schedule:
         object.__setattr__(self, name, value)
 
     def _check_choices(self) -> None:
-        for name, choices in (("catch_up", get_args(CatchUp)), ("overlap", get_args(Overlap))):
-            if (value := getattr(self, name)) not in choices:
-                raise ConfigurationError(f"{name} is {value!r}: it is one of {', '.join(choices)}")
-        if self.repeats is not None and (
-            not isinstance(self.repeats, int)
-            or isinstance(self.repeats, bool)
-            or not 1 <= self.repeats <= MOST_REPEATS
-        ):
-            raise ConfigurationError(
-                f"repeats is {self.repeats!r}: it is a whole number from 1 to {MOST_REPEATS:,}"
-            )
+        checked_word(self.catch_up, "catch_up", ConfigurationError, choice=CatchUp)
+        checked_word(self.overlap, "overlap", ConfigurationError, choice=Overlap)
+        if self.repeats is not None:
+            checked_whole(self.repeats, "repeats", ConfigurationError, range(1, MOST_REPEATS + 1))
 
     def _check_span(self) -> None:
         if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
@@ -211,12 +204,12 @@ class Schedule:
 
     def as_text(self) -> str:
         """Return the schedule as a row has it: JSON of the options that differ from their defaults."""
-        found: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value != each.default:
-                found[each.name] = _stored(value)
-        return json.dumps(found, sort_keys=True, ensure_ascii=False)
+        options = {
+            each.name: _stored(value)
+            for each in fields(self)
+            if (value := getattr(self, each.name)) != each.default
+        }
+        return json.dumps(options, sort_keys=True, ensure_ascii=False)
 
     def __str__(self) -> str:
         if self.at is not None:
@@ -353,7 +346,7 @@ def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule
     return Schedule(when, **said)
 
 
-def checked_template(job: Any, name: str) -> NewJob[Any]:
+def checked_template(job: Any, name: str) -> NewJob:
     """Return the job of a schedule. Raises `ConfigurationError` for a job that cannot be enqueued again and
     again."""
     if not isinstance(job, NewJob):
@@ -365,14 +358,10 @@ def checked_template(job: Any, name: str) -> NewJob[Any]:
             f"an argument of the job of the schedule {name!r} is {job.results[0][1]!r}: a schedule has no "
             "steps; give it a job that enqueues the flow"
         )
-    if job.available_at is not None:
+    if job.available_at is not None or job.start_by is not None:
         raise ConfigurationError(
-            f"the job of the schedule {name!r} has an available_at of its own: the schedule says when"
-        )
-    if job.start_by is not None:
-        raise ConfigurationError(
-            f"the job of the schedule {name!r} has to start by one moment: say how long after it is due, "
-            'as in expires="90s"'
+            f"the job of the schedule {name!r} has an available_at of its own, or one moment to start by: "
+            'the schedule says when, and expires="90s" how long after that'
         )
     return job
 
@@ -383,7 +372,7 @@ class Declared:
 
     name: str
     plan: Schedule
-    job: NewJob[Any]
+    job: NewJob
 
 
 class Declarations:
@@ -407,7 +396,7 @@ _IN_COLUMNS = frozenset({"task", "queue", "payload"})
 _NOT_KEPT = frozenset({"available_at", "given", "schedule", "scheduled_for"})
 
 
-def options_text(job: NewJob[Any]) -> str:
+def options_text(job: NewJob) -> str:
     """Return the options of a job beside its task, queue and payload, as a schedule's row has them."""
     plain = NewJob("", "", "", None)
     found = {
@@ -419,7 +408,7 @@ def options_text(job: NewJob[Any]) -> str:
     return json.dumps(found, sort_keys=True, ensure_ascii=False)
 
 
-def template(task: str, queue: str, payload: str, options: str) -> NewJob[Any]:
+def template(task: str, queue: str, payload: str, options: str) -> NewJob:
     """Return the job in a schedule's row. Raises `ConfigurationError` for options that are none, or unknown
     here."""
     try:

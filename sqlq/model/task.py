@@ -9,23 +9,21 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
-from sqlq.config.durations import Duration
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
-from sqlq.model.backoff import BackoffOption, backoff_from
+from sqlq.model.backoff import backoff_from
 from sqlq.model.callbacks import Follower
 from sqlq.model.checks import JOB_OPTIONS, checked_follow_up, checked_name, job_fields, with_cancel
-from sqlq.model.flow import Group, Result, Step, results_in
+from sqlq.model.flow import Group, Result, Step, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import NewJob
-from sqlq.model.job_result import Follows, JobResult
+from sqlq.model.job_result import JobResult
 from sqlq.model.limit import AnyLimit
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
 from sqlq.model.retry import RetryPolicy
 from sqlq.payload.annotations import (
-    Arguments,
     Conversion,
     Conversions,
     awaited,
@@ -36,7 +34,7 @@ from sqlq.payload.annotations import (
     positional_names,
     takes_object,
 )
-from sqlq.payload.codec import MisfitError, decode, encode, encode_plain
+from sqlq.payload.codec import Arguments, MisfitError, decode, encode, encode_plain
 from sqlq.payload.headers import NO_HEADERS
 from sqlq.payload.headers import checked as checked_headers
 from sqlq.payload.signatures import signature_of
@@ -111,39 +109,34 @@ class Task(Generic[P, R]):
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
         least, most = self._positional
-        usual = not kwargs and least <= len(args) <= most and self._is_plain and self._has_no_keys
-        if usual and (text := encode_plain(args)) is not None:
+        is_usual = not kwargs and least <= len(args) <= most and self._is_plain
+        if is_usual and (text := encode_plain(args)) is not None:
             return self.without_arguments.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
-        if results := results_in(args, kwargs):
-            return self._of_results(args, kwargs, results)
         if any(value is None for value in (*args, *kwargs.values())):
             self._refuse_none(self._signature.bind(*args, **kwargs).arguments)
-        if (conversions := self._conversions) is None:
-            payload = self._encoded(args, kwargs)
-        else:
-            payload = self._encoded(*conversions.encode(args, kwargs, f"{self.name}: "))
-        return self._keyed(self.without_arguments.with_payload(payload), args, kwargs)
-
-    def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return arguments as a payload. An error names the parameter."""
-        return encode(args, kwargs, f"{self.name}: ", self._positional_names)
+        results, known, named = without_results(args, kwargs)
+        for place, result in results.items():
+            self._refuse_result(place, result)
+        where = f"{self.name}: "
+        if (conversions := self._conversions) is not None:
+            known, named = conversions.encode(known, named, where, but=results)
+        job = self.without_arguments.with_payload(encode(known, named, where, self._positional_names))
+        if results:
+            job = replace(job, results=tuple(results.items()))
+        if self.limit is not None and not self.limit.is_plain:
+            job = replace(job, limit_key=self.limit.key_for(self.name, self._signature, args, kwargs))
+        return job
 
     @cached_property
     def _positional_names(self) -> list[str]:
         return positional_names(self._signature)
 
-    def _keyed(self, job: NewJob[R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[R]:
-        """Return a job with the key that its arguments make for the limit of its task."""
-        if self._has_no_keys or self.limit is None:
-            return job
-        return replace(job, limit_key=self.limit.key_for(self.name, self._signature, args, kwargs))
-
     @cached_property
-    def _has_no_keys(self) -> bool:
-        """Whether no limit has keys that arguments make."""
-        return self.limit is None or self.limit.is_plain
+    def _is_plain(self) -> bool:
+        """Whether neither annotations nor a limit's key make something of numbers and text."""
+        return self._conversions is None and (self.limit is None or self.limit.is_plain)
 
     def map(self, items: Iterable[Any]) -> Group[R]:
         """Return a group of one job for each item, which is its one argument; see `sqlq.group`.
@@ -157,22 +150,6 @@ class Task(Generic[P, R]):
             )
         make: Callable[..., NewJob[R]] = self.new
         return Group([make(item) for item in items])
-
-    def _of_results(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[tuple[int | str, Result]]
-    ) -> NewJob[R]:
-        """Return a job with results of steps before it among its arguments: null stands in their places."""
-        for where, result in results:
-            self._refuse_result(where, result)
-        places = {where for where, _ in results}
-        known: Sequence[Any] = [None if i in places else value for i, value in enumerate(args)]
-        named = {name: None if name in places else value for name, value in kwargs.items()}
-        if (conversions := self._conversions) is not None:
-            known, named = conversions.encode(known, named, f"{self.name}: ", but=places)
-        payload = self._encoded(known, named)
-        return self._keyed(
-            replace(self.without_arguments.with_payload(payload), results=tuple(results)), args, kwargs
-        )
 
     def _refuse_result(self, where: int | str, result: Result) -> None:
         """Raise `ArgumentsError` where the handler certainly does not take the result of a step."""
@@ -207,25 +184,21 @@ class Task(Generic[P, R]):
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
         handler does not take how a job ended as its one argument."""
-        if (misfit := self.misfit([None], {})) is not None:
+        misfit = self.misfit([None], {})
+        if misfit is None:
+            name = next(iter(self._signature.parameters))
+            # read anew when it is called: annotations may name what comes later
+            hint = hints_of(self.handler).get(name, Any)
+            if hint is not JobResult and not takes_object(
+                hint, asdict(_AN_ENDING)
+            ):  # guard: a-follow-up-fits
+                misfit = f"{self.name}, whose {name} is annotated as {_shown(hint)}"
+        if misfit is not None:
             raise error(
                 f"{option} is {misfit}: its handler is called with how the job ended, as in def "
                 "alarm(ended: sqlq.JobResult)"
             )
-        name = next(iter(self._signature.parameters))
-        # read anew when it is called: annotations may name what comes later
-        hint = hints_of(self.handler).get(name, Any)
-        if hint is not JobResult and not takes_object(hint, asdict(_AN_ENDING)):  # guard: a-follow-up-fits
-            raise error(
-                f"{option} is {self.name}, whose {name} is annotated as {_shown(hint)}: its handler is "
-                "called with how the job ended, as in def alarm(ended: sqlq.JobResult)"
-            )
         return Follower(self.name, self.queue, self.priority).as_text()
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether no annotation makes something else of numbers and text."""
-        return self._conversions is None
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
         """Return a job from arguments as JSON has them, as a command line or a web page knows them. A UUID or
@@ -326,32 +299,9 @@ def _shown(hint: Any) -> str:
     return getattr(hint, "__name__", None) or str(hint)
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options of a task; see `App.task`."""
-
-    name: str | None
-    queue: str
-    max_attempts: int
-    priority: int
-    timeout: Duration | None
-    backoff: BackoffOption | None
-    retention: Duration | None
-    expires: Duration | None
-    headers: Mapping[str, Any] | None
-    retry_on: Exceptions | None
-    fail_on: Exceptions
-    isolate: Isolate
-    on_success: Follows | None
-    on_failure: Follows | None
-    on_cancel: Follows | None
-    aliases: Sequence[str]
-    around: Sequence[Callable[[Any], Any]] | None
-    limit: AnyLimit | None
-
-
-def make_task(handler: Callable[P, R], **options: Unpack[TaskOptions]) -> Task[P, R]:
-    """Return the task for a handler; every option is checked here, at import, not when the first job
-    fails."""
+def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
+    """Return the task for a handler, with the options of `App.task` but its schedule. Every option is checked
+    here, at import, not when the first job fails."""
     try:
         signature = signature_of(handler)
     except (TypeError, ValueError) as error:
@@ -368,6 +318,12 @@ def make_task(handler: Callable[P, R], **options: Unpack[TaskOptions]) -> Task[P
     if (limit := options.get("limit")) is not None:
         limit.check_for(name, signature)
     retry_on, headers = options.get("retry_on"), options.get("headers")
+    follow_ups = {
+        name: checked_follow_up(task, name, ConfigurationError)
+        for name in ("on_success", "on_failure", "on_cancel")
+        if (task := options.get(name)) is not None
+    }
+    fails = follow_ups.keys() & {"on_failure", "on_cancel"}
     return Task(
         name=name,
         handler=handler,
@@ -379,8 +335,8 @@ def make_task(handler: Callable[P, R], **options: Unpack[TaskOptions]) -> Task[P
         ),
         isolate=_checked_isolate(options.get("isolate", False)),
         is_async=is_async,
-        on_success=_follow_up(options.get("on_success"), "on_success"),
-        on_failure=_on_failure(options),
+        on_success=follow_ups.get("on_success"),
+        on_failure=with_cancel(None, follow_ups) if fails else None,
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
         around=task_arounds(options.get("around", ()), name),
@@ -395,16 +351,6 @@ def _checked_isolate(isolate: Isolate) -> Isolate:
             f'isolate is {isolate!r}: it is True, False, or "fresh" for a process that runs one job alone'
         )
     return isolate
-
-
-def _follow_up(task: Follows | None, option: str) -> str | None:
-    return None if task is None else checked_follow_up(task, option, ConfigurationError)
-
-
-def _on_failure(options: TaskOptions) -> str | None:
-    on_failure = _follow_up(options.get("on_failure"), "on_failure")
-    on_cancel = _follow_up(options.get("on_cancel"), "on_cancel")
-    return on_failure if on_cancel is None else with_cancel(on_failure, {"on_cancel": on_cancel})
 
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:
@@ -447,18 +393,21 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
     return found
 
 
+AnyTask: TypeAlias = Task[..., Any]
+
+
 class NamedTask:
     """A task whose name is known, and perhaps nothing else; see `App.named`."""
 
     def __init__(
-        self, name: str, known: Task[..., Any] | None = None, defaults: Mapping[str, Any] = NO_HEADERS
+        self, name: str, known: AnyTask | None = None, defaults: Mapping[str, Any] = NO_HEADERS
     ) -> None:
         """`defaults` are the App's, for jobs of a task that it does not know."""
         self.name = checked_name(name, "the task's name")
         self._known = known
         self._defaults = {"queue": DEFAULT_QUEUE, "priority": 0, **defaults}
 
-    def new(self, /, *args: Any, **kwargs: Any) -> NewJob[Any]:
+    def new(self, /, *args: Any, **kwargs: Any) -> NewJob:
         """Return a job of this task with these arguments, for `app.enqueue`.
 
         Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path. For a task
@@ -469,20 +418,13 @@ class NamedTask:
         from sqlq.payload.conversion import by_value
 
         where = f"{self.name}: "
-        results = tuple(results_in(args, kwargs))
-        unknown = {place for place, _ in results}  # in whose places null stands
-        args = tuple(
-            None if i in unknown else by_value(value, f"{where}args[{i}]") for i, value in enumerate(args)
-        )
-        kwargs = {
-            name: None if name in unknown else by_value(value, f"{where}{name}")
-            for name, value in kwargs.items()
-        }
-        job: NewJob[Any] = NewJob(
-            self.name, encode(args, kwargs, where), self._defaults["queue"], max_attempts=None
-        )
+        results, known, named = without_results(args, kwargs)
+        known = [by_value(value, f"{where}args[{i}]") for i, value in enumerate(known)]
+        named = {name: by_value(value, f"{where}{name}") for name, value in named.items()}
+        payload = encode(known, named, where)
+        job: NewJob = NewJob(self.name, payload, self._defaults["queue"], max_attempts=None)
         # guard: a-named-task-takes-results
-        return replace(job, results=results, by_name_alone=True)
+        return replace(job, results=tuple(results.items()), by_name_alone=True)
 
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
@@ -494,7 +436,7 @@ class NamedTask:
         return f"NamedTask({self.name!r})"
 
 
-class Registry(Mapping[str, Task[..., Any]]):
+class Registry(Mapping[str, AnyTask]):
     """The tasks of an App by name. An alias finds its task too, but is not listed."""
 
     def __init__(self, app: Any = None, always: Sequence[Scope] = ()) -> None:
@@ -503,8 +445,8 @@ class Registry(Mapping[str, Task[..., Any]]):
         self._always = always
         self.adds_to_jobs = False
         """Whether a task or a queue adds more to its jobs than a task alone can when it makes one."""
-        self._tasks: dict[str, Task[..., Any]] = {}
-        self._found: dict[str, Task[..., Any]] = {}
+        self._tasks: dict[str, AnyTask] = {}
+        self._found: dict[str, AnyTask] = {}
         """By name and by alias."""
         self._arounds: list[Scope] = []
 
@@ -518,7 +460,7 @@ class Registry(Mapping[str, Task[..., Any]]):
             task.surround([*self._arounds, scope], self._always)
         self._arounds.append(scope)
 
-    def add(self, task: Task[..., Any]) -> None:
+    def add(self, task: AnyTask) -> None:
         """Register a task. Raises `ConfigurationError` when its name or an alias is taken: which one ran
         would be a matter of luck."""
         names = (task.name, *task.aliases)
@@ -542,7 +484,7 @@ class Registry(Mapping[str, Task[..., Any]]):
         self._tasks = {**self._tasks, task.name: task}
         self._found = {**self._found, **dict.fromkeys(names, task)}
 
-    def find(self, name: str) -> Task[..., Any]:
+    def find(self, name: str) -> AnyTask:
         """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest ones."""
         try:
             return self._found[name]
@@ -559,7 +501,7 @@ class Registry(Mapping[str, Task[..., Any]]):
             )
             raise UnknownTaskError(f"no task is named {name!r}{known}") from None
 
-    def __getitem__(self, name: str) -> Task[..., Any]:
+    def __getitem__(self, name: str) -> AnyTask:
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -572,16 +514,11 @@ class Registry(Mapping[str, Task[..., Any]]):
 NameOfAnotherQueue.answer(
     Task,
     {
-        **dict.fromkeys(
-            ("apply_async", "defer", "delay", "dispatch", "enqueue", "kiq", "schedule"),
-            "app.enqueue(task.new(…))",
-        ),
-        **dict.fromkeys(
-            ("perform_async", "perform_in", "send", "send_with_options"), "app.enqueue(task.new(…))"
-        ),
-        **dict.fromkeys(("apply", "call_local"), "task(…), which runs the handler here"),
+        "apply_async defer delay dispatch enqueue kiq schedule": "app.enqueue(task.new(…))",
+        "perform_async perform_in send send_with_options": "app.enqueue(task.new(…))",
+        "apply call_local": "task(…), which runs the handler here",
         "starmap": "task.map(items)",
-        **dict.fromkeys(("message", "s", "si", "signature", "subtask"), "task.new(…)"),
+        "message s si signature subtask": "task.new(…)",
     },
 )
 

@@ -24,7 +24,6 @@ from collections.abc import (
     MutableSequence,
     Sequence,
 )
-from itertools import chain, repeat
 from typing import (
     Annotated,
     Any,
@@ -39,11 +38,8 @@ from typing import (
 )
 
 from sqlq.errors import ArgumentsError
-from sqlq.payload.codec import argument_name, check_json
+from sqlq.payload.codec import Arguments, argument_name, check_json
 from sqlq.payload.signatures import annotations_of
-
-Arguments = tuple[list[Any], dict[str, Any]]
-"""By position, and by name."""
 
 
 class Unusable(NamedTuple):
@@ -246,9 +242,9 @@ class Conversions:
 
     def __init__(self, signature: inspect.Signature, found: Mapping[str, Conversion]) -> None:
         self._names = positional_names(signature)
-        self._positional = [found.get(name) for name in self._names]
         parameters = signature.parameters.values()
         self._named = {p.name: found.get(p.name) for p in parameters if p.kind in _BY_NAME}
+        self._positional = {name: found.get(name) for name in self._names}
         kinds = {p.kind: found.get(p.name) for p in parameters}
         self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
         """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
@@ -275,36 +271,34 @@ class Conversions:
     ) -> Arguments:
         """Return arguments as JSON has them; those at the places and of the names `but` as they are. Raises
         as `Conversion.encode`."""
-        left = {where + (argument_name(i, self._names) if isinstance(i, int) else i) for i in but}
-
-        def convert(conversion: Conversion, value: Any, path: str) -> Any:
-            return value if path in left else conversion.encode(value, path)
-
-        return self._each(convert, args, kwargs, where)
+        return self._each("encode", args, kwargs, where, but)
 
     def decode(self, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Arguments:
         """Return the arguments that this JSON stands for. Raises as `Conversion.decode`."""
-        return self._each(lambda conversion, *form: conversion.decode(*form), args, kwargs, where)
+        return self._each("decode", args, kwargs, where)
 
     def _each(
         self,
-        convert: Callable[[Conversion, Any, str], Any],
+        way: Literal["encode", "decode"],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         where: str,
+        but: Collection[int | str] = (),
     ) -> Arguments:
-        positional = zip(args, chain(self._positional, repeat(self._more)), strict=False)
+        def convert(conversion: Conversion | None, place: int | str, name: str, value: Any) -> Any:
+            if conversion is None or place in but:
+                return value
+            return getattr(conversion, way)(value, where + name)
+
+        names = [argument_name(i, self._names) for i in range(len(args))]
+        positional = enumerate(zip(names, args, strict=True))
         return (
             [
-                value
-                if conversion is None
-                else convert(conversion, value, where + argument_name(i, self._names))
-                for i, (value, conversion) in enumerate(positional)
+                convert(self._positional.get(name, self._more), i, name, value)
+                for i, (name, value) in positional
             ],
             {
-                name: value
-                if (conversion := self._named.get(name, self._others)) is None
-                else convert(conversion, value, f"{where}{name}")
+                name: convert(self._named.get(name, self._others), name, name, value)
                 for name, value in kwargs.items()
             },
         )

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, SealError
+
+Arguments: TypeAlias = tuple[list[Any], dict[str, Any]]
+"""By position, and by name."""
 
 
 class MisfitError(ArgumentsError):
@@ -95,13 +98,13 @@ _LONGEST_PLAIN, _MOST_PLAIN = 1_000, 100
 _in_quotes = json.encoder.encode_basestring
 
 
-def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+def decode(payload: str | bytes) -> Arguments:
     """Return the arguments in a payload. Raises `ArgumentsError` for one that cannot be read, with the
     reason, and `SealError` for one that has a seal."""
     return _read[0](payload)
 
 
-def _decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+def _decode(payload: str | bytes) -> Arguments:
     value = read_json(payload, "the payload is")
     if not isinstance(value, dict) or not value.keys() <= _PARTS:
         if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
@@ -184,7 +187,7 @@ class HasArguments:
         """The arguments by name, as JSON has them; None where the payload cannot be read."""
         return self._arguments()[1]
 
-    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | tuple[None, None]:
+    def _arguments(self) -> Arguments | tuple[None, None]:
         try:
             return decode(self.payload if isinstance(self.payload, str) else json.dumps(self.payload))
         except (ArgumentsError, SealError):
@@ -199,7 +202,7 @@ def read_quickly() -> None:
     parts: list[Any] = [("args", list, []), ("kwargs", dict, {})]
     read = msgspec.json.Decoder(msgspec.defstruct("Payload", parts, forbid_unknown_fields=True)).decode
 
-    def quickly(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+    def quickly(payload: str | bytes) -> Arguments:
         try:
             found: Any = read(payload)
         except Exception:
@@ -211,7 +214,7 @@ def read_quickly() -> None:
     _read[:] = [quickly]
 
 
-_read: list[Callable[[str | bytes], tuple[list[Any], dict[str, Any]]]] = [_decode]
+_read: list[Callable[[str | bytes], Arguments]] = [_decode]
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _DEEPEST_IN_ROWS = _DEEPEST + 3

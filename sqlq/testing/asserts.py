@@ -16,7 +16,7 @@ from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
 from sqlq.model.job import JobOptions, NewJob
-from sqlq.model.task import NamedTask, Task
+from sqlq.model.task import AnyTask, NamedTask, Task
 from sqlq.payload.codec import decode
 from sqlq.payload.signatures import signature_of
 from sqlq.schema import version
@@ -27,7 +27,7 @@ from sqlq.testing.inlining import InlineEnqueuer
 if TYPE_CHECKING:
     from typing import Unpack
 
-AnyTask: TypeAlias = "Task[..., Any] | NamedTask | DjangosTask | str"
+TaskOrName: TypeAlias = "AnyTask | NamedTask | DjangosTask | str"
 
 
 class DjangosTask(Protocol):
@@ -60,7 +60,7 @@ class Enqueued:
 
 
 def assert_enqueued(
-    task: AnyTask,
+    task: TaskOrName,
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -96,7 +96,7 @@ def assert_enqueued(
 
 
 def assert_not_enqueued(
-    task: AnyTask,
+    task: TaskOrName,
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -114,13 +114,13 @@ def assert_not_enqueued(
 
 
 def _wanted(
-    task: AnyTask, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, options: JobOptions
+    task: TaskOrName, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, options: JobOptions
 ) -> _Wanted:
     NewJob("", "{}", "", None).set(**options)  # refuses what is no option, also where no job is found
     return _Wanted(_known(task), args, kwargs, options)
 
 
-def _known(task: Any) -> Task[..., Any] | str:
+def _known(task: Any) -> AnyTask | str:
     """Return the task that is meant, or its name. Raises `ConfigurationError` for what is none: of it no job
     would be found, whatever was enqueued."""
     if isinstance(task, NamedTask):
@@ -132,11 +132,11 @@ def _known(task: Any) -> Task[..., Any] | str:
                 f"the jobs of a task are looked for, and this is of type {type(task).__name__}: give the "
                 "task itself, or its name"
             )
-        return cast("Task[..., Any]", backend.registered(task))
+        return cast("AnyTask", backend.registered(task))
     return task
 
 
-def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App | None) -> list[Enqueued]:
+def _enqueued(task: AnyTask | str, session: SyncSession | None, app: App | None) -> list[Enqueued]:
     """The jobs of a task, the oldest first."""
     name = task if isinstance(task, str) else task.name
     app = app or current_app()
@@ -159,7 +159,7 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
         return [_job(task, *row) for row in enqueued(conn, name, schema, seal)]
 
 
-def _job(found: Task[..., Any] | str, id: int, new: NewJob) -> Enqueued:
+def _job(found: AnyTask | str, id: int, new: NewJob) -> Enqueued:
     args: list[Any] | None
     kwargs: dict[str, Any] | None
     try:
@@ -178,7 +178,7 @@ def _job(found: Task[..., Any] | str, id: int, new: NewJob) -> Enqueued:
 class _Wanted(NamedTuple):
     """The job that is looked for."""
 
-    task: Task[..., Any] | str
+    task: AnyTask | str
     args: Sequence[Any] | None
     kwargs: Mapping[str, Any] | None
     options: JobOptions
@@ -218,7 +218,7 @@ def _comparable(job: NewJob) -> list[Any]:
 
 
 def _as_handled(
-    task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The arguments as they arrive when they are enqueued; as they stand where one could not be, as
     `mock.ANY`."""
@@ -230,7 +230,7 @@ def _as_handled(
         return args, kwargs
 
 
-def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _bound(task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call in one form, whichever way its arguments are passed; by the name of a task alone, as it
     stands."""
     if isinstance(args, (str, bytes)):

@@ -38,7 +38,7 @@ def _object(view: View, found: AsJson, **how: bool) -> dict[str, Any]:
 def jobs(view: View) -> Response:
     arguments = view.request.args
     limit = whole(arguments.get("limit") or "100", "limit")
-    limit = checked_whole(limit, "limit", range(1, MOST + 1), ConfigurationError, "; go on with before=ID")
+    limit = checked_whole(limit, "limit", ConfigurationError, range(1, MOST + 1), "; go on with before=ID")
     before = whole(arguments.get("before"), "before")
     search = search_of(view, filter_of(arguments))
     found = view.reading.app.jobs.listing(**search, before=before, limit=limit, whole=False)

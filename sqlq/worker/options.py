@@ -87,7 +87,11 @@ class WorkerOptions:
         if isinstance(queues, str):
             raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
         weights = checked_weights(queues) if isinstance(queues, Mapping) else None
-        names = None if queues is None else tuple(checked_queue(name, ConfigurationError) for name in queues)
+        names = (
+            None
+            if queues is None
+            else tuple(checked_queue(name, error=ConfigurationError) for name in queues)
+        )
         if names == ():
             raise ConfigurationError(
                 "queues is an empty list: name at least one queue, or leave it out to serve all"
@@ -164,7 +168,7 @@ second argument is its name."""
 def _whole(most: int) -> Check:
     def check(value: Any, what: str) -> int:
         number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        return checked_whole(number, what, range(1, most + 1), ConfigurationError)
+        return checked_whole(number, what, ConfigurationError, range(1, most + 1))
 
     return check
 

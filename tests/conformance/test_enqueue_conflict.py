@@ -341,8 +341,8 @@ def test_a_job_that_waits_for_the_commit_inline_is_replaced(app: sqlq.App, engin
         ({"on_conflict": "replace"}, 'on_conflict="replace" is about a unique key'),
         ({"on_conflict": "drop", "unique_key": "k"}, "on_conflict is 'drop': it is"),
         ({"on_conflict": "postpone", "unique_key": "k"}, "without at_most could put the job off for ever"),
-        ({"at_most": "5m"}, "at_most is about a unique key"),
-        ({"at_most": "5m", "unique_key": "k"}, 'but this is "keep"'),
+        ({"at_most": "5m"}, 'at_most="5m" is about a unique key'),
+        ({"at_most": "5m", "unique_key": "k"}, "and at_most is for that alone"),
         ({"at_most": 5, "on_conflict": "postpone", "unique_key": "k"}, "at_most is 5: give a timedelta"),
     ],
 )

@@ -74,7 +74,10 @@ def test_a_declared_schedule_comes_back_after_removal(sqlq_: Command, app: sqlq.
             "--timezone is 'Mars', which this machine does not know",
         ),
         (["--every", "1h", "--jitter", "2h"], "--jitter is 2 h, and the moments are 60 min apart"),
-        (["--every", "1h", "--repeats", "0"], "--repeats is 0: it is a whole number from 1 to 1,000,000,000"),
+        (
+            ["--every", "1h", "--repeats", "0"],
+            "--repeats is 0: it must be a whole number from 1 to",
+        ),
         (["--every", "1h", "--starts", "soon"], "'soon' is not a time like"),
         (["--at", "2030-01-31T08:00:00"], "has no time zone: add one"),
         ([], 'say when: --cron "0 3 * * *", --every 90s or --at'),

@@ -474,7 +474,7 @@ GUARDS = [
     Guard("who-was-met-is-read-anew", ".with_for_update(read=True)", "", DEADLOCKS + "test_a_met_key_is_read_anew_in_an_old_snapshot[mariadb]"),
     Guard("a-row-is-met-by-one-statement", ", ' ', UTC_TIMESTAMP(6)", "", "tests/conformance/test_enqueue_conflict.py::test_a_job_that_met_a_conflict_can_fail_and_be_retried[mariadb]"),
     Guard("a-statement-fits-its-packet", "size + own > MOST_CHARACTERS", "False", OUTCOMES + "test_batches_of_large_jobs_are_written_whatever_their_size[plain-mariadb]"),
-    Guard("workers-of-this-process-are-told", None, "return not self._notifies", LOOKOUT + "test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process[sqlq-mariadb]"),
+    Guard("workers-of-this-process-are-told", None, "return self._notifies", LOOKOUT + "test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process[sqlq-mariadb]"),
     Guard("a-stop-ends-the-wait-for-an-answer", " or (not ready and is_over())", "", "tests/faults/test_stops.py::test_a_stopping_thread_waits_no_longer_for_the_database"),
     Guard("outcomes-have-no-deadline", None, "until = 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
     Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_a_refused_outcome_counts_while_the_supervisor_renews[sqlite]"),

@@ -149,7 +149,7 @@ def test_the_environment_comes_before_pyproject(tmp_path: Path, monkeypatch: pyt
         ({"defaults": ["timeout"]}, r"defaults is \['timeout'\]: it maps options to values"),
         ({"defaults": {"backoff": []}}, "defaults: backoff is an empty list"),
         ({"defaults": {"headers": {"a": object()}}}, r"defaults: headers\['a'\] is <object .* is not JSON"),
-        ({"queues": {"mail": {"queue": "x"}}}, r"queues\['mail'\] has the option queue"),
+        ({"queues": {"mail": {"queue": "x"}}}, r"queues\['mail'\] has no option 'queue'"),
         ({"queues": {"a,b": {}}}, "queue is 'a,b': a comma separates queues"),
         ({"queues": ["mail"]}, r"queues is \['mail'\]: it maps names of queues"),
         ({"retention": "soon"}, "retention is 'soon'"),

@@ -126,7 +126,7 @@ def test_bad_backoffs(option: Any, message: str) -> None:
     ],
 )
 def test_a_row_stores_a_backoff_of_sqlq(backoff: Backoff) -> None:
-    again = read(stored(backoff, EnqueueError))
+    again = read(stored(backoff, "backoff", EnqueueError))
     assert again == backoff
     assert [ms(again(n)) for n in range(1, 9)] == [ms(backoff(n)) for n in range(1, 9)]
 
@@ -154,7 +154,7 @@ def test_a_backoff_may_be_stored_as_plain_durations() -> None:
 
 def test_a_row_cannot_hold_a_function() -> None:
     with pytest.raises(EnqueueError, match="a function, which a job's row cannot hold"):
-        stored(lambda attempts: "5s", EnqueueError)
+        stored(lambda attempts: "5s", "backoff", EnqueueError)
 
 
 @for_each(

@@ -234,9 +234,9 @@ def test_a_clock_set_back_repeats_no_run() -> None:
         ({"every": "1h", "timezone": BERLIN}, "only cron is read in a time zone"),
         ({"cron": "* * * * *", "jitter": "1m"}, "jitter is 60 s, and the moments are 60 s apart: give less"),
         ({"every": "1h", "jitter": "2h"}, "moments are 60 min apart"),
-        ({"every": "1h", "repeats": 0}, "repeats is 0: it is a whole number from 1 to 1,000,000,000"),
-        ({"every": "1h", "catch_up": "some"}, "catch_up is 'some': it is one of latest, all, skip"),
-        ({"every": "1h", "overlap": "never"}, "overlap is 'never': it is one of allow, skip, queue"),
+        ({"every": "1h", "repeats": 0}, "repeats is 0: it must be a whole number from 1 to 1,000,000,000"),
+        ({"every": "1h", "catch_up": "some"}, 'catch_up is \'some\': it is "latest", "all" or "skip"'),
+        ({"every": "1h", "overlap": "never"}, 'overlap is \'never\': it is "allow", "skip" or "queue"'),
         ({"at": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
         ({"every": "1h", "starts": NOON, "ends": NOON}, "ends is .* which is not after starts"),
     ],

@@ -285,9 +285,9 @@ def _without_argument() -> None: ...
 @pytest.mark.parametrize(
     ("stamp", "message"),
     [
-        (7, "stamp is 7, which is no function"),
+        (7, "stamp is 7, which cannot be called"),
         (_coroutine, "_coroutine, which cannot be called here and now"),
-        (_without_argument, "it takes one argument, the job"),
+        (_without_argument, "_without_argument, which cannot be called here and now with one argument"),
     ],
 )
 def test_wrong_enqueue_middleware_is_refused(app: sqlq.App, stamp: Any, message: str) -> None:

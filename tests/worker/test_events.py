@@ -578,10 +578,10 @@ def test_an_unknown_event_is_refused() -> None:
 @for_each(
     ("given", "sentence"),
     [
-        (7, "7 cannot listen: it is no function"),
-        (generator, "so they are plain def functions"),
-        (coroutine, "so they are plain def functions"),
-        (lambda: None, "a listener takes one argument, a list of events"),
+        (7, "the listener is 7, which cannot be called"),
+        (generator, "generator, which cannot be called here and now"),
+        (coroutine, "coroutine, which cannot be called here and now"),
+        (lambda: None, r"with one argument: write a plain function, as in def alarm\(events\)"),
     ],
 )
 def test_a_wrong_listener_is_refused(given: Any, sentence: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from sqlq.model.task import Task
-    from sqlq.payload.annotations import Arguments
+    from sqlq.payload.codec import Arguments
 
 
 def _no_plan(flow: AnyFlow) -> Plan:
