@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.command_hint import word
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
-from sqlq.errors import ConfigurationError, SqlqError
+from sqlq.errors import SqlqError
 from sqlq.model.checks import checked_name, checks_arguments
 from sqlq.model.job import NewJob
 from sqlq.schema import version
@@ -74,7 +74,7 @@ _NAMED = 20
 @contextmanager
 def acting_as(actor: str | None) -> Iterator[None]:
     """Record the actions of the block as those of an actor; None records nothing."""
-    given = None if actor is None else checked_name(actor, "the actor", ConfigurationError)
+    given = None if actor is None else checked_name(actor, "the actor")
     token = _actor.set(given)
     try:
         yield

@@ -331,7 +331,7 @@ class Jobs(Facet):
         """
         values: dict[str, Any] = {} if priority is None else {"priority": priority}
         if queue is not None:
-            values["queue"] = checked_queue(queue, error=ConfigurationError)
+            values["queue"] = checked_queue(queue)
         delay_ms = delay_ms_of(available_at, delay)
         if not values and delay is None and available_at is None:
             raise ConfigurationError("nothing is to change: give a queue, a priority, available_at or delay")

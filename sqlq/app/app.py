@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine
 
 from sqlq.app.connected import Connected, address_of
 from sqlq.app.declare import Code, Declares
-from sqlq.app.options import seal_of
+from sqlq.app.options import Defaults, retention_ms, seal_of
 from sqlq.app.parts import Parts
 from sqlq.config.durations import Duration
 from sqlq.config.urls import DirectCalls, checked_eager, database_url, schema_name, shown
@@ -33,6 +33,7 @@ from sqlq.database.database import LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Batch, Enqueuer, spread_over
 from sqlq.errors import ConfigurationError
+from sqlq.model.checks import checked_queue, checked_word
 from sqlq.model.flow import FLOWS, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
 from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
@@ -109,14 +110,15 @@ class App(Parts, Declares):
         unsealed: Unsealed | None = None,
         direct_calls: DirectCalls = "allow",
     ) -> None:
+        if service is not None:
+            service = checked_queue(service, "service")
         code = Code(
             self,
-            retention=retention,
-            defaults=defaults,
-            queues=queues,
+            Defaults(defaults, queues, service=service),
+            retention_ms=retention_ms(retention),
             carry=carry,
             service=service,
-            direct_calls=direct_calls,
+            direct_calls=checked_word(direct_calls, "direct_calls", choice=DirectCalls),
         )
         super().__init__(code)
         self._gate = Gate()

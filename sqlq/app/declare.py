@@ -8,16 +8,16 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from sqlq.app.options import Defaults, retention_ms
+from sqlq.app.options import Defaults
 from sqlq.config.durations import Duration
 from sqlq.config.urls import DirectCalls
 from sqlq.enqueue.prepare import Additions, Stamp, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
-from sqlq.model.checks import checked_name, checked_queue, checked_word
+from sqlq.model.checks import checked_name
 from sqlq.model.foreign_names import hints
-from sqlq.model.job import JobOptions, Kept, NewJob
+from sqlq.model.job import JobOptions, NewJob
 from sqlq.model.job_result import Follows
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.model.middleware import Scope, around_scope, lifespan_scope
@@ -69,19 +69,16 @@ class Code:
     def __init__(
         self,
         app: Any,
+        defaults: Defaults,
         *,
-        retention: Duration | Kept | None,
-        defaults: Mapping[str, Any] | None,
-        queues: Mapping[str, Mapping[str, Any]] | None,
+        retention_ms: int | None,
         carry: Sequence[ContextVar[Any]],
         service: str | None,
         direct_calls: DirectCalls,
     ) -> None:
-        if service is not None:
-            service = checked_queue(service, "service", ConfigurationError)
-        self.retention_ms = retention_ms(retention)
-        self.defaults = Defaults(defaults, queues, service=service)
-        self.direct_calls = checked_word(direct_calls, "direct_calls", ConfigurationError, choice=DirectCalls)
+        self.defaults = defaults
+        self.retention_ms = retention_ms
+        self.direct_calls = direct_calls
         self.stamps = Stamps(carry)
         self.tasks = Registry(app, always=[scope] if (scope := self.stamps.scope()) else ())
         self.limits = DeclaredLimits()
@@ -267,7 +264,7 @@ class Declares:
 
         >>> app.schedule("nightly", report.new(), cron="0 3 * * *")  # doctest: +SKIP
         """
-        name = checked_name(name, "the schedule's name", ConfigurationError)
+        name = checked_name(name, "the schedule's name")
         plan = planned(when, **options)
         self._code.schedules.add(
             Declared(name, plan, self._code.additions.template(checked_template(job, name)))

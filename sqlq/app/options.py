@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
 from sqlq.config import pyproject
 from sqlq.config.constants import DEFAULT_QUEUE
@@ -21,25 +22,20 @@ from sqlq.model.job import Kept
 from sqlq.payload import headers
 from sqlq.payload.encryption import Encryption, How, Unsealed
 
-Check: TypeAlias = Callable[[Any, str, type[Exception]], object]
+Check: TypeAlias = Callable[[Any, str], object]
 
 
 def _or_none(text: str) -> str | None:
     return None if text.strip().lower() == "none" else text
 
 
-def _check_order(order: Any, what: str, error: type[Exception]) -> None:
-    if order not in ("fifo", "lifo"):
-        raise error(f'{what} is {order!r}: it is "fifo", where what is due first comes first, or "lifo"')
-
-
-def _check_headers(value: Any, what: str, error: type[Exception]) -> None:
-    headers.encode(headers.checked(value, what, error), f"the {what}", error)
+def _check_headers(value: Any, what: str) -> None:
+    headers.encode(headers.checked(value, what), f"the {what}")
 
 
 OPTIONS: Final[Mapping[str, Check]] = {
     **{name: option.fields for name, option in JOB_OPTIONS.items()},
-    "backoff": lambda value, _, error: backoff_from(value, error),
+    "backoff": lambda value, _: backoff_from(value),
     "headers": _check_headers,
 }
 """The options that have defaults, each with a function that refuses a wrong value."""
@@ -55,7 +51,7 @@ RETENTION: Final = "7d"
 
 
 QUEUE_OPTIONS: Final = {name: check for name, check in OPTIONS.items() if name != "queue"} | {
-    "order": _check_order
+    "order": partial(checked_word, choice=Literal["fifo", "lifo"])
 }
 """Those of queues, which alone have an order in which workers of this App claim from them."""
 
@@ -93,7 +89,7 @@ class Defaults:
             )
         for name, options in queues.items():
             checked = _checked(options, what + item.format(name), QUEUE_OPTIONS)
-            known = self._queues.setdefault(checked_queue(name, error=ConfigurationError), {})
+            known = self._queues.setdefault(checked_queue(name), {})
             known |= checked
 
     @property
@@ -140,7 +136,7 @@ def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> d
             has = f"{hints([option], known)}it has {', '.join(known)}"
             raise ConfigurationError(f"{what} has no option {option!r}; {has}")
         try:
-            known[option](value, option, ConfigurationError)
+            known[option](value, option)
         except ConfigurationError as error:
             raise ConfigurationError(f"{what}: {error}") from None
     return dict(options)
@@ -179,7 +175,7 @@ def seal_of(
                     "`sqlq keys new` prints"
                 )
         return None
-    how = "sign" if how is None else checked_word(how, how_name, ConfigurationError, choice=How)
+    how = "sign" if how is None else checked_word(how, how_name, choice=How)
     if how == "read":
         if unsealed not in (None, "take"):
             raise ConfigurationError(
@@ -198,4 +194,4 @@ def _checked_unsealed(name: str, value: Any) -> Unsealed:
             f'{name} is {value!r}: it is "take", "refuse", or in the App a list of the queues whose plain '
             "rows are taken"
         )
-    return tuple(checked_queue(queue, error=ConfigurationError) for queue in value)
+    return tuple(checked_queue(queue) for queue in value)

@@ -28,7 +28,7 @@ takes nor reads it. (NULL would do so too, but `available_at` is NOT NULL.)"""
 _YEARS = range(1970, FAR.year)
 
 
-def milliseconds(value: Duration, what: str, error: type[Exception] = ConfigurationError) -> int:
+def milliseconds(value: Duration, what: str) -> int:
     """Return a duration as whole milliseconds.
 
     `what` names the option in the message. Numbers without a unit are refused, since half of all readers take
@@ -43,13 +43,15 @@ def milliseconds(value: Duration, what: str, error: type[Exception] = Configurat
         wanted = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
         ms = round(min(wanted, LONGEST_MS + 1))  # a number of 400 digits is infinite as a float
     else:
-        raise error(f'{what} is {value!r}: give a timedelta or text such as "30s", "5m", "2h" or "1d"')
+        raise ConfigurationError(
+            f'{what} is {value!r}: give a timedelta or text such as "30s", "5m", "2h" or "1d"'
+        )
     if not 0 <= ms <= LONGEST_MS:
-        raise error(f"{what} is {value!r}: it must lie between zero and a hundred years")
+        raise ConfigurationError(f"{what} is {value!r}: it must lie between zero and a hundred years")
     return ms
 
 
-def aware(value: datetime, what: str, error: type[Exception] = ConfigurationError) -> datetime:
+def aware(value: datetime, what: str) -> datetime:
     """Return the time in UTC. Raises `error` if it has no time zone, or a year that not every time zone can
     show.
 
@@ -64,14 +66,16 @@ def aware(value: datetime, what: str, error: type[Exception] = ConfigurationErro
     sqlq.errors.ConfigurationError: available_at is 2030-01-01 00:00:00, which has no time zone: ...
     """
     if not isinstance(value, datetime):
-        raise error(f"{what} is {value!r}: give a datetime with a time zone")
+        raise ConfigurationError(f"{what} is {value!r}: give a datetime with a time zone")
     if value.utcoffset() is None:
-        raise error(
+        raise ConfigurationError(
             f"{what} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)"
         )
     moment = value.astimezone(UTC) if MINYEAR < value.year < MAXYEAR else value
     if moment.year not in _YEARS:
-        raise error(f"{what} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}")
+        raise ConfigurationError(
+            f"{what} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}"
+        )
     return moment  # guard: moments-are-in-utc
 
 

@@ -118,9 +118,9 @@ class Configuration:
         Defaults(self.defaults, self.queues, called='SQLQ["{}"]')
         if self.eager is not None:
             checked_eager(self.eager, 'SQLQ["eager"]')
-        checked_word(self.direct_calls, 'SQLQ["direct_calls"]', ConfigurationError, choice=DirectCalls)
+        checked_word(self.direct_calls, 'SQLQ["direct_calls"]', choice=DirectCalls)
         if self.service is not None:
-            checked_queue(self.service, 'SQLQ["service"]', ConfigurationError)
+            checked_queue(self.service, 'SQLQ["service"]')
         for name, check in SETTINGS.items():
             if (value := getattr(self, name)) is not None:
                 check(value, f'SQLQ["{name}"]')

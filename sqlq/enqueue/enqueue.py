@@ -43,6 +43,7 @@ from sqlq.database.dialect import Dialect, in_schema
 from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
 from sqlq.events import Events
+from sqlq.model.checks import refusing_by
 from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
@@ -346,7 +347,8 @@ def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]
     new = list(jobs)
     if spread is None:
         return new
-    span_ms = milliseconds(spread, "spread", EnqueueError)
+    with refusing_by(EnqueueError):
+        span_ms = milliseconds(spread, "spread")
     check_new(new)
     return [_later(job, span_ms * i // len(new)) for i, job in enumerate(new)]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from sqlq.enqueue.enqueue import check_new
 from sqlq.errors import ConfigurationError, EnqueueError
-from sqlq.model.checks import JOB_OPTIONS, job_fields
+from sqlq.model.checks import JOB_OPTIONS, job_fields, refusing_by
 from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
 from sqlq.model.job import NewJob
 from sqlq.model.limit import DeclaredLimits
@@ -51,8 +51,9 @@ class Stamps:
             return {}
         context = copy_context()
         values = {name: context[var] for name, var in self._carry.items() if var in context}
-        for name, value in values.items():
-            headers.check(value, f"the context variable {name!r}, which the App carries,")
+        with refusing_by(EnqueueError):
+            for name, value in values.items():
+                headers.check(value, f"the context variable {name!r}, which the App carries,")
         return values
 
     def stamped(self, job: NewJob, first: Mapping[str, Any], carried: Mapping[str, Any]) -> NewJob:
@@ -62,11 +63,13 @@ class Stamps:
         for function in self._functions:
             said = function(job)
             if said is not None:
-                found |= headers.checked(said, f"what the stamp {name_of(function)} returned")
+                with refusing_by(EnqueueError):
+                    found |= headers.checked(said, f"what the stamp {name_of(function)} returned")
         found |= job.headers  # guard: what-a-job-says-wins
         if carried:
             found[headers.CARRY] = carried
-        text = headers.encode(found, f"the headers of this job of {job.task}")
+        with refusing_by(EnqueueError):
+            text = headers.encode(found, f"the headers of this job of {job.task}")
         return job if text == job.headers_text else replace(job, headers_text=text)
 
     def scope(self) -> Scope | None:
@@ -87,22 +90,13 @@ class Stamps:
 
 
 def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:
-    if isinstance(carry, str) or not isinstance(carry, Sequence):
+    is_list = isinstance(carry, Sequence) and all(isinstance(var, ContextVar) for var in carry)
+    if not is_list or len({var.name for var in carry}) < len(carry):
         raise ConfigurationError(
-            f"carry is {carry!r}: it is a list of context variables, as in carry=[tenant]"
+            f"carry is {carry!r}: it is a list of context variables with different names, made by "
+            "contextvars.ContextVar, as in carry=[tenant]"
         )
-    names = set()
-    for var in carry:
-        if not isinstance(var, ContextVar):
-            raise ConfigurationError(
-                f"carry holds {var!r}: it lists context variables, made by contextvars.ContextVar"
-            )
-        if var.name in names:
-            raise ConfigurationError(
-                f"carry holds two context variables named {var.name!r}: name one of them otherwise"
-            )
-        names.add(var.name)
-    return carry
+    return carry  # type: ignore[no-any-return]
 
 
 class Additions:
@@ -152,7 +146,7 @@ class Additions:
         The worker's task has the attempts and the timeout."""
         options = self._defaults({}, job.queue if "queue" in job.given else None)
         its_own = job.given | {"max_attempts", "timeout_ms"}
-        fields = job_fields(options, EnqueueError)
+        fields = job_fields(options)
         job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
         return job, options.get("headers") or {}
 

@@ -89,28 +89,28 @@ def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) 
     return Curve("fibonacci", (milliseconds(step, "step"),), milliseconds(cap, "cap"), jitter)
 
 
-def backoff_from(option: BackoffOption | None, error: type[Exception] = ConfigurationError) -> Backoff:
+def backoff_from(option: BackoffOption | None) -> Backoff:
     """Return the backoff that an option stands for. None is the default, a duration a fixed wait. A list has
-    one wait per attempt (the last one repeats), and a callable is taken as it is. Raises `error` for anything
-    else."""
+    one wait per attempt (the last one repeats), and a callable is taken as it is. Raises
+    `ConfigurationError` for anything else."""
     if option is None:
         return exponential()
     if callable(option):
         return option
     if isinstance(option, str) or not isinstance(option, Sequence):
-        return Curve("list", (milliseconds(option, "backoff", error),))
-    waits = tuple(milliseconds(d, f"backoff[{i}]", error) for i, d in enumerate(option))
+        return Curve("list", (milliseconds(option, "backoff"),))
+    waits = tuple(milliseconds(d, f"backoff[{i}]") for i, d in enumerate(option))
     if not waits:
-        raise error('backoff is an empty list: give at least one wait, as in ["10s", "5m"]')
+        raise ConfigurationError('backoff is an empty list: give at least one wait, as in ["10s", "5m"]')
     return Curve("list", waits)
 
 
-def stored(option: Any, what: str, error: type[Exception]) -> str:
-    """Return a backoff as a job's row has it. Raises `error` for a function of the user's own: only code
-    can hold it."""
-    backoff = backoff_from(option, error)
+def stored(option: Any, what: str) -> str:
+    """Return a backoff as a job's row has it. Raises `ConfigurationError` for a function of the user's own:
+    only code can hold it."""
+    backoff = backoff_from(option)
     if not isinstance(backoff, Curve):
-        raise error(
+        raise ConfigurationError(
             f"{what} is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
             "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes "
             "functions"

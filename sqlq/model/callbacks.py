@@ -16,7 +16,7 @@ from sqlalchemy import Row
 
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.errors import ArgumentsError
-from sqlq.model.checks import checked_name, checked_priority, checked_queue
+from sqlq.model.checks import checked_name, checked_priority, checked_queue, refusing_by
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.job_result import JobResult
@@ -67,11 +67,12 @@ class Follower(NamedTuple):
             raise ArgumentsError(
                 f'{column} is not an object that names a task, as in {{"task": "shop.alarm", "queue": "ops"}}'
             )
-        return cls(
-            checked_name(named.get("task", ""), f"the task in {column}", ArgumentsError),
-            checked_queue(named.get("queue", DEFAULT_QUEUE), f"the queue in {column}", ArgumentsError),
-            checked_priority(named.get("priority", 0), error=ArgumentsError),
-        )
+        with refusing_by(ArgumentsError):
+            return cls(
+                checked_name(named.get("task", ""), f"the task in {column}"),
+                checked_queue(named.get("queue", DEFAULT_QUEUE), f"the queue in {column}"),
+                checked_priority(named.get("priority", 0)),
+            )
 
 
 _DEFAULTS = Follower._field_defaults

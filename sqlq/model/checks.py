@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 from sqlq.config.constants import LAST_ID, LONGEST_NAME, PRIORITIES
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds
-from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.handle import AnyJob, Handle, id_of
 from sqlq.payload.signatures import signature_of
 
@@ -41,62 +42,77 @@ class Rule(NamedTuple):
     holds: bool = False
 
 
-def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -> str:
+@contextmanager
+def refusing_by(error: type[SqlqError]) -> Iterator[None]:
+    """Raise `error` where a check in the block refuses a value, as where a job is made or enqueued."""
+    try:
+        yield
+    except ConfigurationError as refusal:
+        raise error(str(refusal)) from None
+
+
+def checked_name(value: str, what: str) -> str:
     """Return the name of a queue or task, or a unique key, if every database can store and compare it."""
     if not isinstance(value, str) or not value.strip():
-        raise error(f"{what} is {value!r}: it must be text that is not blank")
+        raise ConfigurationError(f"{what} is {value!r}: it must be text that is not blank")
     if len(value) > LONGEST_NAME:
         hashed = "; for a long key enqueue a hash of it" if "key" in what else ""
-        raise error(f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible{hashed}")
+        raise ConfigurationError(
+            f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible{hashed}"
+        )
     if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise error(f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store")
+        raise ConfigurationError(
+            f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store"
+        )
     return str.__str__(value)  # of an enum's member its text, not its name
 
 
-def checked_word(value: Any, what: str, error: type[Exception] = EnqueueError, *, choice: Any) -> Any:
+def checked_word(value: Any, what: str, *, choice: Any) -> Any:
     """Return one of the words of a `Literal`."""
     if value not in get_args(choice):
         *others, last = (f'"{word}"' for word in get_args(choice))
-        raise error(f"{what} is {value!r}: it is {', '.join(others)} or {last}")
+        raise ConfigurationError(f"{what} is {value!r}: it is {', '.join(others)} or {last}")
     return value
 
 
-def checked_queue(value: str, what: str = "queue", error: type[Exception] = EnqueueError) -> str:
+def checked_queue(value: str, what: str = "queue") -> str:
     """Return the name of a queue that may be given to jobs."""
-    name = checked_name(value, what, error)
+    name = checked_name(value, what)
     if "," in name or "=" in name:  # guard: no-separator-in-a-queue
-        raise error(
+        raise ConfigurationError(
             f"{what} is {name!r}: a comma separates queues, and = a weight, as in sqlq work -q high=3,low; "
             "leave them out"
         )
     if name != name.strip() or not name.isprintable():
-        raise error(f"{what} is {name!r}: leave out blanks at its ends, line breaks and control characters")
+        raise ConfigurationError(
+            f"{what} is {name!r}: leave out blanks at its ends, line breaks and control characters"
+        )
     return name
 
 
-def checked_whole(value: Any, what: str, error: type[Exception], choice: range, more: str = "") -> int:
+def checked_whole(value: Any, what: str, choice: range, more: str = "") -> int:
     """Return a whole number of a range; `more` ends the message about another one."""
     if not isinstance(value, int) or isinstance(value, bool) or int(value) not in choice:
-        raise error(
+        raise ConfigurationError(
             f"{what} is {value!r}: it must be a whole number from {choice[0]:,} to {choice[-1]:,}{more}"
         )
     return int(value)
 
 
-def checked_priority(value: int, what: str = "priority", error: type[Exception] = EnqueueError) -> int:
-    return checked_whole(value, what, error, PRIORITIES, "; larger runs first")
+def checked_priority(value: int, what: str = "priority") -> int:
+    return checked_whole(value, what, PRIORITIES, "; larger runs first")
 
 
-def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueError) -> str:
+def checked_follow_up(task: Any, option: str) -> str:
     """Return the JSON for a job's row that names its follow-up task; `null` for None, after which none
     follows."""
     if task is None:
         return "null"
     if not hasattr(type(task), "as_follow_up"):
-        raise error(
+        raise ConfigurationError(
             f"{option} is {task!r}: it is a task, as in {option}=alarm, whose handler takes how the job ended"
         )
-    text: str = task.as_follow_up(option, error)
+    text: str = task.as_follow_up(option)
     return text
 
 
@@ -104,8 +120,11 @@ def with_cancel(on_failure: str | None, changes: Mapping[str, Any]) -> str:
     """Return the JSON of `on_failure` with these changes of it and of `on_cancel`, which it holds. A column
     for that would cost all jobs, and few have one."""
     now = json.loads(on_failure or "{}") or {}
-    cancel = json.loads(changes.get("on_cancel", json.dumps(now.pop("on_cancel", None))))
-    now = json.loads(changes.get("on_failure", json.dumps(now))) or {}
+    cancel = now.pop("on_cancel", None)
+    if "on_failure" in changes:
+        now = json.loads(changes["on_failure"]) or {}
+    if "on_cancel" in changes:
+        cancel = json.loads(changes["on_cancel"])
     return json.dumps({**now, "on_cancel": cancel} if cancel else now or None, ensure_ascii=False)
 
 
@@ -115,12 +134,12 @@ class Limits(Protocol):
     def on_one_job(self) -> tuple[str, Rule]: ...
 
 
-def checked_limit(limit: Any, what: str, error: type[Exception]) -> tuple[str | None, Rule | None]:
+def checked_limit(limit: Any, what: str) -> tuple[str | None, Rule | None]:
     """Return key and rule of the limit of a single job."""
     if isinstance(limit, str):
-        return checked_name(limit, what, error), None
+        return checked_name(limit, what), None
     if not hasattr(type(limit), "on_one_job"):
-        raise error(
+        raise ConfigurationError(
             f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
             "one that app.limit has declared"
         )
@@ -129,33 +148,35 @@ def checked_limit(limit: Any, what: str, error: type[Exception]) -> tuple[str | 
 
 
 class JobOption(NamedTuple):
-    """The field of jobs that holds an option, and the check that makes its value: of the value, the name of
-    the option, and the error to raise."""
+    """The field of jobs that holds an option, and the check that makes its value. The check gets the name of
+    the option, too."""
 
     field: str
-    check: Callable[[Any, str, type[Exception]], Any]
+    check: Callable[[Any, str], Any]
     none_is_unset: bool = False
     """Whether None stands for no such option, where a task, a queue or the App has it."""
     instead_of: Mapping[str, Any] = {}
     """The fields of options whose place it takes, and their values for none."""
 
-    def fields(self, value: Any, name: str, error: type[Exception]) -> dict[str, Any]:
-        """Return the fields that the option sets. Raises `error` for a wrong value."""
+    def fields(self, value: Any, name: str) -> dict[str, Any]:
+        """Return the fields that the option sets. Raises `ConfigurationError` for a wrong value."""
         is_unset = value is None and self.none_is_unset
-        return {} if is_unset else {self.field: self.check(value, name, error)}
+        return {} if is_unset else {self.field: self.check(value, name)}
 
 
-def _checked_span(value: Duration, what: str, error: type[Exception]) -> int:
+def _checked_span(value: Duration, what: str) -> int:
     """Return the milliseconds of a duration in which something has to be possible."""
-    ms = milliseconds(value, what, error)
+    ms = milliseconds(value, what)
     if ms == 0:
-        raise error(f"{what} is zero: no job could be started or finished in it; leave it out for no limit")
+        raise ConfigurationError(
+            f"{what} is zero: no job could be started or finished in it; leave it out for no limit"
+        )
     return ms
 
 
-def _checked_retention(value: Duration | None, what: str, error: type[Exception]) -> int:
+def _checked_retention(value: Duration | None, what: str) -> int:
     """Return how long a job is kept after its end; None stands for ever."""
-    return FOR_EVER_MS if value is None else milliseconds(value, what, error)
+    return FOR_EVER_MS if value is None else milliseconds(value, what)
 
 
 JOB_OPTIONS: Final[Mapping[str, JobOption]] = {
@@ -169,12 +190,13 @@ JOB_OPTIONS: Final[Mapping[str, JobOption]] = {
 """The options of a job that its task, its queue and the App have, too."""
 
 
-def job_fields(options: Mapping[str, Any], error: type[Exception]) -> dict[str, Any]:
-    """Return the fields for the options of the table that are set. Raises `error` for a wrong value."""
+def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields for the options of the table that are set. Raises `ConfigurationError` for a wrong
+    value."""
     fields: dict[str, Any] = {}
     for name, option in JOB_OPTIONS.items():
         if name in options:
-            fields |= option.fields(options[name], name, error)
+            fields |= option.fields(options[name], name)
     return fields
 
 
@@ -220,20 +242,20 @@ _CHECKS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
         _checked_job if isinstance(value, int | Handle) else _checked_jobs
     )(value, name),
     "AnyJobs": _checked_jobs,
-    "Collection[str]": _checked_list(partial(checked_name, error=ConfigurationError), '["mail"]'),
+    "Collection[str]": _checked_list(checked_name, '["mail"]'),
     "Duration": _checked_duration,
     "FlowOrId": lambda value, name: _CHECKS["int"](
         value if isinstance(value, Handle) else getattr(value, "id", value), name
     ),
-    "Priority": partial(checked_priority, error=ConfigurationError),
-    "Rows": partial(checked_whole, error=ConfigurationError, choice=range(1, 100_001)),
+    "Priority": checked_priority,
+    "Rows": partial(checked_whole, choice=range(1, 100_001)),
     "bool": _checked_bool,
     "datetime": aware,
     "datetime | Duration": lambda value, name: (aware if isinstance(value, datetime) else _checked_duration)(
         value, name
     ),
-    "int": partial(checked_whole, error=ConfigurationError, choice=range(LAST_ID + 1)),
-    "str": partial(checked_name, error=ConfigurationError),
+    "int": partial(checked_whole, choice=range(LAST_ID + 1)),
+    "str": checked_name,
     "tuple[int, ...]": lambda value, name: tuple(map(id_of, _checked_jobs(value, name))),
 }
 """The check of each declared type, which returns the value to go on with."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, EnqueueError
-from sqlq.model.checks import checked_name, checked_word
+from sqlq.model.checks import checked_name, checked_word, refusing_by
 from sqlq.model.job import Job, NewJob
 
 if TYPE_CHECKING:
@@ -243,7 +243,8 @@ class Flow:
         def _becomes(self) -> EnqueuedFlow: ...
 
     def __init__(self, name: str | None = None) -> None:
-        self.name = None if name is None else checked_name(name, "the flow's name")
+        with refusing_by(EnqueueError):
+            self.name = None if name is None else checked_name(name, "the flow's name")
         self.steps: list[Step] = []
         """In the order in which they were added."""
         self._edges: list[Edge] = []
@@ -436,10 +437,12 @@ class Flow:
             after = [after]
         if not isinstance(after, Iterable):
             raise EnqueueError(f"after is {_kind(after)}: it is a list of steps, as in after=[paid]")
-        checked_word(when, "when", choice=When)
+        each = list(after.items() if isinstance(after, Mapping) else ((step, when) for step in after))
+        with refusing_by(EnqueueError):
+            for how in (when, *(how for _, how in each)):
+                checked_word(how, "when", choice=When)
         waits: dict[int, When] = {}
-        for item, how in after.items() if isinstance(after, Mapping) else ((step, when) for step in after):
-            checked_word(how, "when", choice=When)
+        for item, how in each:
             for step in item if isinstance(item, Steps) else [item]:
                 number = self._own(step).number
                 if waits.setdefault(number, how) != how:

@@ -35,6 +35,7 @@ from sqlq.model.checks import (
     checked_limit,
     checked_name,
     checked_word,
+    refusing_by,
     with_cancel,
 )
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
@@ -222,18 +223,20 @@ class NewJob(HasArguments, Generic[R_co]):
         if given.keys() >= {"delay", "available_at"}:
             raise EnqueueError("both delay and available_at are set: give one of them")
         changes: dict[str, Any] = {}
-        for name, value in given.items():
-            if value is None and name in _NONE:
-                changes |= _NONE[name]
-                continue
-            is_deadline = name == "expires" and isinstance(value, datetime)
-            option = _OPTIONS["start_by" if is_deadline else name]
-            changes |= {**option.instead_of, **option.fields(value, name, EnqueueError)}
+        with refusing_by(EnqueueError):
+            for name, value in given.items():
+                if value is None and name in _NONE:
+                    changes |= _NONE[name]
+                    continue
+                is_deadline = name == "expires" and isinstance(value, datetime)
+                option = _OPTIONS["start_by" if is_deadline else name]
+                changes |= {**option.instead_of, **option.fields(value, name)}
         if "limit" in changes:
             changes["limit_key"], changes["rule"] = changes.pop("limit")
         if "headers" in changes:
             both = {**self.headers, **changes.pop("headers")}
-            changes["headers_text"] = headings.encode(both, "the headers")
+            with refusing_by(EnqueueError):
+                changes["headers_text"] = headings.encode(both, "the headers")
         if changes.keys() & {"on_failure", "on_cancel"}:
             changes["on_failure"] = with_cancel(self.on_failure, changes)
             changes.pop("on_cancel", None)

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from sqlq.config.durations import milliseconds
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
-from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word
+from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
 from sqlq.model.flow import Result
 from sqlq.payload.signatures import signature_of
 
@@ -58,7 +58,7 @@ class _Keyed:
     def plain_key(self) -> str:
         """The key that is the same for all jobs."""
         assert isinstance(self.key, str)
-        return checked_name(self.key.format(), f"the key of {self!r}")
+        return self.key.format()
 
     def on_one_job(self) -> tuple[str, Rule]:
         """Return key and rule as `NewJob.set` takes them. Raises `EnqueueError` where the key is made from
@@ -114,7 +114,8 @@ class _Keyed:
                 made = _Filling().vformat(self.key, (), known)
             except (LookupError, AttributeError, ValueError, TypeError) as error:
                 raise ArgumentsError(f"{what} cannot be made from {self.key!r}: {error!r}") from None
-        return checked_name(made, what, ArgumentsError)
+        with refusing_by(ArgumentsError):
+            return checked_name(made, what)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Limit(_Keyed):
     def rule(self) -> Rule:
         running = self.running
         if running is not None:
-            running = checked_whole(running, "running", ConfigurationError, range(1, MOST_RUNNING + 1))
+            running = checked_whole(running, "running", range(1, MOST_RUNNING + 1))
         rate, period_ms = (None, None) if self.rate is None else checked_rate(self.rate)
         return Rule(running, rate, period_ms)
 
@@ -169,7 +170,7 @@ class Serial(_Keyed):
 
     def __post_init__(self) -> None:
         _check_key(self)
-        checked_word(self.on_failure, "on_failure", ConfigurationError, choice=OnFailure)
+        checked_word(self.on_failure, "on_failure", choice=OnFailure)
 
     @property
     def rule(self) -> Rule:
@@ -287,7 +288,7 @@ def _period(ms: int) -> str:
 def _check_key(limit: AnyLimit) -> None:
     if callable(limit.key):
         return
-    checked_name(limit.key, "the key of a limit", ConfigurationError)
+    checked_name(limit.key, "the key of a limit")
     try:
         list(_fields(limit.key))
     except ValueError as error:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds, readable
-from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError, SealError, WorkerLostError
+from sqlq.errors import ExecutionError, JobTimeoutError, SealError, WorkerLostError
 from sqlq.model.backoff import Backoff, exponential
 from sqlq.model.checks import checked_priority, checked_queue
 from sqlq.model.history import UNKNOWN, AttemptTimes, written
@@ -56,8 +56,8 @@ class Retry(Signal):
         self.at: datetime | None = None
         if delay is not None:
             self.delay_ms, self.at = _wait(delay, "Retry(delay)")
-        self.priority = None if priority is None else checked_priority(priority, error=ConfigurationError)
-        self.queue = None if queue is None else checked_queue(queue, error=ConfigurationError)
+        self.priority = None if priority is None else checked_priority(priority)
+        self.queue = None if queue is None else checked_queue(queue)
         super().__init__(
             "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
         )
@@ -146,14 +146,12 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
             if isinstance(outcome, Failed):
                 return outcome
             return replace(outcome, at=error.at, priority=error.priority, queue=error.queue)
-        case JobTimeoutError() if isinstance(error, policy.fail_on):
-            return Failed("timeout", describe(error))
-        case JobTimeoutError():
-            return failed(job, describe(error), policy, reason="timeout")
-        case _ if not policy.retries(error):
-            return Failed("error", describe(error))
-        case _:
-            return failed(job, describe(error), policy)
+    is_timeout = isinstance(error, JobTimeoutError)
+    reason: FailureReason = "timeout" if is_timeout else "error"
+    ends = isinstance(error, policy.fail_on) if is_timeout else not policy.retries(error)
+    if ends:
+        return Failed(reason, describe(error))
+    return failed(job, describe(error), policy, reason=reason)
 
 
 def follows(attempts: int, max_attempts: int) -> bool:

@@ -88,11 +88,20 @@ class Schedule:
         for name in ("at", "starts", "ends"):
             if (moment := getattr(self, name)) is not None:
                 # in whole milliseconds, as every database keeps it: else it would be due before it is
-                whole = aware(moment, name).astimezone(UTC)
+                whole = aware(moment, name)
                 # guard: moments-are-whole
                 self._become(name, whole.replace(microsecond=whole.microsecond // 1000 * 1000))
-        self._check_choices()
-        self._check_span()
+        checked_word(self.catch_up, "catch_up", choice=CatchUp)
+        checked_word(self.overlap, "overlap", choice=Overlap)
+        if self.repeats is not None:
+            checked_whole(self.repeats, "repeats", range(1, MOST_REPEATS + 1))
+        if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
+            raise ConfigurationError(f"every is {_said(self.every)}: it must be at least 1 s")
+        if self.starts is not None and self.ends is not None and self.ends <= self.starts:
+            raise ConfigurationError(
+                f"ends is {self.ends.isoformat()}, which is not after starts ({self.starts.isoformat()}): "
+                "there is no moment between them"
+            )
         if self.cron is not None:
             self._become("cron", _checked_cron(self.cron))
             _zone(self.timezone)
@@ -102,32 +111,14 @@ class Schedule:
             raise ConfigurationError(
                 f"timezone is {self.timezone!r}, but only cron is read in a time zone: leave it out"
             )
-        self._check_jitter()
-
-    def _become(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_choices(self) -> None:
-        checked_word(self.catch_up, "catch_up", ConfigurationError, choice=CatchUp)
-        checked_word(self.overlap, "overlap", ConfigurationError, choice=Overlap)
-        if self.repeats is not None:
-            checked_whole(self.repeats, "repeats", ConfigurationError, range(1, MOST_REPEATS + 1))
-
-    def _check_span(self) -> None:
-        if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
-            raise ConfigurationError(f"every is {_said(self.every)}: it must be at least 1 s")
-        if self.starts is not None and self.ends is not None and self.ends <= self.starts:
-            raise ConfigurationError(
-                f"ends is {self.ends.isoformat()}, which is not after starts ({self.starts.isoformat()}): "
-                "there is no moment between them"
-            )
-
-    def _check_jitter(self) -> None:
         period = self._period()
         if isinstance(self.jitter, timedelta) and period is not None and self.jitter >= period:
             raise ConfigurationError(
                 f"jitter is {_said(self.jitter)}, and the moments are {_said(period)} apart: give less"
             )
+
+    def _become(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _period(self) -> timedelta | None:
         """Return the shortest time between two of the next runs; None where there is one alone."""

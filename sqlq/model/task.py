@@ -12,10 +12,17 @@ from functools import cached_property
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
-from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
+from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, UnknownTaskError
 from sqlq.model.backoff import backoff_from
 from sqlq.model.callbacks import Follower
-from sqlq.model.checks import JOB_OPTIONS, checked_follow_up, checked_name, job_fields, with_cancel
+from sqlq.model.checks import (
+    JOB_OPTIONS,
+    checked_follow_up,
+    checked_name,
+    job_fields,
+    refusing_by,
+    with_cancel,
+)
 from sqlq.model.flow import Group, Result, Step, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import NewJob
@@ -181,9 +188,9 @@ class Task(Generic[P, R]):
             given=frozenset({"expires_ms"} if self.says_expires else ()),
         )
 
-    def as_follow_up(self, option: str, error: type[Exception]) -> str:
-        """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
-        handler does not take how a job ended as its one argument."""
+    def as_follow_up(self, option: str) -> str:
+        """Return this task as the rows of other jobs name it, which it follows. Raises
+        `ConfigurationError` where its handler does not take how a job ended as its one argument."""
         misfit = self.misfit([None], {})
         if misfit is None:
             name = next(iter(self._signature.parameters))
@@ -194,7 +201,7 @@ class Task(Generic[P, R]):
             ):  # guard: a-follow-up-fits
                 misfit = f"{self.name}, whose {name} is annotated as {_shown(hint)}"
         if misfit is not None:
-            raise error(
+            raise ConfigurationError(
                 f"{option} is {misfit}: its handler is called with how the job ended, as in def "
                 "alarm(ended: sqlq.JobResult)"
             )
@@ -319,7 +326,7 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         limit.check_for(name, signature)
     retry_on, headers = options.get("retry_on"), options.get("headers")
     follow_ups = {
-        name: checked_follow_up(task, name, ConfigurationError)
+        name: checked_follow_up(task, name)
         for name in ("on_success", "on_failure", "on_cancel")
         if (task := options.get(name)) is not None
     }
@@ -327,7 +334,7 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
     return Task(
         name=name,
         handler=handler,
-        **job_fields(options, ConfigurationError),
+        **job_fields(options),
         retry=RetryPolicy(
             backoff=backoff_from(options.get("backoff")),
             retry_on=None if retry_on is None else _exceptions(retry_on, "retry_on"),
@@ -340,7 +347,7 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
         around=task_arounds(options.get("around", ()), name),
-        headers=checked_headers(headers, "headers", ConfigurationError) if headers else NO_HEADERS,
+        headers=checked_headers(headers, "headers") if headers else NO_HEADERS,
         _signature=signature,
     )
 
@@ -355,7 +362,7 @@ def _checked_isolate(isolate: Isolate) -> Isolate:
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:
     if name is not None:
-        return checked_name(name, "the task's name", ConfigurationError)
+        return checked_name(name, "the task's name")
     module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
     if module is None or qualname is None:
         raise ConfigurationError(
@@ -372,7 +379,7 @@ def _task_name(handler: Callable[..., Any], name: str | None) -> str:
                 f"{qualname} {why}: define it at the top of an importable module, "
                 "or name the task, as in @app.task(name='shop.send_receipt')"
             )
-    return checked_name(f"{module}.{qualname}", "the task's name", ConfigurationError)
+    return checked_name(f"{module}.{qualname}", "the task's name")
 
 
 def _aliases(given: Any) -> tuple[str, ...]:
@@ -380,7 +387,7 @@ def _aliases(given: Any) -> tuple[str, ...]:
         raise ConfigurationError(
             f"aliases is {given!r}: it is a list of names, as in aliases=['shop.send_receipt']"
         )
-    return tuple(checked_name(name, "an alias", ConfigurationError) for name in given)
+    return tuple(checked_name(name, "an alias") for name in given)
 
 
 def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
@@ -403,7 +410,8 @@ class NamedTask:
         self, name: str, known: AnyTask | None = None, defaults: Mapping[str, Any] = NO_HEADERS
     ) -> None:
         """`defaults` are the App's, for jobs of a task that it does not know."""
-        self.name = checked_name(name, "the task's name")
+        with refusing_by(EnqueueError):
+            self.name = checked_name(name, "the task's name")
         self._known = known
         self._defaults = {"queue": DEFAULT_QUEUE, "priority": 0, **defaults}
 
@@ -426,10 +434,10 @@ class NamedTask:
         # guard: a-named-task-takes-results
         return replace(job, results=tuple(results.items()), by_name_alone=True)
 
-    def as_follow_up(self, option: str, error: type[Exception]) -> str:
+    def as_follow_up(self, option: str) -> str:
         """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
         if self._known is not None:
-            return self._known.as_follow_up(option, error)
+            return self._known.as_follow_up(option)
         return Follower(self.name, self._defaults["queue"], self._defaults["priority"]).as_text()
 
     def __repr__(self) -> str:
@@ -471,10 +479,6 @@ class Registry(Mapping[str, AnyTask]):
                     f"two tasks are named {name!r} ({_defined_at(taken.handler)} and "
                     f"{_defined_at(task.handler)}): give one of them a name= of its own, or "
                     "take the alias away"
-                )
-            if names.count(name) > 1:
-                raise ConfigurationError(
-                    f"{task.name} has the name {name!r} twice: leave it out of its aliases"
                 )
         task.surround(self._arounds, self._always)
         self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task.elsewhere)

@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from sqlq.errors import ConfigurationError, SealError
@@ -52,15 +52,12 @@ class Unopened(dict[str, str]):
 class Key:
     """One key, whose id alone is ever shown. Its keys for signing and for encrypting are derived from it."""
 
-    __slots__ = ("_cipher", "_encrypting", "_signing", "id")
-
     def __init__(self, text: str, what: str) -> None:
         """Raises `ConfigurationError` for text that is no key, without repeating any of it."""
         raw = _raw(text, what)
         self.id = _derived(raw, "key id")[:4].hex()
         self._signing = _derived(raw, "sign")
         self._encrypting = _derived(raw, "encrypt")
-        self._cipher: Any = None
 
     def __repr__(self) -> str:
         return f"Key({self.id})"
@@ -79,17 +76,16 @@ class Key:
         except UnicodeError:  # SQLite lets in bytes that are no text
             return False
 
+    @cached_property
     def cipher(self) -> Any:
-        """Return Fernet under this key. Raises `ConfigurationError` where the library is missing."""
-        if self._cipher is None:
-            try:
-                from cryptography.fernet import Fernet
-            except ImportError:
-                raise ConfigurationError(
-                    "encrypted rows need the library cryptography: pip install 'sqlq-jobs[crypto]'"
-                ) from None
-            self._cipher = Fernet(base64.urlsafe_b64encode(self._encrypting))
-        return self._cipher
+        """Fernet under this key. Raises `ConfigurationError` where the library is missing."""
+        try:
+            from cryptography.fernet import Fernet
+        except ImportError:
+            raise ConfigurationError(
+                "encrypted rows need the library cryptography: pip install 'sqlq-jobs[crypto]'"
+            ) from None
+        return Fernet(base64.urlsafe_b64encode(self._encrypting))
 
 
 class Encryption:
@@ -112,7 +108,7 @@ class Encryption:
         """All that makes this, keys included, as JSON: for a process of the same worker."""
         self._first = next(iter(self.keys.values()), None)
         if how == "encrypt" and self._first is not None:
-            self._first.cipher()
+            _ = self._first.cipher
         self.writes = None if self._first is None or how == "read" else _said(_MARKS[how], self._first.id)
         """How new texts are signed or encrypted, as `Looked.sealed` has it; None for plain ones."""
 
@@ -124,7 +120,7 @@ class Encryption:
         if self._first is None or self.writes is None:
             return text
         if self.how == "encrypt":
-            text = f'"{self._first.cipher().encrypt(text.encode()).decode()}"'
+            text = f'"{self._first.cipher.encrypt(text.encode()).decode()}"'
         return self._first.signed(_MARKS[self.how], kind, task, queue, text)
 
     def opened(self, kind: Kind, task: str, queue: str, text: str) -> str:
@@ -156,7 +152,7 @@ class Encryption:
         if mark[1] == _MARKS["sign"]:
             return body
         try:
-            return str(key.cipher().decrypt(body[1:-1]).decode())
+            return str(key.cipher.decrypt(body[1:-1]).decode())
         except Exception as error:
             lacks_library = isinstance(error, ConfigurationError)
             raise SealError(f"its {kind} cannot be opened: {error}", lacks_key=lacks_library) from None

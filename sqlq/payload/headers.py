@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sqlq.config.constants import HEADERS_BYTES
-from sqlq.errors import ArgumentsError, EnqueueError
+from sqlq.errors import ArgumentsError, ConfigurationError
 from sqlq.payload.codec import as_text, check_json, read_json
 
 NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -20,41 +20,45 @@ OWN: Final = "sqlq."
 CARRY: Final = f"{OWN}carry"
 
 
-def checked(given: Any, what: str, error: type[Exception] = EnqueueError) -> dict[str, Any]:
-    """Return headers that a user gave as a dict. Raises `error` for anything but a mapping of names to JSON,
-    and for a name that is sqlq's own."""
+def checked(given: Any, what: str) -> dict[str, Any]:
+    """Return headers that a user gave as a dict. Raises `ConfigurationError` for anything but a mapping of
+    names to JSON, and for a name that is sqlq's own."""
     if not isinstance(given, Mapping):
-        raise error(
+        raise ConfigurationError(
             f"{what} is {given!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
         )
     found = dict(given)
     for name, value in found.items():
         if not isinstance(name, str) or not name:
-            raise error(f"{what} has the name {name!r}: a header is named by text, as in 'tenant'")
+            raise ConfigurationError(
+                f"{what} has the name {name!r}: a header is named by text, as in 'tenant'"
+            )
         if name.startswith(OWN):
-            raise error(f"{what} has the name {name!r}: names that begin with {OWN!r} are sqlq's own")
-        check(name, f"{what}, the name {name!r},", error)
-        check(value, f"{what}[{name!r}]", error)
+            raise ConfigurationError(
+                f"{what} has the name {name!r}: names that begin with {OWN!r} are sqlq's own"
+            )
+        check(name, f"{what}, the name {name!r},")
+        check(value, f"{what}[{name!r}]")
     return found
 
 
-def check(value: Any, where: str, error: type[Exception] = EnqueueError) -> None:
-    """Raise `error` for a value that is not JSON."""
+def check(value: Any, where: str) -> None:
+    """Raise `ConfigurationError` for a value that is not JSON."""
     try:
         check_json(value, where, "pass its text, or what it is made of")
     except ArgumentsError as wrong:
-        raise error(str(wrong)) from None
+        raise ConfigurationError(str(wrong)) from None
 
 
-def encode(headers: Mapping[str, Any], what: str, error: type[Exception] = EnqueueError) -> str | None:
-    """Return checked headers as a row has them, None where there are none. Raises `error` for more than 16
-    KiB."""
+def encode(headers: Mapping[str, Any], what: str) -> str | None:
+    """Return checked headers as a row has them, None where there are none. Raises `ConfigurationError` for
+    more than 16 KiB."""
     if not headers:
         return None
     text = json.dumps(headers, ensure_ascii=False, default=as_text)
     size = len(text) if text.isascii() else len(text.encode())
     if size > HEADERS_BYTES:
-        raise error(
+        raise ConfigurationError(
             f"{what} take {size:,} bytes as JSON, more than the {HEADERS_BYTES:,} allowed: pass large things "
             "as arguments, or store them and pass an id"
         )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from werkzeug import Response
 
 from sqlq.config.json_text import AsJson, in_json
-from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_whole
 from sqlq.web.pages import Page, filter_of, look, search_of, storage_of, whole
 
@@ -38,7 +37,7 @@ def _object(view: View, found: AsJson, **how: bool) -> dict[str, Any]:
 def jobs(view: View) -> Response:
     arguments = view.request.args
     limit = whole(arguments.get("limit") or "100", "limit")
-    limit = checked_whole(limit, "limit", ConfigurationError, range(1, MOST + 1), "; go on with before=ID")
+    limit = checked_whole(limit, "limit", range(1, MOST + 1), "; go on with before=ID")
     before = whole(arguments.get("before"), "before")
     search = search_of(view, filter_of(arguments))
     found = view.reading.app.jobs.listing(**search, before=before, limit=limit, whole=False)

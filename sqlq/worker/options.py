@@ -87,11 +87,7 @@ class WorkerOptions:
         if isinstance(queues, str):
             raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
         weights = checked_weights(queues) if isinstance(queues, Mapping) else None
-        names = (
-            None
-            if queues is None
-            else tuple(checked_queue(name, error=ConfigurationError) for name in queues)
-        )
+        names = None if queues is None else tuple(checked_queue(name) for name in queues)
         if names == ():
             raise ConfigurationError(
                 "queues is an empty list: name at least one queue, or leave it out to serve all"
@@ -106,7 +102,7 @@ class WorkerOptions:
             setting("grace", grace, GRACE_MS),
             drain,
             None if max_jobs is None else SETTINGS["max_jobs"](max_jobs, "max_jobs"),
-            None if name is None else checked_name(name, "name", ConfigurationError),
+            None if name is None else checked_name(name, "name"),
             None if max_rss is None else checked_bytes(max_rss, "max_rss"),
             max_idle_ms,
             weights,
@@ -168,7 +164,7 @@ second argument is its name."""
 def _whole(most: int) -> Check:
     def check(value: Any, what: str) -> int:
         number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        return checked_whole(number, what, ConfigurationError, range(1, most + 1))
+        return checked_whole(number, what, range(1, most + 1))
 
     return check
 

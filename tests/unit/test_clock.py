@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlq.config.durations import FAR, LONGEST_MS, aware, milliseconds, readable
-from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.errors import ConfigurationError
 from tests.kit import for_each
 
 
@@ -59,8 +59,8 @@ def test_durations(given: Any, ms: int) -> None:
     ],
 )
 def test_a_bad_duration_is_refused_by_its_name(given: Any) -> None:
-    with pytest.raises(EnqueueError, match=r"^delay is .*: give a timedelta or text such as"):
-        milliseconds(given, "delay", EnqueueError)
+    with pytest.raises(ConfigurationError, match=r"^delay is .*: give a timedelta or text such as"):
+        milliseconds(given, "delay")
 
 
 @for_each("given", ["36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta(days=-1), timedelta.max])
@@ -107,8 +107,8 @@ def test_aware_times_are_converted_to_utc() -> None:
     ],
 )
 def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
-    with pytest.raises(EnqueueError, match=f"^available_at is .*{reason}"):
-        aware(given, "available_at", EnqueueError)
+    with pytest.raises(ConfigurationError, match=f"^available_at is .*{reason}"):
+        aware(given, "available_at")
 
 
 @for_each(

@@ -165,8 +165,6 @@ def test_async_handlers_are_known_as_such(handler: Callable[..., Any], is_async:
         ({"aliases": "mail.send"}, "aliases is 'mail.send': it is a list of names"),
         ({"aliases": {"mail.send"}}, "aliases is {'mail.send'}: it is a list of names"),
         ({"aliases": ["a", ""]}, "an alias is ''"),
-        ({"name": "a", "aliases": ["b", "a"]}, "a has the name 'a' twice: leave it out of its aliases"),
-        ({"name": "a", "aliases": ["b", "b"]}, "a has the name 'b' twice"),
         ({"que": "mail"}, "@app.task has no option que; it has name, queue, max_attempts"),
         (
             {"max_retries": 3, "throws": (OSError,), "countdown": 5},

@@ -270,7 +270,7 @@ class Step:
 
     def __init__(self, row: OwnRow, name: str) -> None:
         self._row = row
-        self.name = checked_name(name, "the name of a step", ConfigurationError)
+        self.name = checked_name(name, "the name of a step")
         self._said()
 
     def _said(self) -> dict[str, Any]:
