@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
@@ -18,6 +18,7 @@ from sqlq.errors import ConfigurationError
 Backoff: TypeAlias = Callable[[int], Duration]
 """Takes the number of attempts made (1 after the first), and returns how long to wait before the next."""
 
+Shape: TypeAlias = Literal["exponential", "linear", "fibonacci", "list"]
 BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
 
 
@@ -25,7 +26,7 @@ BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
 class Curve:
     """The wait after each attempt: of a list one for each attempt, else grown from the first."""
 
-    shape: Literal["exponential", "linear", "fibonacci", "list"]
+    shape: Shape
     waits_ms: tuple[int, ...]
     cap_ms: int = LONGEST_MS
     jitter: float = 0.0
@@ -130,13 +131,10 @@ def read(text: str) -> Backoff:
         known = Curve(
             said["shape"], tuple(map(int, said["waits_ms"])), int(said["cap_ms"]), float(said["jitter"])
         )
-        if min(*known.waits_ms, known.cap_ms) < 0 or known.shape not in _SHAPES:
+        if min(*known.waits_ms, known.cap_ms) < 0 or known.shape not in get_args(Shape):
             raise ValueError
         return known
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ConfigurationError(
             f'the backoff {text[:100]!r} in its row cannot be read: it is JSON such as "10s" or ["10s", "5m"]'
         ) from None
-
-
-_SHAPES = ("exponential", "linear", "fibonacci", "list")

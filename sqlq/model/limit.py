@@ -229,26 +229,27 @@ class DeclaredLimits:
         return limit.rule if limit is not None and limit.is_plain else None
 
     def names(self, key: str) -> bool:
-        """Whether a declared limit has this key, or makes it from arguments."""
-        return any(re.fullmatch(_pattern(template), key) for template in self._limits)
+        """Whether a declared limit has this key, or may make it from arguments: the key then begins as its
+        template does."""
+        return any(
+            key == template or (not limit.is_plain and key.startswith(template.partition("{")[0]))
+            for template, limit in self._limits.items()
+        )
 
     def rule_of(self, key: str, rule: Rule | None) -> Rule:
         """Return the rule of a job's limit. Raises `EnqueueError` where nobody has declared it, or two
         differ."""
-        limit = self._limits.get(key)
-        if rule is None and (limit is None or not limit.is_plain):
+        declared = self.declared(key)
+        if rule is None and declared is None:
             raise EnqueueError(
                 f"limit is {key!r}: no limit of that name is declared; write app.limit({key!r}, running=5)"
             )
-        if limit is None:
-            assert rule is not None
-            return rule
-        if rule is not None and limit.is_plain and rule != limit.rule:
+        if rule is not None and declared is not None and rule != declared:
             raise EnqueueError(
-                f"the limit of a job differs from the one declared for the key {key!r}, {limit!r}: use that, "
-                f"as in .set(limit={key!r})"
+                f"the limit of a job differs from the one declared for the key {key!r}, {said(declared)}: "
+                f"use that, as in .set(limit={key!r})"
             )
-        return limit.rule if rule is None else rule
+        return rule or declared or Rule()
 
 
 def checked_rate(value: Any) -> tuple[int, int]:
@@ -295,15 +296,6 @@ def _check_key(limit: AnyLimit) -> None:
         raise ConfigurationError(
             f"the key {limit.key!r} of a limit is no template: {error}; a brace is written {{{{ or }}}}"
         ) from None
-
-
-def _pattern(template: str) -> str:
-    parts = Formatter().parse(template)
-    texts = "".join(text + ("" if field is None else "\0") for text, field, _, _ in parts).split("\0")
-    first, *middle = map(re.escape, texts)
-    # each value but the last ends at the next text, and no other end is tried
-    *middle, last = [f"(?s:.+?){text}" for text in middle] or [""]
-    return "".join([first, *(f"(?>{each})" for each in middle), last])
 
 
 def _fields(template: str) -> Iterator[str]:

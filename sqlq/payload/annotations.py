@@ -25,12 +25,13 @@ from collections.abc import (
     Sequence,
 )
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
     NamedTuple,
     Optional,
-    Protocol,
+    TypeAlias,
     TypeVar,
     Union,
     get_args,
@@ -40,6 +41,9 @@ from typing import (
 from sqlq.errors import ArgumentsError
 from sqlq.payload.codec import Arguments, argument_name, check_json
 from sqlq.payload.signatures import annotations_of
+
+if TYPE_CHECKING:
+    from sqlq.payload.conversion import Converted
 
 
 class Unusable(NamedTuple):
@@ -147,20 +151,8 @@ def _admits(hint: Any, value: dict[str, Any] | None = None) -> bool:
 # -- conversions ---------------------------------------------------------------------------------------------
 
 
-class Conversion(Protocol):
-    """Converts the values of one annotation into JSON and back."""
-
-    def encode(self, value: Any, path: str) -> Any:
-        """Return a value as JSON has it. Raises `ArgumentsError` for a value that does not fit, or would not
-        arrive as it was sent."""
-
-    def decode(self, form: Any, path: str) -> Any:
-        """Return the value that this JSON stands for. Raises `MisfitError` where another release's annotation
-        may take it, `ArgumentsError` where none will."""
-
-    def shown(self, value: Any) -> Any:
-        """Return a value as JSON has it, whether or not it fits. Raises any error for a value that JSON
-        cannot have."""
+Conversion: TypeAlias = "Unusable | Converted"
+"""Converts the values of one annotation into JSON and back, and shows them as JSON has them."""
 
 
 def _or_none(hint: Any) -> Any:
@@ -270,11 +262,11 @@ class Conversions:
         but: Collection[int | str] = (),
     ) -> Arguments:
         """Return arguments as JSON has them; those at the places and of the names `but` as they are. Raises
-        as `Conversion.encode`."""
+        as `Converted.encode`."""
         return self._each("encode", args, kwargs, where, but)
 
     def decode(self, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Arguments:
-        """Return the arguments that this JSON stands for. Raises as `Conversion.decode`."""
+        """Return the arguments that this JSON stands for. Raises as `Converted.decode`."""
         return self._each("decode", args, kwargs, where)
 
     def _each(

@@ -38,7 +38,8 @@ class Converted:
         self._has_fields = any(isinstance(node, _WITH_FIELDS) for node in nodes)
 
     def encode(self, value: Any, path: str) -> Any:
-        """See `annotations.Conversion.encode`."""
+        """Return a value as JSON has it. Raises `ArgumentsError` for a value that does not fit, or would not
+        arrive as it was sent."""
         try:
             form = _form(value, path)
             lost = _lost(value, self._arrived(form, path), path)
@@ -49,7 +50,8 @@ class Converted:
         return form
 
     def decode(self, form: Any, path: str) -> Any:
-        """See `annotations.Conversion.decode`."""
+        """Return the value that this JSON stands for. Raises `MisfitError` where another release's annotation
+        may take it, `ArgumentsError` where none will."""
         try:
             arrived = self._arrived(form, path)
             if self._has_fields and shown(arrived) != form:  # guard: no-field-is-dropped
@@ -63,7 +65,8 @@ class Converted:
         return arrived
 
     def shown(self, value: Any) -> Any:
-        """See `annotations.Conversion.shown`."""
+        """Return a value as JSON has it, whether or not it fits. Raises any error for a value that JSON
+        cannot have."""
         return shown(value)
 
     def _arrived(self, form: Any, path: str) -> Any:

@@ -85,9 +85,7 @@ def assert_enqueued(
     __tracebackhide__ = True
     if count == 0:
         raise ConfigurationError("count is 0: write assert_not_enqueued in its place")
-    wanted = _wanted(task, args, kwargs, options)
-    found = _enqueued(wanted.task, session, app)
-    met = [job for job in found if wanted.is_met_by(job)]
+    wanted, found, met = _look(task, args, kwargs, options, session, app)
     if met and count in (None, len(met)):
         return met[-1]
     times = "not enqueued" if count is None else f"enqueued {len(met)} times, and not {count}"
@@ -106,18 +104,25 @@ def assert_not_enqueued(
 ) -> None:
     """Fail the test if a job was enqueued that `assert_enqueued` with these arguments would find."""
     __tracebackhide__ = True
-    wanted = _wanted(task, args, kwargs, options)
-    found = [str(job) for job in _enqueued(wanted.task, session, app) if wanted.is_met_by(job)]
-    if found:
-        there = "\n  ".join(found[-20:])
+    wanted, _, met = _look(task, args, kwargs, options, session, app)
+    if met:
+        there = "\n  ".join(str(job) for job in met[-20:])
         raise AssertionError(f"enqueued, but should not be: {wanted}\n  {there}")
 
 
-def _wanted(
-    task: TaskOrName, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, options: JobOptions
-) -> _Wanted:
+def _look(
+    task: TaskOrName,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    options: JobOptions,
+    session: SyncSession | None,
+    app: App | None,
+) -> tuple[_Wanted, list[Enqueued], list[Enqueued]]:
+    """Return the job that is looked for, all jobs of its task, and those that are like it."""
     NewJob("", "{}", "", None).set(**options)  # refuses what is no option, also where no job is found
-    return _Wanted(_known(task), args, kwargs, options)
+    wanted = _Wanted(_known(task), args, kwargs, options)
+    found = _enqueued(wanted.task, session, app)
+    return wanted, found, [job for job in found if wanted.is_met_by(job)]
 
 
 def _known(task: Any) -> AnyTask | str:
@@ -160,18 +165,13 @@ def _enqueued(task: AnyTask | str, session: SyncSession | None, app: App | None)
 
 
 def _job(found: AnyTask | str, id: int, new: NewJob) -> Enqueued:
-    args: list[Any] | None
-    kwargs: dict[str, Any] | None
-    try:
+    args: list[Any] | None = None
+    kwargs: dict[str, Any] | None = None
+    with suppress(ArgumentsError, SealError):
         args, kwargs = decode(new.payload)
-    except (ArgumentsError, SealError):
-        args = kwargs = None
-    else:
         if not isinstance(found, str):
-            with suppress(
-                ArgumentsError
-            ):  # enqueued by plain SQL, perhaps, for another version of the handler
-                args, kwargs = found.from_json(args, kwargs)
+            # plain SQL may have enqueued it for another version of the handler, which has the JSON then
+            args, kwargs = found.from_json(args, kwargs)
     return Enqueued(id, new.task, new.queue, args, kwargs, new.priority, new.unique_key, new)
 
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -101,34 +101,24 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path, sqlq_metadata: Meta
 
 
 def _app(request: pytest.FixtureRequest) -> App:
-    import importlib
+    import pkgutil
 
     from sqlq.app.app import App
     from sqlq.config import pyproject
 
     named = request.config.getini("sqlq_app") or os.environ.get("SQLQ_APP", "")
-    if not named and (found_project := pyproject.find(request.config.rootpath)) is not None:
-        named = found_project.app or ""
-    module_name, _, attribute = named.partition(":")
-    if not module_name or not attribute:
-        raise pytest.UsageError(
-            f"the fixture sqlq_app does not know your App: sqlq_app is {named!r}, not 'module:attribute'. "
-            'Name it in pyproject.toml, as in app = "shop:app" under [tool.sqlq], or as sqlq_app in '
-            "pytest's configuration, or define a fixture sqlq_app of your own with sqlq.testing.on_database"
-        )
+    if not named and (project := pyproject.find(request.config.rootpath)) is not None:
+        named = project.app or ""
     try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+        found = pkgutil.resolve_name(named.removesuffix("()"))
+    except (ValueError, ImportError, AttributeError) as error:
         raise pytest.UsageError(
-            f"sqlq_app = {named!r}: there is no module {error.name!r} where pytest looks; add its folder to "
-            "pythonpath in pytest's "
-            'configuration, for example pythonpath = ["."]'
-        ) from None
-    for name in attribute.removesuffix("()").split("."):
-        found = getattr(found, name, None)
-    if attribute.endswith("()") and callable(found):
+            f"the fixture sqlq_app does not know your App: sqlq_app is {named!r} ({error}). Name it in "
+            'pyproject.toml, as in app = "shop:app" under [tool.sqlq], or as sqlq_app in pytest\'s '
+            'configuration, where pythonpath = ["."] adds the folder of its module; or define a fixture '
+            "sqlq_app of your own with sqlq.testing.on_database"
+        ) from error
+    if named.endswith("()") and callable(found):
         found = found()
     if not isinstance(found, App):
         raise pytest.UsageError(f"sqlq_app = {named!r} is not a sqlq.App, but a {type(found).__name__}")

@@ -345,8 +345,8 @@ def test_tables_that_may_be_no_tests_are_not_dropped(project: Path, definition: 
     ("ini", "said"),
     [
         ("", "the fixture sqlq_app does not know your App"),
-        ('sqlq_app = "shop"', "the fixture sqlq_app does not know your App"),
-        ('sqlq_app = "shoppe:app"', "there is no module 'shoppe'"),
+        ('sqlq_app = "shop"', "is not a sqlq.App, but a module"),
+        ('sqlq_app = "shoppe:app"', "No module named 'shoppe'"),
         ('sqlq_app = "shop:place_order"', "is not a sqlq.App, but a function"),
     ],
 )

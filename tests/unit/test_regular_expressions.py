@@ -27,7 +27,6 @@ BYTES, SECONDS = 1_000_000, 1.0
 LOCALS: dict[str, list[dict[str, Any]]] = {
     "names": [{"names": access.SECRET_NAMES}],
     "pattern": [{"pattern": pattern} for pattern, _ in problems._MENDS],
-    "_pattern(template)": [{"template": "a:{x}:{x}:{x}:{x}"}],
     "f'{before}{kind}\\\\b'": [
         {"before": before, "kind": "flask"} for before in ("^(?:from|import) ", "(?:^|[\"'])")
     ],
@@ -45,7 +44,6 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
         ("1/1", " ", ""),
     ],
     "{[^{}]*}": [("", "{", ""), ("{", "a", "")],
-    limit._pattern("a:{x}:{x}:{x}:{x}"): [("a:", ":", "!"), ("a:", "b:", ""), ("a:", "b", "")],
     r"[.\[]": [("", "a", "")],
     retry._UNSTORABLE.pattern: [("", "\0", ""), ("", "a", "")],
     r' *File "([^"]+)", line (\d+), in (.+)$': [
