@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from sqlq.model.job import (
         Job as Job,
         JobDetails as JobDetails,
+        JobResult as JobResult,
         NewJob as NewJob,
         Progress as Progress,
         State as State,
     )
-    from sqlq.model.job_result import JobResult as JobResult
     from sqlq.model.limit import Limit as Limit, Serial as Serial
     from sqlq.model.retry import Cancel as Cancel, Retry as Retry, Snooze as Snooze
     from sqlq.model.schedule import Schedule as Schedule
@@ -72,8 +72,7 @@ _MODULES: Final = {
     "model.flow": "EnqueuedFlow Flow Step chain group",
     "model.flow_status": "FlowDetails StepDetails",
     "model.history": "AttemptRecord",
-    "model.job": "Job JobDetails NewJob Progress State",
-    "model.job_result": "JobResult",
+    "model.job": "Job JobDetails JobResult NewJob Progress State",
     "model.limit": "Limit Serial",
     "model.retry": "Cancel Retry Snooze",
     "model.schedule": "Schedule",

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import URL, Engine
 
-from sqlq.app.connected import Connected, address_of
+from sqlq.app.connected import Connected, Parts, address_of
 from sqlq.app.declare import Code, Declares
 from sqlq.app.options import Defaults, retention_ms, seal_of
-from sqlq.app.parts import Parts
 from sqlq.config.durations import Duration
 from sqlq.config.urls import DirectCalls, checked_eager, database_url, schema_name, shown
 from sqlq.config.urls import eager as is_eager

@@ -17,8 +17,7 @@ from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
 from sqlq.model.foreign_names import hints
-from sqlq.model.job import JobOptions, NewJob
-from sqlq.model.job_result import Follows
+from sqlq.model.job import Follows, JobOptions, NewJob
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.model.middleware import Scope, around_scope, lifespan_scope
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned

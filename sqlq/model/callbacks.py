@@ -18,8 +18,7 @@ from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import checked_name, checked_priority, checked_queue, refusing_by
 from sqlq.model.history import AttemptTimes
-from sqlq.model.job import ClaimedJob, NewJob
-from sqlq.model.job_result import JobResult
+from sqlq.model.job import ClaimedJob, JobResult, NewJob
 from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Settlement
 from sqlq.payload.encryption import Encryption
 from sqlq.payload.headers import decode

@@ -9,23 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, EnqueueError
 from sqlq.model.checks import checked_name, checked_word, refusing_by
-from sqlq.model.job import Job, NewJob
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    R = TypeVar("R", default=Any)
-    R_co = TypeVar("R_co", covariant=True, default=Any)
-else:
-    from typing import TypeVar
-
-    R = TypeVar("R")
-    R_co = TypeVar("R_co", covariant=True)
+from sqlq.model.job import Job, NewJob, R, R_co
 
 T = TypeVar("T")
 
@@ -77,6 +66,9 @@ class Result:
             f"{self!r} is not known yet, and so is no part of a text: give it as an argument of its own, and "
             "make the text in the handler"
         )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
 
 class Step(Generic[R_co]):

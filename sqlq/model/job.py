@@ -15,7 +15,18 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypedDict, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+)
 from typing import TypeVar as PlainTypeVar
 
 from sqlq.config.durations import Duration, aware, milliseconds
@@ -41,7 +52,6 @@ from sqlq.model.checks import (
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job_result import Follows
 from sqlq.payload import headers as headings
 from sqlq.payload.codec import HasArguments
 from sqlq.payload.encryption import Encryption
@@ -49,10 +59,12 @@ from sqlq.payload.encryption import Encryption
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    R = TypeVar("R", default=Any)
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
     from typing import TypeVar
 
+    R = TypeVar("R")
     R_co = TypeVar("R_co", covariant=True)
 """The return type of a job's handler; known to type checkers alone."""
 
@@ -89,6 +101,51 @@ class JobOrFlow(Protocol[J_co]):
 
         @property
         def _becomes(self) -> J_co: ...
+
+
+FailureReason: TypeAlias = Literal[
+    "error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended: the one argument of the task that follows it.
+
+    `outcome` is `completed`, `failed` or `cancelled`, `attempts` the number of attempts it took. For a failed
+    job `reason` is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing
+    follows a bad signature. `exception` is the class and `message` the text of its last error, or the reason
+    of a cancel. `label` is the one that the
+    job has. The id gives more. `app.jobs.get(ended.id)` has the traceback and the errors of earlier attempts,
+    `app.result(ended.id)` the result.
+
+    >>> @app.task  # doctest: +SKIP
+    ... def alarm(ended: sqlq.JobResult) -> None:
+    ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
+    """
+
+    id: int
+    task: str
+    queue: str
+    outcome: Literal["completed", "failed", "cancelled"]
+    attempts: int
+    reason: FailureReason | None = None
+    exception: str | None = None
+    message: str | None = None
+    label: str | None = None
+
+
+E_contra = PlainTypeVar("E_contra", contravariant=True)
+
+
+class TakesEnding(Protocol[E_contra]):
+    """A task whose handler takes how a job ended."""
+
+    def new(self, ended: E_contra, /) -> Any: ...
+
+
+Follows: TypeAlias = TakesEnding[JobResult] | TakesEnding[dict[str, Any]]
+"""A task that may follow the end of a job: its handler takes a `JobResult`, or that as a dict."""
 
 
 class JobOptions(TypedDict, total=False):

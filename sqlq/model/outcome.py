@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 from sqlq.model.history import AttemptTimes
-from sqlq.model.job import NewJob
-from sqlq.model.job_result import FailureReason
+from sqlq.model.job import FailureReason, NewJob
 from sqlq.payload.encryption import Encryption
 
 

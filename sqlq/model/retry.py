@@ -20,8 +20,7 @@ from sqlq.errors import ExecutionError, JobTimeoutError, SealError, WorkerLostEr
 from sqlq.model.backoff import Backoff, exponential
 from sqlq.model.checks import checked_priority, checked_queue
 from sqlq.model.history import UNKNOWN, AttemptTimes, written
-from sqlq.model.job import ClaimedJob
-from sqlq.model.job_result import FailureReason
+from sqlq.model.job import ClaimedJob, FailureReason
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
 
 log = logging.getLogger("sqlq.worker")

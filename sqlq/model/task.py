@@ -25,8 +25,7 @@ from sqlq.model.checks import (
 )
 from sqlq.model.flow import Group, Result, Step, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
-from sqlq.model.job import NewJob
-from sqlq.model.job_result import JobResult
+from sqlq.model.job import JobResult, NewJob
 from sqlq.model.limit import AnyLimit
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
 from sqlq.model.retry import RetryPolicy

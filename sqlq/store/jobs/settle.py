@@ -46,8 +46,7 @@ from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
 from sqlq.model.callbacks import as_trusted, follow_up, settlement
 from sqlq.model.history import AttemptTimes
-from sqlq.model.job import ClaimedJob, NewJob
-from sqlq.model.job_result import FailureReason
+from sqlq.model.job import ClaimedJob, FailureReason, NewJob
 from sqlq.model.outcome import (
     ON_REQUEST,
     Cancelled,
