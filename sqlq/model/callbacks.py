@@ -109,7 +109,8 @@ def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob
             return None
     if text is None or (follower := Follower.from_text(text, column)) is None:
         return None
-    # SQLite lets in bytes, which JSON does not have; guard: a-follow-up-is-told-texts
+    # SQLite lets in bytes, which JSON does not have
+    # guard: a-follow-up-is-told-texts
     texts: dict[str, Any] = {
         name: None if (value := getattr(job, name)) is None else str(value)
         for name in ("task", "queue", "label")

@@ -132,8 +132,8 @@ def is_kind(function: Any, kind: Callable[[Any], bool]) -> bool:
 
 
 def check_plain(function: Any, what: str, shape: str, *args: object) -> None:
-    """Raise `ConfigurationError` for anything but a function that a call with these arguments runs here and
-    now: neither a coroutine nor a generator comes of it. `shape` is how the message shows one."""
+    """Raise `ConfigurationError` for anything but a function that these arguments fit, and that runs when it
+    is called: no coroutine or generator comes of it. `shape` is how the message shows one."""
     others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if (
         not callable(function)
