@@ -12,8 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.database import Database
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import cancel as cancelling
-from sqlq.store.jobs import prune
+from sqlq.store.jobs import operate, prune
 from sqlq.store.jobs.lookup import Selection
 
 PATIENCE_SECONDS = 5.0
@@ -39,7 +38,7 @@ class Cancellation(StrEnum):
     """Another transaction held its row for long: nothing was changed; try again."""
 
 
-_Work: TypeAlias = Callable[..., cancelling.CancelledBatch]
+_Work: TypeAlias = Callable[..., operate.CancelledBatch]
 
 
 class Canceller:
@@ -52,11 +51,11 @@ class Canceller:
         self, selections: Iterable[Selection], *, force: bool, reason: str | None
     ) -> dict[int, Cancellation]:
         """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
-        work = partial(cancelling.cancel, force=force, reason=reason)
+        work = partial(operate.cancel, force=force, reason=reason)
         deadline = time.monotonic() + PATIENCE_SECONDS
         done: dict[int, Cancellation] = {}
         for chosen in selections:
-            for batch in batches(self._database, cancelling.live, chosen):
+            for batch in batches(self._database, operate.live, chosen):
                 done |= self._cancel(batch, work, deadline)
             if left := [id for id in chosen.ids if id not in done]:
                 done |= self._why_not(left)
@@ -86,7 +85,7 @@ class Canceller:
 
     def _why_not(self, ids: Sequence[int]) -> dict[int, Cancellation]:
         with self._database.read() as conn:
-            found = cancelling.find(conn, ids)
+            found = operate.find(conn, ids)
         return {
             id: Cancellation.PASSED_OVER
             if id in found.live
@@ -100,7 +99,7 @@ class Canceller:
 def batches(database: Database, select: Callable[..., list[int]], chosen: Selection) -> Iterator[list[int]]:
     """Yield the ids of jobs in batches, but for those that were enqueued after the first."""
     with database.read() as conn:
-        newest = cancelling.newest(conn)
+        newest = operate.newest(conn)
     last = 0
     while True:
         with database.read() as conn:
@@ -119,7 +118,7 @@ def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:
     return ended.ids
 
 
-def _cancellations(done: cancelling.CancelledBatch) -> dict[int, Cancellation]:
+def _cancellations(done: operate.CancelledBatch) -> dict[int, Cancellation]:
     return dict.fromkeys(done.ended, Cancellation.CANCELLED) | dict.fromkeys(
         done.requested, Cancellation.REQUESTED
     )

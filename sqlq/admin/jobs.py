@@ -38,11 +38,10 @@ from sqlq.results.results import Results
 from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.store.health import counts as level_counts
 from sqlq.store.health.pace import Pace, pace_of
-from sqlq.store.jobs import lookup, unique
+from sqlq.store.jobs import lookup, operate, unique
 from sqlq.store.jobs import prune as pruning
-from sqlq.store.jobs import replay as replaying
 from sqlq.store.jobs.lookup import Listing, Selection
-from sqlq.store.jobs.reschedule import JobChange
+from sqlq.store.jobs.operate import JobChange
 
 LOOKED_AT = 100_000
 """A command that searches for jobs reads at most this many of the newest of each table."""
@@ -391,7 +390,7 @@ class Jobs(Facet):
                 "name the jobs to replay: by id, task, queue or group, or by when they ended (since=, until=)"
             )
         work = partial(
-            replaying.replay,
+            operate.replay,
             selections=portions(chosen, task, queue, group),
             since=ended(since, "since"),
             until=ended(until, "until"),

@@ -17,8 +17,7 @@ from sqlq.model.checks import Rows
 from sqlq.store.health import counts as level_counts
 from sqlq.store.health import health
 from sqlq.store.health.counts import MOST_QUEUES, Vitals, vitals
-from sqlq.store.jobs import cancel as cancelling
-from sqlq.store.jobs import lookup
+from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
@@ -104,9 +103,7 @@ class Queues(Facet):
                 if not but_for_twins or worker.queues is None or set(json.loads(worker.queues)) != set(names)
             ]
             known = _named(workers) | pause_rows.paused(conn).named.keys()
-            return [
-                name for name in undeclared if name not in known and not cancelling.holds_jobs(conn, name)
-            ]
+            return [name for name in undeclared if name not in known and not operate.holds_jobs(conn, name)]
 
     def waiting(self, names: Collection[str] | None, *, limit: Rows) -> Waiting:
         """Count the due jobs of these queues, or of all; looks at no more than `limit` jobs."""

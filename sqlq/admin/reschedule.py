@@ -11,10 +11,9 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.admin.cancel import PATIENCE_SECONDS, batches
 from sqlq.database.database import Database
-from sqlq.store.jobs import reschedule as rescheduling
-from sqlq.store.jobs import retry
+from sqlq.store.jobs import operate
 from sqlq.store.jobs.lookup import Selection
-from sqlq.store.jobs.reschedule import JobChange
+from sqlq.store.jobs.operate import JobChange
 from sqlq.store.workers import notify
 
 
@@ -24,8 +23,8 @@ def change(database: Database, selections: Iterable[Selection], **values: Any) -
     effects: dict[int, JobChange] = {}
     wait_ms = round(PATIENCE_SECONDS * 1000)
     for chosen in selections:
-        for batch in batches(database, rescheduling.waiting, chosen):
-            work = partial(rescheduling.change, **values)
+        for batch in batches(database, partial(operate.live, waiting=True), chosen):
+            work = partial(operate.change, **values)
             done = database.run(partial(work, ids=batch))
             left = sorted(set(batch) - set(done))  # locked at that time, or claimed meanwhile
             if left and database.may_wait:
@@ -53,7 +52,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
     for chosen in selections:
         last = 0
         while True:
-            moved, held = database.run(partial(retry.retry_failed, chosen=chosen, after_id=last))
+            moved, held = database.run(partial(operate.retry_failed, chosen=chosen, after_id=last))
             if not moved and not held:
                 break
             done.moved.extend(moved)

@@ -82,11 +82,13 @@ class Ends(Generic[R]):
     `JobNotFoundError` for a job that is not there.
     """
 
-    def __init__(self, results: Results, jobs: Mapping[int, AnyJob], ms: int | None, *, whole: bool) -> None:
+    def __init__(
+        self, results: Results, jobs: Mapping[int, AnyJob], timeout: Duration | None, *, whole: bool
+    ) -> None:
         """`whole` is whether more than their states is wanted."""
         self._results = results
         self._jobs = jobs
-        self._ms = ms
+        self._ms = None if timeout is None else milliseconds(timeout, "timeout")
         self._whole = whole
         self._until: float | None = None
         self.seen: dict[int, Seen] = {}
@@ -95,30 +97,23 @@ class Ends(Generic[R]):
     def __iter__(self) -> Generator[Seen, None, None]:
         there = self._there()
         yield from self._over()
-        if there and self._ms == 0:
-            self._look(there)
-            yield from self._over(there)
-        elif there:
+        if there and self._ms != 0:
             messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-            with self._watching(there, messages.put) as watch:
+            with self._watching(there, messages.put):
                 for _ in there:
                     try:
                         message = messages.get(timeout=self._left())
                     except queue.Empty:
-                        yield from self._look_at_last(watch)
                         break
                     yield self._heard(message)
+        yield from self._look_at_last(there)
         self._refuse_pending()
 
     async def __aiter__(self) -> AsyncGenerator[Seen, None]:
         there = self._there()
         for seen in self._over():
             yield seen
-        if there and self._ms == 0:
-            await asyncio.to_thread(self._look, there)
-            for seen in self._over(there):
-                yield seen
-        elif there:
+        if there and self._ms != 0:
             messages: asyncio.Queue[Message] = asyncio.Queue()
             loop = asyncio.get_running_loop()
 
@@ -128,16 +123,31 @@ class Ends(Generic[R]):
                 except RuntimeError:
                     pass  # the loop is closed, and nobody waits any more
 
-            with self._watching(there, tell) as watch:
+            with self._watching(there, tell):
                 for _ in there:
                     try:
                         message = await asyncio.wait_for(messages.get(), self._left())
                     except TimeoutError:
-                        for seen in await asyncio.to_thread(self._look_at_last, watch):
-                            yield seen
                         break
                     yield self._heard(message)
+        if any(id not in self.seen for id in there):
+            for seen in await asyncio.to_thread(self._look_at_last, there):
+                yield seen
         self._refuse_pending()
+
+    def wait(self, is_enough: Callable[[Seen], bool]) -> None:
+        """Go through the ends, up to one that is enough."""
+        with closing(iter(self)) as seen_jobs:
+            for seen in seen_jobs:
+                if is_enough(seen):
+                    break
+
+    async def await_(self, is_enough: Callable[[Seen], bool]) -> None:
+        """Do the same in asynchronous code."""
+        async with aclosing(self.__aiter__()) as seen_jobs:
+            async for seen in seen_jobs:
+                if is_enough(seen):
+                    break
 
     def job(self, id: int) -> Job[R]:
         """Return a job in the state in which it was seen last."""
@@ -152,6 +162,12 @@ class Ends(Generic[R]):
         all the time."""
         if any(isinstance(given, int) and id not in self.seen for id, given in self._jobs.items()):
             self._refuse_pending()
+
+    def waited(self) -> Waited[R]:
+        """Return the jobs that have ended, and the others."""
+        over = {seen.id for seen in self._over()}
+        ended, pending = ([self.job(id) for id in self._jobs if (id in over) is end] for end in (True, False))
+        return Waited(ended, pending)
 
     def _there(self) -> list[int]:
         """Return the jobs that are rows, and look at the others."""
@@ -168,26 +184,17 @@ class Ends(Generic[R]):
         found = [self.seen[id] for id in (self.seen if ids is None else ids)]
         return [seen for seen in found if seen.is_over]
 
-    def _look(self, ids: Iterable[int]) -> None:
-        database = self._results.database
-        database.require_tables()
-        with database.read() as conn:
-            found = results.look(conn, dict.fromkeys(ids, self._whole))
-        for id in ids:
-            self._found(id, found.get(id))
-
     @contextmanager
-    def _watching(self, ids: Iterable[int], tell: Callable[[Message], None]) -> Iterator[Watch]:
+    def _watching(self, ids: Iterable[int], tell: Callable[[Message], None]) -> Iterator[None]:
         """Have the waiter look for these jobs in the block; the timeout begins now."""
         self._until = None if self._ms is None else time.monotonic() + self._ms / 1000
         watch = Watch(ids, tell, whole=self._whole)
         self._results.waiter.watch(watch)
         try:
-            yield watch
+            yield
         finally:
             self._results.waiter.stop(watch)
-            for id, seen in watch.seen.items():
-                self.seen.setdefault(id, seen)
+            self.seen = watch.seen | self.seen
 
     def _left(self) -> float | None:
         """Return the seconds until the timeout."""
@@ -199,20 +206,23 @@ class Ends(Generic[R]):
             raise message
         return self._found(*message)
 
-    def _look_at_last(self, watch: Watch) -> list[Seen]:
-        """Look at the jobs that the waiter never looked at, since its first connection took longer than the
-        timeout. Return those that have ended."""
-        unseen = [id for id in watch.waits_for if id not in self.seen and id not in watch.seen]
-        waiter = self._results.waiter
-        if not unseen or waiter.is_away:
+    def _look_at_last(self, ids: Iterable[int]) -> list[Seen]:
+        """Look at the jobs that the waiter never looked at: there was no timeout, or its first connection
+        took longer. Return those that have ended."""
+        unseen = [id for id in ids if id not in self.seen]
+        if not unseen or (self._ms != 0 and self._results.waiter.is_away):
             return []
+        database = self._results.database
         try:
-            self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
+            database.require_tables()
+            with database.read() as conn:
+                found = results.look(conn, dict.fromkeys(unseen, self._whole))
         except DBAPIError as error:
-            if not waiter.may_mend(error):
+            if self._ms == 0 or not self._results.waiter.may_mend(error):
                 raise
             return []
-        return self._over(unseen)
+        # guard: what-has-ended-long-ago-is-seen
+        return self._over([self._found(id, found.get(id)).id for id in unseen])
 
     def _require_own(self, id: int, seen: Seen | None) -> None:
         given = self._jobs[id]
@@ -235,7 +245,8 @@ class Ends(Generic[R]):
 
     def _refuse_pending(self) -> None:
         """Raise `WaitTimeoutError` where not all have ended."""
-        pending = [id for id in self._jobs if (seen := self.seen.get(id)) is None or not seen.is_over]
+        over = {seen.id for seen in self._over()}
+        pending = [id for id in self._jobs if id not in over]
         if not pending:
             return
         for id in pending:
@@ -319,56 +330,42 @@ class Results:
     def result(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.result`."""
         end = _End.of(job)
-        ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
-        with closing(iter(ends)) as seen_jobs:
-            for seen in seen_jobs:
-                if end.is_reached_by(seen):
-                    break
+        ends: Ends[Any] = Ends(self, end.jobs, timeout, whole=True)
+        ends.wait(end.is_reached_by)
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
     @checks_arguments
     async def aresult(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.aresult`."""
         end = _End.of(job)
-        ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
-        async with aclosing(ends.__aiter__()) as seen_jobs:
-            async for seen in seen_jobs:
-                if end.is_reached_by(seen):
-                    break
+        ends: Ends[Any] = Ends(self, end.jobs, timeout, whole=True)
+        await ends.await_(end.is_reached_by)
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
     @checks_arguments
     def wait(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.wait`."""
-        known = distinct(jobs)
-        ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
+        ends: Ends[R] = Ends(self, distinct(jobs), timeout, whole=False)
         try:
-            with closing(iter(ends)) as seen_jobs:
-                for _ in seen_jobs:
-                    if not all:
-                        break
+            ends.wait(lambda _: not all)
         except WaitTimeoutError:
             ends.refuse_unseen()
-        return _waited(ends, known)
+        return ends.waited()
 
     @checks_arguments
     async def await_(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.await_`."""
-        known = distinct(jobs)
-        ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
+        ends: Ends[R] = Ends(self, distinct(jobs), timeout, whole=False)
         try:
-            async with aclosing(ends.__aiter__()) as seen_jobs:
-                async for _ in seen_jobs:
-                    if not all:
-                        break
+            await ends.await_(lambda _: not all)
         except WaitTimeoutError:
             ends.refuse_unseen()
-        return _waited(ends, known)
+        return ends.waited()
 
     @checks_arguments
     def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None) -> AsCompleted[R]:
         """See `App.as_completed`."""
-        return AsCompleted(Ends(self, distinct(jobs), _checked(timeout), whole=False))
+        return AsCompleted(Ends(self, distinct(jobs), timeout, whole=False))
 
 
 class _End:
@@ -391,8 +388,7 @@ class _End:
             waited_for = {before for step in job.steps for before in step.after}
             ends = [step.id for step in job.steps if step.id not in waited_for]
             return cls(distinct(job), ends, is_list=len(ends) > 1)
-        jobs = distinct([job])
-        return cls(jobs, [*jobs], is_list=False)
+        return cls(distinct([job]), [id_of(job)], is_list=False)
 
     def is_reached_by(self, seen: Seen) -> bool:
         """Whether nothing more need be waited for, now that this job has ended."""
@@ -445,13 +441,6 @@ def result_of(job: Seen, task: Task[..., Any] | None, seal: Encryption | None) -
         raise NoResultError(f"{misfit}: app.jobs.get({job.id}) has it as JSON") from None
 
 
-def _waited(ends: Ends[R], known: Mapping[int, AnyJob]) -> Waited[R]:
-    over = {id for id, seen in ends.seen.items() if seen.is_over}
-    return Waited(
-        [ends.job(id) for id in known if id in over], [ends.job(id) for id in known if id not in over]
-    )
-
-
 def distinct(jobs: AnyJobs[Any]) -> dict[int, AnyJob]:
     """Return jobs by their ids. Raises `ConfigurationError` for anything else."""
     if isinstance(jobs, EnqueuedFlow):
@@ -468,7 +457,3 @@ def distinct(jobs: AnyJobs[Any]) -> dict[int, AnyJob]:
             found[id] = job
         found.setdefault(id, id)
     return found
-
-
-def _checked(timeout: Duration | None) -> int | None:
-    return None if timeout is None else milliseconds(timeout, "timeout")

@@ -92,6 +92,8 @@ jobs = Table(
     Column("created_at", Moment, nullable=False),
 )
 
+IS_RESERVED, IS_UNRESERVED = jobs.c.reserved_at.is_not(None), jobs.c.reserved_at.is_(None)
+
 HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
 """Which live rows hold their unique key. With "start" the first claim releases the key. The token is the only
 permanent mark of a claim. It never returns to 0, so no retry can collide with a newer job."""

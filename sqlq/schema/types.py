@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Dialect, Float, Integer, Text, TypeDecorator
+from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Dialect, Float, Integer, Text, TypeDecorator, literal
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeEngine
@@ -114,6 +114,11 @@ class after(_Function[datetime]):
     postgresql = in_catalog(f"({POSTGRESQL_NOW} + ({{0}} * interval '1 millisecond'))")
     sqlite = f"({SQLITE_NOW} + {{0}})"
     mariadb = f"({MARIADB_NOW} + INTERVAL ({{0}}) * 1000 MICROSECOND)"
+
+
+def ago(milliseconds: int) -> after:
+    """The database's clock minus so many milliseconds."""
+    return after(literal(-milliseconds, BigInteger))
 
 
 class moment_after(_Function[datetime]):

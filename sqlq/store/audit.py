@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, update
+from sqlalchemy import Connection, select, update
 
 from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Change
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import audit
-from sqlq.schema.types import after
+from sqlq.schema.types import ago
 
 BATCH = 1_000
 
@@ -63,11 +63,5 @@ def listing(
 
 def prune(conn: Connection, older_than_ms: int) -> int:
     """Delete a batch of actions that began longer ago than that; return how many."""
-    parameters = {"ago_ms": -older_than_ms, "most": BATCH}
-    return len(dialect_of(conn).change(conn, _PRUNE, parameters))
-
-
-_OLD = select(audit.c.id).where(audit.c.at < after(bindparam("ago_ms", type_=BigInteger)))
-_PRUNE = Change(
-    audit, _OLD.order_by(audit.c.id).limit(bindparam("most", type_=Integer)), returning=(audit.c.id,)
-)
+    old = select(audit.c.id).where(audit.c.at < ago(older_than_ms)).order_by(audit.c.id).limit(BATCH)
+    return len(dialect_of(conn).change(conn, Change(audit, old, returning=(audit.c.id,))))

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
+    ColumnElement,
     Connection,
     Integer,
     Row,
@@ -28,7 +28,6 @@ from sqlalchemy import (
     func,
     literal,
     select,
-    type_coerce,
     update,
 )
 
@@ -43,10 +42,12 @@ from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
 from sqlq.payload.encryption import Encryption, looked_into
 from sqlq.schema.tables import MOST_COUNTED, failed_jobs, jobs, schedules
-from sqlq.schema.types import Moment, after, epoch_ms, moment_of, now
+from sqlq.schema.types import Moment, ago, epoch_ms, now
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert as insert_jobs
+from sqlq.store.jobs.rows import slices
 from sqlq.store.workers import notify
+from sqlq.store.workers.workers import moment
 
 BATCH = 200
 """Schedules in one transaction: their rows stay locked until it ends."""
@@ -60,17 +61,8 @@ round trip."""
 ERROR_CHARACTERS = 2_000
 
 _table = schedules.c
-
-
-def moment(conn: Any) -> datetime:
-    """Return the time of the database's clock."""
-    found = conn.execute(select(type_coerce(now(), Moment))).scalar()
-    return _instant(found)
-
-
-def _instant(value: Any) -> datetime:
-    """Return a datetime; a driver's own connection to SQLite returns the stored number."""
-    return value if isinstance(value, datetime) else moment_of(value)
+_SCHEDULES = select(schedules, now().label("moment")).order_by(_table.name)
+"""All schedules, each with the time of the database's clock."""
 
 
 # -- ticks ---------------------------------------------------------------------------------------------------
@@ -89,8 +81,8 @@ def next_in(database: Database) -> float | None:
     """Return the milliseconds until the next schedule is due (0 or less: it is due); None where there is
     none. Reads one row of an index, and waits for no writer."""
     with database.read() as conn:
-        found = conn.execute(_NEXT_MS, lately(conn, DUE)).scalar()
-    return None if found is None else float(found)
+        wait_ms = conn.scalar(_NEXT_MS, lately(conn, DUE))
+    return None if wait_ms is None else float(wait_ms)
 
 
 class Ticked(NamedTuple):
@@ -112,7 +104,7 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
 
 
 def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
-    clock = type_coerce(now(), Moment) if at is None else literal(at, Moment)
+    clock: ColumnElement[datetime] = now() if at is None else literal(at, Moment)
     due = (
         select(schedules, clock.label("moment"))
         .where(_table.next_at <= clock, _NOT_REFUSED)  # guard: ticks-are-due
@@ -171,7 +163,7 @@ def _alive(conn: Connection, rows: Iterable[Row[Any]]) -> set[int]:
     """Return the schedules' last jobs that have not ended; only plans with a rule for overlap are looked
     up."""
     last = [ids[-1] for row in rows if '"overlap"' in row.plan and (ids := recent(row.recent_jobs))]
-    return set(conn.execute(select(jobs.c.id).where(jobs.c.id.in_(last))).scalars()) if last else set()
+    return set(conn.scalars(select(jobs.c.id).where(jobs.c.id.in_(last)))) if last else set()
 
 
 def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
@@ -289,9 +281,7 @@ def follow(
     """
 
     def look(conn: Connection, *, lock: bool) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
-        query = select(schedules, type_coerce(now(), Moment).label("moment"))
-        query = query.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
-        query = query.order_by(_table.name)
+        query = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
         rows = dialect_of(conn).lock(conn, query, waits=True) if lock else conn.execute(query).all()
         started = moment(conn) - timedelta(milliseconds=age_ms())
         return _changes(rows, declared, service, tasks, started, database.seal)
@@ -305,8 +295,9 @@ def follow(
         here = moment(conn)
         for name in sorted(found.added):
             new = declared[name]
+            job = new.job if database.seal is None else new.job.sealed_by(database.seal)
             values = {
-                **_sealed_columns(new.job, database.seal),
+                **_job_columns(job),
                 **_begun(new.plan, here),
                 "name": name,
                 "service": service,
@@ -373,10 +364,6 @@ def _job_columns(job: NewJob[Any]) -> dict[str, Any]:
     return {"task": job.task, "queue": job.queue, "payload": job.payload, "options": options_text(job)}
 
 
-def _sealed_columns(job: NewJob[Any], seal: Encryption | None) -> dict[str, Any]:
-    return _job_columns(job if seal is None else job.sealed_by(seal))
-
-
 def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:
     """Return the columns of a schedule that begins now with this plan; earlier runs count as decided."""
     spent = plan.repeats is not None and ticks >= plan.repeats
@@ -441,17 +428,25 @@ def run(conn: Any, name: str) -> Job[Any]:
 
 def _locked(conn: Any, name: str) -> tuple[Row[Any], datetime]:
     """Return the row of a schedule, locked, and the time of the database's clock."""
-    query = select(schedules, type_coerce(now(), Moment).label("moment")).where(_table.name == _NAME)
-    rows = dialect_of(conn).lock(conn, query, {"wanted": name}, waits=True)
-    if not rows:
-        raise ScheduleNotFoundError(_unknown(conn, name))
-    (row,) = rows
-    return row, _instant(row.moment)
+    row = _only(
+        conn, name, dialect_of(conn).lock(conn, _SCHEDULES.where(_this), {"wanted": name}, waits=True)
+    )
+    return row, row.moment
+
+
+def _only(conn: Any, name: str, rows: Sequence[Row[Any]]) -> Row[Any]:
+    if rows:
+        return rows[0]
+    import difflib
+
+    known = conn.scalars(select(_table.name).order_by(_table.name).limit(1_000))
+    near = difflib.get_close_matches(name, list(known), 3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ScheduleNotFoundError(f"there is no schedule {name!r}{hint}")
 
 
 _KEY = Key(("name",))
-_NAME = bindparam("wanted", type_=String)
-_this = _table.name == _NAME
+_this = _table.name == bindparam("wanted", type_=String)
 _REMOVE = Change(schedules, _this, returning=(_table.name,))
 
 
@@ -460,66 +455,41 @@ def _set(conn: Any, name: str, values: dict[str, Any]) -> None:
     dialect_of(conn).change(conn, setting, {"wanted": name})
 
 
-def _unknown(conn: Any, name: str) -> str:
-    import difflib
-
-    known = conn.execute(select(_table.name).order_by(_table.name).limit(1_000)).scalars()
-    near = difflib.get_close_matches(name, list(known), 3)
-    return f"there is no schedule {name!r}" + (
-        f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    )
-
-
 # -- looking -------------------------------------------------------------------------------------------------
 
 
 def rows(conn: Connection, names: Sequence[str] | None = None) -> Sequence[Row[Any]]:
     """Return all schedules or those named, ordered by name, each with the time of the database's clock."""
-    query = select(schedules, type_coerce(now(), Moment).label("moment")).order_by(_table.name)
-    return conn.execute(query if names is None else query.where(_table.name.in_(names))).all()
+    return conn.execute(_SCHEDULES if names is None else _SCHEDULES.where(_table.name.in_(names))).all()
 
 
 def get(conn: Connection, name: str) -> Row[Any]:
     """Return one schedule. Raises `ScheduleNotFoundError` where there is none of that name."""
-    found = rows(conn, [name])
-    if not found:
-        raise ScheduleNotFoundError(_unknown(conn, name))
-    return found[0]
+    return _only(conn, name, rows(conn, [name]))
 
 
 def late(conn: Connection, *, longer_than_ms: int) -> int:
     """Return the number of schedules that were due longer ago than that."""
-    since = after(literal(-longer_than_ms, BigInteger))
-    return int(conn.execute(select(func.count()).where(_table.next_at < since)).scalar() or 0)
+    return int(conn.scalar(select(func.count()).where(_table.next_at < ago(longer_than_ms))) or 0)
 
 
 def failing(conn: Connection) -> list[tuple[str, str]]:
     """Return the active schedules that fail, each with the error. Its tick failed, or its last job has a task
     that workers do not know or a payload that the task refuses."""
-    goes_on = _table.retired_at.is_(None) & _table.paused_at.is_(None)
-    found = [
-        (row.name, row.error)
-        for row in conn.execute(select(_table.name, _table.error).where(goes_on, _table.error.is_not(None)))
-    ]
-    last = {
-        id: row.name
-        for row in conn.execute(select(_table.name, _table.recent_jobs).where(goes_on))
-        for id in recent(row.recent_jobs)[-1:]
-    }
-    ids = list(last)
-    for start in range(0, len(ids), BATCH):
+    active = select(_table.name, _table.error, _table.recent_jobs)
+    rows = conn.execute(active.where(_table.retired_at.is_(None), _table.paused_at.is_(None))).all()
+    errors = [(row.name, row.error) for row in rows if row.error is not None]
+    last = {id: row.name for row in rows for id in recent(row.recent_jobs)[-1:]}
+    for ids in slices(list(last), BATCH):
         refused = select(failed_jobs.c.id, failed_jobs.c.task, failed_jobs.c.reason).where(
-            failed_jobs.c.id.in_(ids[start : start + BATCH]),
-            failed_jobs.c.reason.in_(("unknown_task", "bad_payload")),
+            failed_jobs.c.id.in_(ids), failed_jobs.c.reason.in_(("unknown_task", "bad_payload"))
         )
         for id, task, reason in conn.execute(refused):
-            found.append((last[id], f"its last job, {id}, failed: {reason} ({task})"))
-        put_back = select(jobs.c.id, jobs.c.task).where(
-            jobs.c.id.in_(ids[start : start + BATCH]), jobs.c.unknown_since.is_not(None)
-        )
-        for id, task in conn.execute(put_back):
-            found.append((last[id], f"no worker takes its last job, {id}, of the task {task}"))
-    return sorted(found)
+            errors.append((last[id], f"its last job, {id}, failed: {reason} ({task})"))
+        unknown = select(jobs.c.id, jobs.c.task).where(jobs.c.id.in_(ids), jobs.c.unknown_since.is_not(None))
+        for id, task in conn.execute(unknown):
+            errors.append((last[id], f"no worker takes its last job, {id}, of the task {task}"))
+    return sorted(errors)
 
 
 def begin_at(conn: Connection, here: datetime) -> None:

@@ -29,8 +29,8 @@ from sqlq.model.outcome import (
     Settlement,
 )
 from sqlq.schema.tables import jobs as jobs_table
-from sqlq.store.jobs import cancel, lease
 from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
@@ -317,17 +317,17 @@ def test_cancel_selects_jobs_by_task_and_queue(play: Play) -> None:
 
 
 def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel, "BATCH", 3)
+    monkeypatch.setattr(operate, "BATCH", 3)
     sizes: list[int] = []
     late: list[int] = []
-    original = cancel.cancel
+    original = operate.cancel
 
-    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> cancel.CancelledBatch:
+    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> operate.CancelledBatch:
         sizes.append(len(ids))
         return original(conn, ids, **how)
 
-    monkeypatch.setattr(cancel, "cancel", counted)
-    find_live = cancel.live
+    monkeypatch.setattr(operate, "cancel", counted)
+    find_live = operate.live
 
     def busy(conn: Connection, *args: Any, **how: Any) -> list[int]:
         found = find_live(conn, *args, **how)
@@ -335,7 +335,7 @@ def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: 
             late.extend(play.enqueue())
         return found
 
-    monkeypatch.setattr(cancel, "live", busy)
+    monkeypatch.setattr(operate, "live", busy)
     ids = play.enqueue(7)
     assert play.app.jobs.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
     assert sizes == [3, 3, 1]
@@ -409,7 +409,7 @@ def test_cancel_after_a_claim_is_a_request(play: Play, engine: Engine, force: bo
 def test_a_claim_after_a_cancel_finds_no_job(play: Play) -> None:
     first, second = play.enqueue(2)
     with play.app.database.begin() as conn:
-        assert cancel.cancel(conn, [first]).ended == [first]
+        assert operate.cancel(conn, [first]).ended == [first]
         assert [job.id for job in play.claim()] == [second], (
             "the claim passes over the locked row and waits for nothing"
         )
@@ -435,7 +435,7 @@ def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     with play.app.database.begin() as conn:
-        assert cancel.cancel(conn, [id], force=True).ended == [id]
+        assert operate.cancel(conn, [id], force=True).ended == [id]
         assert play.settle(owner, Completed("1")) == set(), "the settle passes over the locked row"
         assert play.fate(owner) is Fate.HELD, "not committed yet: not known to be lost"
     assert play.settle(owner, Completed("1")) == set()
@@ -524,6 +524,6 @@ def test_ids_are_cancelled_in_ascending_order_of_their_locks(play: Play) -> None
     with play.app.database.begin() as conn:
         conn.execute(update(jobs_table).values(priority=1))
         event.listen(conn, "before_cursor_execute", collect)
-        cancel.cancel(conn, list(reversed(ids)))
+        operate.cancel(conn, list(reversed(ids)))
     assert "ORDER BY" in asked[0]
     assert asked[0].split("ORDER BY")[1].split()[0].endswith("jobs.id")

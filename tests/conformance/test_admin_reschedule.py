@@ -16,7 +16,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import reschedule, settle
+from sqlq.store.jobs import operate, settle
 from sqlq.store.limits import admit
 from tests.kit import drain, working
 from tests.waiting import wait_until
@@ -69,7 +69,7 @@ def test_a_job_that_waits_for_a_retry_is_moved_with_its_attempts(app: sqlq.App) 
 
 
 def test_many_jobs_are_moved_in_batches(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reschedule, "BATCH", 2)
+    monkeypatch.setattr(operate, "BATCH", 2)
     ids = [job.id for job in app.enqueue_many([app.task(name="t")(lambda: None).new()] * 5)]
     assert app.jobs.reschedule(task="t", delay="1h") == ids
     assert {app.jobs.get(id).state for id in ids} == {"scheduled"}
@@ -93,7 +93,7 @@ def test_a_job_claimed_meanwhile_is_not_touched(app: sqlq.App) -> None:
     claim(app, 1)
     before = app.jobs.get(first)
     with app.database.begin() as conn:
-        assert reschedule.change(conn, [first, second], delay_ms=3_600_000) == {second: "changed"}
+        assert operate.change(conn, [first, second], delay_ms=3_600_000) == {second: "changed"}
     after = app.jobs.get(first)
     assert after == before
     assert (after.state, after.available_at) == ("running", before.available_at)
@@ -227,7 +227,7 @@ def test_a_key_that_is_taken_meanwhile_keeps_a_job_in_its_queue(
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new().set(queue="bulk", unique_key="k"))
     met, other = app.enqueue_many([task.new().set(unique_key="k"), task.new()])
-    monkeypatch.setattr(reschedule, "holder", lambda conn, queue, key: None)
+    monkeypatch.setattr(operate, "holder", lambda conn, queue, key: None)
     assert app.jobs.change([met, other], queue="bulk") == {met.id: "key held", other.id: "changed"}
 
 

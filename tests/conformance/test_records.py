@@ -16,7 +16,7 @@ from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome,
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.schema.types import after, now
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import lookup, retry
+from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import look
@@ -279,13 +279,13 @@ def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("retry", (retry, "retry_failed")), ("delete", (pruning, "forget"))]
+    ("name", "where"), [("retry", (operate, "retry_failed")), ("delete", (pruning, "forget"))]
 )
 def test_retry_and_delete_work_in_batches(
     play: Play, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 3)
-    monkeypatch.setattr(retry, "CARRIED_BATCH", 3)
+    monkeypatch.setattr(operate, "CARRIED_BATCH", 3)
     sizes: list[int] = []
     original = getattr(*where)
 

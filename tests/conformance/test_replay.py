@@ -16,8 +16,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import replay as replaying
-from sqlq.store.jobs import settle
+from sqlq.store.jobs import lookup, settle
 from sqlq.store.workers import look
 from tests.kit import span
 from tests.waiting import wait_until
@@ -208,7 +207,7 @@ def test_jobs_are_chosen_by_task_queue_and_time(play: Play, engine: Engine) -> N
 
 
 def test_a_replay_writes_nothing_when_it_is_interrupted(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "BATCH", 2)
+    monkeypatch.setattr(lookup, "BATCH", 2)
     play.ended(5, Completed())
     batches: list[str] = []
 
@@ -227,7 +226,7 @@ def test_a_replay_writes_nothing_when_it_is_interrupted(play: Play, monkeypatch:
 def test_new_ids_follow_the_order_of_the_old_ones(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     finished, failed = play.ended(3, Completed()), play.ended(3)
     more = play.ended(2, Completed())
-    monkeypatch.setattr(replaying, "BATCH", 3)
+    monkeypatch.setattr(lookup, "BATCH", 3)
     jobs = play.app.jobs.replay(task="send")
     assert list(jobs) == finished + failed + more
     assert list(jobs.values()) == sorted(jobs.values())

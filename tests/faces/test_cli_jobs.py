@@ -28,7 +28,7 @@ from sqlq.cli.root import sqlq as command
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
 from sqlq.store.health import counts
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import progress
+from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
 from sqlq.testing import drain
@@ -206,7 +206,7 @@ def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.
     labelled = desk.enqueue(label="export of May", headers={"tenant": "blue"}, **options)
     (job,) = desk.claim()
     with desk.app.database.begin() as conn:
-        progress.write(conn, [progress.Note(job.id, job.lease_token, 25, 100, "writing", None)])
+        lease.note(conn, [lease.Note(job.id, job.lease_token, 25, 100, "writing", None)])
     header, first, second, *_ = desk("jobs").splitlines()
     assert header.split() == ["id", "state", "queue", "task", "attempts", "time", "progress", "label"]
     assert first.endswith("25 of 100  export of May")

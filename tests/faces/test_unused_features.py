@@ -68,7 +68,7 @@ otel.instrument(traced)
 print(json.dumps([off, imported, called_by(traced)]))
 """
 NOT_ASKED_FOR = (
-    *("otel.py", "metrics/", "payload/encryption.py", "store/jobs/replay.py"),
+    *("otel.py", "metrics/", "payload/encryption.py", "store/jobs/operate.py"),
     *(
         "worker/claim.py:opened_by",
         "worker/report/meter.py",

@@ -34,7 +34,7 @@ from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome,
 from sqlq.store import schedules
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import claim as claiming
-from sqlq.store.jobs import lease, lookup, retry
+from sqlq.store.jobs import lease, lookup, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit as admission
 from sqlq.worker.attempt.attempt import Attempt, Target
@@ -195,7 +195,7 @@ class Life:
 
     def retry_failed(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            retry.retry_failed(conn, lookup.Selection(ids=(argument,)))
+            operate.retry_failed(conn, lookup.Selection(ids=(argument,)))
 
     def tick(self, argument: Any) -> None:
         """Enqueue the due runs of schedules, by a clock that is an input."""

@@ -13,7 +13,7 @@ import sqlq
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.store.flows import flows
-from sqlq.store.jobs import claim, insert, lease, lookup, retry, settle
+from sqlq.store.jobs import claim, insert, lease, lookup, operate, settle
 from sqlq.store.limits import admit
 from tests.faults import guard
 from tests.kit import NOW
@@ -223,7 +223,7 @@ def test_the_guard_accepts_legal_transitions(app: sqlq.App, engine: Engine) -> N
     for outcome in [*outcomes, "back", Retried(0, error), "lost", "back", "lost", Completed("1")]:
         if outcome == "back":
             with app.database.begin() as conn:
-                assert retry.retry_failed(conn, lookup.Selection(ids=(job.id,))) == ([job.id], [])
+                assert operate.retry_failed(conn, lookup.Selection(ids=(job.id,))) == ([job.id], [])
             continue
         with app.database.begin() as conn:
             (held,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=60_000)

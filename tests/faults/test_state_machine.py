@@ -40,8 +40,8 @@ from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
-from sqlq.store.jobs import checkpoint, insert, lease, lookup, prune, retry
 from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import insert, lease, lookup, operate, prune
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.limits import admit as admission
@@ -388,7 +388,7 @@ class Contract(Model, RuleBasedStateMachine):
         before = known.cursor if believed and known is not None else '"never"'
         with self.transaction(crash) as conn:
             right = (job.id, job.lease_token)
-            saved = checkpoint.save(conn, right, before, str(cursor))
+            saved = lease.save(conn, right, before, str(cursor))
         Contract.stale_tried += known is None
         Contract.stale_accepted += known is None and saved is not None
         assert (saved is not None) == (known is not None and believed)
@@ -468,7 +468,7 @@ class Contract(Model, RuleBasedStateMachine):
         failed = sorted(job.id for job in self.model.values() if job.place == "failed_jobs")
         chosen = data.draw(st.lists(st.sampled_from(failed), unique=True, min_size=1))
         with self.transaction(crash) as conn:
-            moved, stayed = retry.retry_failed(conn, lookup.Selection(ids=tuple(chosen)))
+            moved, stayed = operate.retry_failed(conn, lookup.Selection(ids=tuple(chosen)))
         assert sorted(moved + stayed) == sorted(chosen)
         taken = {job.key for job in self.model.values() if job.holds_key()}
         by_key: dict[str, list[int]] = {}

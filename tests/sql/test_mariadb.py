@@ -25,7 +25,7 @@ from sqlq.model.checks import Rule
 from sqlq.model.outcome import Completed
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.store import audit, schedules
-from sqlq.store.jobs import cancel, claim, progress, prune, reschedule, retry, settle
+from sqlq.store.jobs import claim, lease, operate, prune, settle
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit
@@ -76,7 +76,7 @@ def operate_schedules(conn: Connection, held: list[Any]) -> None:
     schedules.add(conn, "a", plan, new())
     schedules.pause(conn, "a")
     schedules.resume(conn, "a")
-    schedules.tick(on(conn), at=schedules.moment(conn).replace(year=2090))
+    schedules.tick(on(conn), at=workers.moment(conn).replace(year=2090))
     schedules.remove(conn, "a")
     schedules.follow(on(conn), {"b": Declared("b", plan, new())}, None, [], lambda: 0)
 
@@ -107,8 +107,8 @@ def prune_audit(conn: Connection, held: list[Any]) -> None:
 
 
 MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
-    "cancel": lambda conn, held: cancel.cancel(conn, [*some(conn, "jobs"), held[0].id]),
-    "cancel_forced": lambda conn, held: cancel.cancel(conn, [job.id for job in held], force=True),
+    "cancel": lambda conn, held: operate.cancel(conn, [*some(conn, "jobs"), held[0].id]),
+    "cancel_forced": lambda conn, held: operate.cancel(conn, [job.id for job in held], force=True),
     "complete_own": lambda conn, held: settle.complete(conn, held_rights(held)[0], Completed(None)),
     "forget_failed": lambda conn, held: prune.forget(conn, Selection(tuple(some(conn, "failed_jobs")))),
     "give_back": lambda conn, held: settle.give_back(conn, held_rights(held)),
@@ -117,12 +117,12 @@ MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "operate_schedules": operate_schedules,
     "operate_workers": operate_workers,
     "pause_queue": pause_queue,
-    "progress": lambda conn, held: progress.write(
-        conn, [progress.Note(*right, 1, 2, "half", None) for right in held_rights(held)]
+    "progress": lambda conn, held: lease.note(
+        conn, [lease.Note(*right, 1, 2, "half", None) for right in held_rights(held)]
     ),
     "prune_audit": prune_audit,
-    "reschedule": lambda conn, held: reschedule.change(conn, some(conn, "jobs"), delay_ms=60_000),
-    "retry_failed": lambda conn, held: retry.retry_failed(
+    "reschedule": lambda conn, held: operate.change(conn, some(conn, "jobs"), delay_ms=60_000),
+    "retry_failed": lambda conn, held: operate.retry_failed(
         conn, Selection(tuple(some(conn, "failed_jobs")), "t")
     ),
     "set_limit": set_limit,

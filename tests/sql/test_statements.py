@@ -30,7 +30,7 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import checkpoint, claim, lease, prune, replay, settle
+from sqlq.store.jobs import claim, lease, operate, prune, settle
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit as admission
@@ -106,7 +106,7 @@ def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
 
 def replay_all(conn: Connection, held: list[Any]) -> Any:
     settle_with(Completed("1"))(conn, held)
-    return replay.replay(conn, [Selection(task="shop.send_receipt")], None, None)
+    return operate.replay(conn, [Selection(task="shop.send_receipt")], None, None)
 
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
@@ -152,7 +152,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
         [new(unique_key="a", on_conflict="postpone", at_most_ms=60_000, delay_ms=1_000)],
     ),
     "insert_expiring": lambda conn, held: inserting.insert(conn, [new(expires_ms=1_000)]),
-    "checkpoint": lambda conn, held: checkpoint.save(conn, (held[0].id, held[0].lease_token), None, "7"),
+    "checkpoint": lambda conn, held: lease.save(conn, (held[0].id, held[0].lease_token), None, "7"),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_window": lambda conn, held: due_in(conn, ["mail"], ""),
     "look": lambda conn, held: look(conn),

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import sqlq
 from sqlq.config.constants import CURSOR_BYTES, MAX_RELEASES
 from sqlq.model.outcome import ErrorText, Failed, Released, Retried, Settlement
-from sqlq.store.jobs import checkpoint, lease, settle
+from sqlq.store.jobs import lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
@@ -544,7 +544,7 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
     assert app.jobs.get(running.id).cursor == {"sqlq.steps": {"one": True}}
     with app.database.begin() as conn:
         assert (
-            checkpoint.save(
+            lease.save(
                 conn,
                 attempt_of(running).right,
                 attempt_of(running).claimed.cursor,

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.model.job import Progress
-from sqlq.store.jobs import progress as progress_notes
-from sqlq.store.jobs.progress import Note
+from sqlq.store.jobs import lease
+from sqlq.store.jobs.lease import Note
 from sqlq.testing import drain, inline
 from sqlq.worker.attempt import progress as progress_writer
 from tests.kit import claim, for_each, working
@@ -139,13 +139,13 @@ def test_a_note_is_scrubbed_and_cut(app: sqlq.App) -> None:
 
 def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[Note]] = []
-    write = progress_notes.write
+    write = lease.note
 
     def counting(conn: Any, notes: Any, **options: Any) -> Any:
         written.append(list(notes))
         return write(conn, notes, **options)
 
-    monkeypatch.setattr(progress_notes, "write", counting)
+    monkeypatch.setattr(lease, "note", counting)
 
     @app.task(name="t")
     def handler() -> None:
@@ -166,11 +166,11 @@ def test_progress_is_fenced(app: sqlq.App) -> None:
     (job,) = claim(app)
     right, wrong = (id, job.lease_token), (id, job.lease_token + 1)
     with app.database.begin() as conn:
-        assert progress_notes.write(conn, [Note(*wrong, 1.0, None, None, None)]) == set()
-        assert progress_notes.write(conn, [Note(*right, 2.0, 4.0, "a", None)]) == {right}
+        assert lease.note(conn, [Note(*wrong, 1.0, None, None, None)]) == set()
+        assert lease.note(conn, [Note(*right, 2.0, 4.0, "a", None)]) == {right}
         # nothing is set: a stored value stays, and a retention is written where there is none
-        assert progress_notes.write(conn, [Note(*right, None, None, None, 1_000)]) == {right}
-        assert progress_notes.write(conn, [Note(*right, None, None, None, 2_000)]) == {right}
+        assert lease.note(conn, [Note(*right, None, None, None, 1_000)]) == {right}
+        assert lease.note(conn, [Note(*right, None, None, None, 2_000)]) == {right}
     found = app.jobs.get(id)
     assert (found.progress, found.retention_ms) == (Progress(2, 4, "a"), 1_000)
 

@@ -22,9 +22,9 @@ from sqlalchemy import (
     case,
     cast,
     func,
+    literal,
     null,
     select,
-    type_coerce,
     union_all,
 )
 
@@ -39,8 +39,8 @@ from sqlq.model.outcome import ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
 from sqlq.payload.encryption import NO_KEYS
 from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
-from sqlq.schema.types import Moment, after, far, now
-from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, fields, slices
+from sqlq.schema.types import ago, far, now
+from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, due, fields, in_line, slices
 from sqlq.store.limits import wakes
 
 STEPS_AT_ONCE = 1_000
@@ -94,16 +94,14 @@ _EDGES = Batch(job_id=BigInteger, depends_on=BigInteger, on_outcome=Text, place=
 def _insert(dialect: Dialect) -> Any:
     rows = dialect.batch_table(_STEPS)
     waits = rows.c.waits == 1  # guard: a-step-that-waits-is-blocked
-    limited = rows.c.limit.is_not(None)
-    blocked_by = case((waits, "flow"), (limited, "limit"), else_=null())
-    due = case((rows.c.moment.is_not(None), rows.c.moment), else_=after(rows.c.delay_ms))
+    at = due(DUE, lambda name: rows.c[name])
     is_delayed = rows.c.moment.is_not(None) | (rows.c.delay_ms > 0)
+    waiting = {"available_at": far(), "blocked_by": literal("flow"), "due_at": case((is_delayed, at))}
+    free = in_line(rows.c.limit.is_not(None), at)
     columns: dict[str, Any] = {name: rows.c[name] for name in COLUMNS} | {
         "flow_id": bindparam("flow_id", type_=BigInteger),
         "limit_key": rows.c.limit,
-        "blocked_by": blocked_by,
-        "available_at": case((waits | limited, far()), else_=due),
-        "due_at": case((waits & is_delayed, due), (limited & ~waits, due), else_=null()),
+        **{name: case((waits, waiting[name]), else_=free[name]) for name in free},
     }
     return dialect.insert(jobs, columns, order_by=rows.c.n, returning=(jobs.c.id, NEW_OR_BLOCKED))
 
@@ -240,7 +238,8 @@ def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] 
     if flow is None:
         return None
     given = {"flow": flow_id}
-    return flow, sorted(conn.execute(_STEPS_OF, given), key=_id), list(conn.execute(_EDGES_OF, given))
+    steps = sorted(conn.execute(_STEPS_OF, given), key=itemgetter(0))
+    return flow, steps, list(conn.execute(_EDGES_OF, given))
 
 
 def exists(conn: Connection, flow_id: int) -> bool:
@@ -276,62 +275,43 @@ FAILED_LOOKED_AT = 1_000
 def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
     """Return the steps, at most `most`, that failed longer ago than that and are waited for, those waited for
     longest first. Looks at no more than a thousand failed steps."""
-    given = {"ago_ms": -longer_than_ms, "looked_at": FAILED_LOOKED_AT, "most": most}
+    failed_at = failed_jobs.c.failed_at
+    steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
+    steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
+    failed = steps.order_by(failed_at).limit(FAILED_LOOKED_AT).subquery("failed")
+    waiting = (
+        select(func.count())
+        .select_from(edges.join(jobs, jobs.c.id == edges.c.job_id))
+        .where(edges.c.depends_on == failed.c.id, edges.c.on_outcome == "success", blocked_by("flow"))
+        .correlate(failed)
+        .scalar_subquery()
+    )
+    counted = select(failed, waiting.label("waiting")).subquery("counted")
+    query = select(counted, flows.c.name, now().label("moment")).where(counted.c.waiting > 0)
+    query = query.join_from(counted, flows, flows.c.id == counted.c.flow_id)
     return [
         Stuck(
             row.flow_id, row.name, row.id, row.task, (row.moment - row.failed_at).total_seconds(), row.waiting
         )
-        for row in conn.execute(_STUCK, given)
+        for row in conn.execute(query.order_by(counted.c.failed_at).limit(most))
     ]
 
 
-_failed = (
-    select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_jobs.c.failed_at)
-    .where(
-        failed_jobs.c.flow_id.is_not(None),
-        failed_jobs.c.failed_at < after(bindparam("ago_ms", type_=BigInteger)),
-    )
-    .order_by(failed_jobs.c.failed_at)
-    .limit(bindparam("looked_at", type_=Integer))
-    .subquery("failed")
-)
-_waiting = (
-    select(func.count())
-    .select_from(edges.join(jobs, jobs.c.id == edges.c.job_id))
-    .where(edges.c.depends_on == _failed.c.id, edges.c.on_outcome == "success", blocked_by("flow"))
-    .correlate(_failed)
-    .scalar_subquery()
-)
-_counted = select(_failed, _waiting.label("waiting")).subquery("counted")
-_STUCK = (
-    select(_counted, flows.c.name, type_coerce(now(), Moment).label("moment"))
-    .join_from(_counted, flows, flows.c.id == _counted.c.flow_id)
-    .where(_counted.c.waiting > 0)
-    .order_by(_counted.c.failed_at)
-    .limit(bindparam("most", type_=Integer))
-)
-
-_id = itemgetter(0)
 _FLOW = bindparam("flow", type_=BigInteger)
 
 
-def _steps_of() -> Any:
-    nothing = cast(null(), Text)
-    shown = ("id", "task", "queue", "label", "attempts")
-    of_the_end = ("result", "reason", "exception", "message")
-    return union_all(
-        *(
-            select(
-                *(table.c[name] for name in shown),
-                state.label("state"),
-                *(table.c.get(name, nothing).label(name) for name in of_the_end),
-            ).where(table.c.flow_id == _FLOW)
-            for table, state in TABLES
-        )
+_nothing = cast(null(), Text)
+_OF_THE_END = ("result", "reason", "exception", "message")
+_STEPS_OF = union_all(
+    *(
+        select(
+            *(table.c[name] for name in ("id", "task", "queue", "label", "attempts")),
+            state.label("state"),
+            *(table.c.get(name, _nothing).label(name) for name in _OF_THE_END),
+        ).where(table.c.flow_id == _FLOW)
+        for table, state in TABLES
     )
-
-
-_STEPS_OF = _steps_of()
+)
 _EDGES_OF = (
     select(edges)
     .where(edges.c.job_id.in_(union_all(*(select(t.c.id).where(t.c.flow_id == _FLOW) for t, _ in TABLES))))

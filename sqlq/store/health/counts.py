@@ -34,7 +34,7 @@ from sqlq.database.batch import Batch
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Rows
-from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs
+from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, TOKEN_SCHEMA, failed_jobs, jobs
 from sqlq.schema.types import Moment, now
 from sqlq.store.workers.pauses import paused
 from sqlq.store.workers.workers import moment
@@ -89,12 +89,9 @@ class Level(NamedTuple):
 
 def levels(conn: Connection) -> list[Level]:
     """Return the queues in which jobs wait with their priorities, the highest first."""
-    query = dialect_of(conn).distinct(_WAITS, jobs.c.queue, jobs.c.priority)
+    query = dialect_of(conn).distinct(IS_UNRESERVED, jobs.c.queue, jobs.c.priority)
     found = (Level(*row) for row in conn.execute(query))
     return sorted(found, key=lambda level: (level.queue, -level.priority))
-
-
-_WAITS = jobs.c.reserved_at.is_(None)
 
 
 def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStats], int]:
@@ -166,7 +163,7 @@ def _waiting(dialect: Dialect) -> Select[Any]:
         level = dialect.batch_table(_LEVEL)
         queue, priority = level.c.queue, level.c.priority
         at_level = at_level.correlate(level)
-    at_level = at_level.where(jobs.c.queue == queue, jobs.c.priority == priority, _WAITS)
+    at_level = at_level.where(jobs.c.queue == queue, jobs.c.priority == priority, IS_UNRESERVED)
     # the order of the index keeps the planner from scanning the table until it has found enough rows
     at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
 
@@ -189,9 +186,7 @@ def _by_queue(rows: Select[Any]) -> Select[Any]:
 
 
 # in the order of an index, which the planner takes then for a table without statistics, too
-_RUNNING = _by_queue(
-    select(jobs.c.queue).where(jobs.c.reserved_at.is_not(None)).order_by(jobs.c.reserved_by, jobs.c.id)
-)
+_RUNNING = _by_queue(select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id))
 _FAILED = _by_queue(select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc()))
 
 

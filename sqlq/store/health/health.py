@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Connection, bindparam, func, literal, select
+from sqlalchemy import Connection, func, select
 
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import finished_jobs, jobs
-from sqlq.schema.types import after, far, now, since_ms
+from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, finished_jobs, jobs
+from sqlq.schema.types import after, ago, far, now, since_ms
 from sqlq.store.health import counts
 from sqlq.store.workers import workers
 
@@ -50,24 +50,20 @@ def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
     rescue should have taken them."""
     # a row that was reserved by hand may have no lease end
     until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
-    late = until < after(bindparam("ago_ms", type_=BigInteger))
-    query = select(jobs.c.id, since_ms(until)).where(jobs.c.reserved_at.is_not(None), late)
-    rows = conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT), {"ago_ms": -longer_than_ms})
-    return {id: float(ms) / 1000 for id, ms in rows}
+    query = select(jobs.c.id, since_ms(until)).where(IS_RESERVED, until < ago(longer_than_ms))
+    return {id: float(ms) / 1000 for id, ms in conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT))}
 
 
 def lost_again(conn: Connection) -> list[int]:
     """Return running jobs, at most five, that have lost workers before, again and again."""
-    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.losses > 1)
+    query = select(jobs.c.id).where(IS_RESERVED, jobs.c.losses > 1)
     return list(conn.scalars(query.order_by(jobs.c.id).limit(5)))
 
 
 def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
     """Return running jobs, at most five, that were to be cancelled longer ago than that."""
-    late = jobs.c.cancel_requested_at < after(bindparam("ago_ms", type_=BigInteger))
-    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), late)
-    query = query.order_by(jobs.c.reserved_by, jobs.c.id).limit(5)  # as in its index
-    return list(conn.scalars(query, {"ago_ms": -longer_than_ms}))
+    query = select(jobs.c.id).where(IS_RESERVED, jobs.c.cancel_requested_at < ago(longer_than_ms))
+    return list(conn.scalars(query.order_by(jobs.c.reserved_by, jobs.c.id).limit(5)))  # as in its index
 
 
 class Unknown(NamedTuple):
@@ -97,13 +93,13 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
     firsts: dict[str, tuple[int, datetime, str]] = {}
     moment = workers.moment(conn)
     due = jobs.c.available_at <= now()
-    soon = jobs.c.available_at <= after(literal(PUT_BACK_WITHIN_MS, BigInteger))
+    soon = jobs.c.available_at <= after(PUT_BACK_WITHIN_MS)
     for level in counts.levels(conn)[:LEVELS_LOOKED_AT]:
         for when in (due, ~due & soon, jobs.c.available_at >= far()):
             some = (
                 select(jobs.c.task, jobs.c.unknown_since)
                 .where(jobs.c.queue == level.queue, jobs.c.priority == level.priority)
-                .where(jobs.c.reserved_at.is_(None), when)
+                .where(IS_UNRESERVED, when)
                 .order_by(jobs.c.available_at)
                 .limit(LOOKED_AT)
                 .subquery()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, literal, null, select, union_all
+from sqlalchemy import Column, Connection, Table, literal, null, select, union_all
 
 from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.store.workers.workers import moment
@@ -56,45 +56,27 @@ def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
     """Return the pace of the last `length`, in so many parts."""
     now = moment(conn)
     bounds = [now - length + length / number * i for i in range(number + 1)]
-    finished = _samples(conn, finished_jobs, "finished_at", bounds)
-    failed = _samples(conn, failed_jobs, "failed_at", bounds)
+    finished = _samples(conn, finished_jobs, finished_jobs.c.finished_at, bounds)
+    failed = _samples(conn, failed_jobs, failed_jobs.c.failed_at, bounds)
+
+    def parts(queue: str | None) -> list[Part]:
+        spans = zip(bounds, bounds[1:], finished, failed, strict=False)
+        return [_part(*span, queue) for span in spans]
+
     names = sorted({job.queue for jobs in (*finished, *failed) for job in jobs})
-    spans = [
-        (
-            bounds[i],
-            _share(finished[i], bounds[i], bounds[i + 1]),
-            _share(failed[i], bounds[i], bounds[i + 1]),
-            finished[i],
-            failed[i],
-        )
-        for i in range(number)
-    ]
-    parts = [_part(*span) for span in spans]
-    queues = {
-        name: [
-            _part(
-                since, good, bad, [j for j in done if j.queue == name], [j for j in lost if j.queue == name]
-            )
-            for since, good, bad, done, lost in spans
-        ]
-        for name in names
-    }
-    return Pace(parts, queues)
+    return Pace(parts(None), {name: parts(name) for name in names})
 
 
-def _samples(conn: Connection, table: Table, ended: str, bounds: Sequence[datetime]) -> list[list[Ended]]:
+def _samples(
+    conn: Connection, table: Table, ended_at: Column[datetime], bounds: Sequence[datetime]
+) -> list[list[Ended]]:
     """Return the first jobs that ended in each part, in one statement of one index."""
-    column = table.c[ended]
+    columns = (table.c.queue, ended_at, table.c.available_at, table.c.reserved_at, table.c.start_ms)
     looks = []
     for i in range(len(bounds) - 1):
-        columns = (table.c.queue, column, table.c.available_at, table.c.reserved_at, table.c.start_ms)
-        look = (
-            select(literal(i).label("part"), *columns)
-            .where(table.c.expires_at.is_(null()), column >= bounds[i], column < bounds[i + 1])
-            .order_by(column)
-            .limit(SAMPLE)
-        )
-        looks.append(select(look.subquery()))
+        within = (ended_at >= bounds[i], ended_at < bounds[i + 1])
+        look = select(literal(i).label("part"), *columns).where(table.c.expires_at.is_(null()), *within)
+        looks.append(select(look.order_by(ended_at).limit(SAMPLE).subquery()))
     found: list[list[Ended]] = [[] for _ in looks]
     for part, *row in conn.execute(union_all(*looks)):
         found[part].append(Ended(*row))
@@ -109,7 +91,13 @@ def _share(jobs: Sequence[Ended], since: datetime, until: datetime) -> float:
     return 1 / max(seen, 0.001)
 
 
-def _part(since: datetime, good: float, bad: float, done: Sequence[Ended], lost: Sequence[Ended]) -> Part:
+def _part(
+    since: datetime, until: datetime, done: Sequence[Ended], lost: Sequence[Ended], queue: str | None
+) -> Part:
+    """Measure a part by its samples; with `queue` what is of that queue."""
+    good, bad = _share(done, since, until), _share(lost, since, until)
+    if queue is not None:
+        done, lost = ([job for job in jobs if job.queue == queue] for jobs in (done, lost))
     waits, runs = [], []
     for job in done:
         if job.claimed_at is None:

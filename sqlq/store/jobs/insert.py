@@ -50,25 +50,22 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     if keyed:
         unique.require_read_committed(conn, (new[i] for i in keyed))
-    plain = new if not keyed else [job for job in new if job.unique_key is None]
+    plain = [job for job in new if job.unique_key is None]
     parts = (
         part for some in slices(plain, _ROWS_AT_ONCE) for part in dialect_of(conn).portions(some, texts_of)
     )
-    done = [job for part in parts for job in _insert_plain(conn, part)]
-    if not keyed:
-        return done
-    found = insert_keyed(conn, new, keyed)
-    inserted_plainly = iter(done)
-    return [found[i] if i in found else next(inserted_plainly) for i in range(len(new))]
+    done = iter([job for part in parts for job in _insert_plain(conn, part)])
+    found = insert_keyed(conn, new, keyed) if keyed else {}
+    return [found[i] if i in found else next(done) for i in range(len(new))]
 
 
 def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     """Insert jobs without unique keys, by one statement."""
     statement, parameters = insert_of_many(dialect_of(conn), new)
     # ids rise in the order of the rows: the statement sorts them before it numbers them
-    rows = sorted(conn.execute(statement, parameters).all(), key=_id)
+    rows = sorted(conn.execute(statement, parameters).all(), key=itemgetter(0))
     if len(rows[0]) == 1:  # all are due at once
-        return [_available(job, id) for job, (id,) in zip(new, rows, strict=True)]
+        return [_job(job, id, State.AVAILABLE) for job, (id,) in zip(new, rows, strict=True)]
     return [_job(job, id, state) for job, (id, state) in zip(new, rows, strict=True)]
 
 
@@ -131,10 +128,5 @@ def _job(job: NewJob, id: int, state: str) -> Job:
     return Job(id, job.queue, job.task, _STATES[state], True)  # noqa: FBT003 - by name it takes half as long again
 
 
-def _available(job: NewJob, id: int) -> Job:
-    return Job(id, job.queue, job.task, State.AVAILABLE, True)  # noqa: FBT003 - `created`
-
-
 _ROWS_AT_ONCE = 1_000
 _STATES = {str(state): state for state in State}
-_id = itemgetter(0)

@@ -1,22 +1,38 @@
-"""Renews leases, and finds out how a claim ended. Each write of an owner is fenced by id and token."""
+"""The writes of a job's owner before its end, each fenced by id and token, and how a claim ended.
+
+It renews leases, notes progress, and saves cursors in the transactions of handlers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, bindparam, literal, select
+from sqlalchemy import (
+    CTE,
+    DOUBLE_PRECISION,
+    BigInteger,
+    Connection,
+    Text,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+)
 
-from sqlq.database.batch import RIGHT, Batch, Change, Right
+from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
 from sqlq.database.dialect import Dialect, held
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import finished_jobs, jobs
+from sqlq.schema.tables import IS_RESERVED, finished_jobs, jobs
 from sqlq.schema.types import after
 from sqlq.store.jobs.rows import TABLES
 
 HOLD = Batch.of_claims()
 """Rights, and nothing else."""
+_RETURNED = (*RIGHT, jobs.c.cancel_requested_at)
 
 
 # -- extend --------------------------------------------------------------------------------------------------
@@ -39,13 +55,100 @@ _RENEWED = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
 
 @cache
 def _extend(dialect: Dialect) -> Change:
-    return Change(jobs, held(dialect, HOLD), _RENEWED, returning=(*RIGHT, jobs.c.cancel_requested_at))
+    return Change(jobs, held(dialect, HOLD), _RENEWED, returning=_RETURNED)
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
     """Return the rights that an owner has, by id."""
-    mine = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner)
+    mine = (IS_RESERVED, jobs.c.reserved_by == owner)
     return [(id, token) for id, token in conn.execute(select(*RIGHT).where(*mine).order_by(jobs.c.id))]
+
+
+# -- progress ------------------------------------------------------------------------------------------------
+
+
+class Note(NamedTuple):
+    """An update of one job: its progress, unless `progress` is None, and its retention where its row has
+    none."""
+
+    id: int
+    token: int
+    progress: float | None
+    progress_of: float | None
+    progress_note: str | None
+    retention_ms: int | None
+
+
+_NOTES = Batch.of_claims(
+    progress=DOUBLE_PRECISION, progress_of=DOUBLE_PRECISION, progress_note=Text, retention_ms=BigInteger
+)
+
+
+def note(conn: Connection, notes: Sequence[Note], *, waits: bool = False) -> set[Right]:
+    """Write notes in one statement, each fenced by itself; return the rights that their owner still had.
+
+    A row that another transaction has locked is left out, or with `waits` waited for.
+    """
+    dialect = dialect_of(conn)
+    parameters = dialect.batch_parameters(_NOTES, sorted(notes))
+    return rights(dialect.change(conn, _note(dialect, waits), parameters))
+
+
+@cache
+def _note(dialect: Dialect, waits: bool) -> Change:
+    return Change(jobs, held(dialect, _NOTES), _noted, returning=RIGHT, waits=waits)
+
+
+def _noted(mine: CTE) -> Mapping[str, Any]:
+    silent = mine.c.progress.is_(None)
+    return {
+        "progress": func.coalesce(mine.c.progress, jobs.c.progress),
+        "progress_of": case((silent, jobs.c.progress_of), else_=mine.c.progress_of),
+        "progress_note": case((silent, jobs.c.progress_note), else_=mine.c.progress_note),
+        "retention_ms": func.coalesce(jobs.c.retention_ms, mine.c.retention_ms),
+    }
+
+
+# -- checkpoint, in the handler's own transaction ------------------------------------------------------------
+
+
+def save(conn: Connection, right: Right, before: str | None, after: str) -> bool | None:
+    """Save a cursor in the row of a job on a caller's connection; return whether an operator has requested
+    its cancel. Return None, and write nothing, where the right to the job is gone or its cursor is not
+    `before`.
+
+    The right is the fence of every owner's write. The check of the cursor stops an attempt whose previous
+    slice was rolled back. A row that a heartbeat has locked is waited for. A cursor that moves on resets the
+    count of releases, and lowers that of losses to one. The job makes progress, so its next attempt need not
+    wait long.
+    """
+    dialect = dialect_of(conn)
+    parameters = dialect.batch_parameters(_CHECKPOINT, [(*right, before, after)])
+    rows = dialect.change(conn, _save(dialect), parameters)
+    return rows[0][-1] is not None if rows else None
+
+
+_CHECKPOINT = Batch.of_claims(before=Text, after=Text)
+
+
+@cache
+def _save(dialect: Dialect) -> Change:
+    # guard: checkpoints-follow-each-other
+    return Change(
+        jobs,
+        held(dialect, _CHECKPOINT),
+        _saved,
+        returning=_RETURNED,
+        where=lambda mine: jobs.c.cursor.is_not_distinct_from(mine.c.before),
+        waits=True,  # guard: checkpoint-waits
+    )
+
+
+def _saved(mine: CTE) -> Mapping[str, Any]:
+    moves_on = jobs.c.cursor.is_distinct_from(mine.c.after)  # guard: only-who-gets-on-is-patient
+    # one loss stays, so that the job goes on in a subprocess
+    fewer = case((moves_on & (jobs.c.losses > 1), 1), else_=jobs.c.losses)
+    return {"cursor": mine.c.after, "releases": case((moves_on, 0), else_=jobs.c.releases), "losses": fewer}
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -73,7 +176,7 @@ def fates(
     ids = [id for id, _ in wanted]
     found: dict[int, tuple[int, bool]] = {}
     for table, _ in TABLES:
-        reserved = jobs.c.reserved_at.is_not(None) if table is jobs else literal(0)
+        reserved = IS_RESERVED if table is jobs else literal(0)
         query = select(table.c.id, table.c.lease_token, reserved).where(table.c.id.in_(ids))
         found |= {id: (token, bool(is_reserved)) for id, token, is_reserved in conn.execute(query)}
 
@@ -89,6 +192,13 @@ def fates(
     return {(id, token): fate(id, token) for id, token in wanted}
 
 
+def is_held(conn: Connection, right: Right) -> bool:
+    """Whether a right to a job is valid in the snapshot of this transaction."""
+    id, token = right
+    held = (jobs.c.id == id, jobs.c.lease_token == token, IS_RESERVED)
+    return conn.scalar(select(jobs.c.id).where(*held)) is not None
+
+
 def cancelled(conn: Connection, id: int) -> bool:
     """Whether a job has ended as cancelled, as by an operator's force."""
     ended = (finished_jobs.c.id == id, finished_jobs.c.outcome == "cancelled")
@@ -97,9 +207,5 @@ def cancelled(conn: Connection, id: int) -> bool:
 
 def still_holds(conn: Connection, id: str) -> bool:
     """Whether a worker has reserved any row, locked rows included."""
-    return (
-        conn.scalar(
-            select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == id).limit(1)
-        )
-        is not None
-    )
+    mine = (IS_RESERVED, jobs.c.reserved_by == id)
+    return conn.scalar(select(jobs.c.id).where(*mine).limit(1)) is not None

@@ -36,9 +36,9 @@ from sqlq.model.history import AttemptRecord
 from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State, error_line
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
-from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import last_of, milliseconds_of, now, stands_in
-from sqlq.store.jobs.rows import COLUMNS, ENDED_STATE, FIELDS, LIVE_STATE, TABLES
+from sqlq.store.jobs.rows import COLUMNS, ENDED_STATE, FIELDS, LIVE_STATE, OVER, TABLES, slices
 
 BATCH = 1_000
 
@@ -74,13 +74,9 @@ class Selection:
     def where(self, source: FromClause) -> ColumnElement[bool]:
         columns = source.c
         parts: list[ColumnElement[bool]] = [columns.id.in_(possible(self.ids))] if self.ids else []
-        for name, value in (
-            *(("task", self.task), ("queue", self.queue), ("flow_id", self.flow_id)),
-            *(("label", self.label), ("group_key", self.group), ("unique_key", self.key)),
-            ("limit_key", self.limit_key),
-        ):
-            if value is not None:
-                parts.append(columns[name] == value)
+        equal = {name: getattr(self, name) for name in ("task", "queue", "flow_id", "label", "limit_key")}
+        equal |= {"group_key": self.group, "unique_key": self.key}
+        parts += [columns[name] == value for name, value in equal.items() if value is not None]
         if self.header is not None:
             name, _, value = self.header.partition("=")
             wanted = [json.dumps(name, ensure_ascii=False), *([value] if value else [])]
@@ -122,19 +118,16 @@ def ids(
 ) -> list[int]:
     """Return the ids of the selected jobs in these states, the newest first, among the newest `within` of
     each table."""
-    found: list[int] = []
+    bound = None if chosen.group is not None or chosen.ids else within
+    found: set[int] = set()
     for details, source, belongs in (_SOURCES[state] for state in states):
-        if chosen.visible is not None:
-            query = details.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, within)))
-            found += [job.id for job in _visible(conn, query, source, chosen, limit, seal)]
-            continue
-        if chosen.group is None and not chosen.ids:
-            query = _among_newest(source, belongs, chosen, within, limit)
+        query = _selected(details, source, belongs, chosen, bound, limit)
+        if chosen.visible is None:
+            query = query.with_only_columns(source.c.id)
+            found.update(conn.scalars(query.order_by(source.c.id.desc()).limit(limit)))
         else:
-            query = select(source.c.id).where(belongs, chosen.where(source))
-            query = query.order_by(source.c.id.desc()).limit(limit)
-        found += conn.scalars(query)
-    return sorted(set(found), reverse=True)[:limit]
+            found.update(job.id for job in _visible(conn, query, source, chosen, limit, seal))
+    return sorted(found, reverse=True)[:limit]
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -157,15 +150,12 @@ _FINISHED = _details(finished_jobs, ENDED_STATE, finished_jobs.c.finished_at)
 _FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
 _EVERYWHERE = ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs))
 
+_is_due = jobs.c.available_at <= now()
 _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
     State.BLOCKED: (_LIVE, jobs, jobs.c.blocked_by.is_not(None)),
-    State.SCHEDULED: (
-        _LIVE,
-        jobs,
-        jobs.c.reserved_at.is_(None) & jobs.c.blocked_by.is_(None) & (jobs.c.available_at > now()),
-    ),
-    State.AVAILABLE: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at <= now())),
-    State.RUNNING: (_LIVE, jobs, jobs.c.reserved_at.is_not(None)),
+    State.SCHEDULED: (_LIVE, jobs, IS_UNRESERVED & jobs.c.blocked_by.is_(None) & ~_is_due),
+    State.AVAILABLE: (_LIVE, jobs, IS_UNRESERVED & _is_due),
+    State.RUNNING: (_LIVE, jobs, IS_RESERVED),
     State.FAILED: (_FAILED, failed_jobs, true()),
     State.FINISHED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "completed"),
     State.CANCELLED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "cancelled"),
@@ -208,11 +198,7 @@ def listing(
     floors: list[int] = []
     for query, source, belongs in sources:
         floor = None if within is None else _place_of(conn, source, within, chosen)
-        if floor is None or within is None:
-            query = query.where(belongs, chosen.where(source))
-        else:
-            most = limit if chosen.visible is None else within
-            query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, most)))
+        query = _selected(query, source, belongs, chosen, None if floor is None else within, limit)
         if not whole:  # guard: lists-read-no-large-field
             left_out = {*LARGE} - ({"payload"} if chosen.visible else set())
             columns = query.selected_columns
@@ -263,9 +249,8 @@ def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
         short = query.with_only_columns(
             *(columns[name] for name in ("id", "state", "scheduled_for", "reason", "exception", "message"))
         )
-        for start in range(0, len(ids), BATCH):
-            chosen = source.c.id.in_(possible(ids[start : start + BATCH]))
-            for row in conn.execute(short.where(chosen)):
+        for some in slices(possible(ids), BATCH):
+            for row in conn.execute(short.where(source.c.id.in_(some))):
                 failed = row.state == State.FAILED
                 error = error_line(row.reason, row.exception, row.message) if failed else row.reason
                 found[row.id] = Ending(row.state, row.scheduled_for, error)
@@ -287,20 +272,25 @@ def _place_of(conn: Connection, source: Table, place: int, chosen: Selection = E
 
 
 _SEARCHED = {
-    *(
-        "id",
-        "queue",
-        "task",
-        "flow_id",
-        "label",
-        "group_key",
-        "unique_key",
-        "limit_key",
-        "headers",
-        "payload",
-    ),
-    *("message", "reason", "created_at"),
+    *("id", "queue", "task", "flow_id", "label", "group_key", "unique_key", "limit_key", "headers"),
+    *("payload", "message", "reason", "created_at"),
 }
+
+
+def _selected(
+    query: Select[Any],
+    source: Table,
+    belongs: ColumnElement[bool],
+    chosen: Selection,
+    within: int | None,
+    limit: int,
+) -> Select[Any]:
+    """Return a query of the selected jobs, at least the newest `limit`; with `within`, among so many of the
+    newest."""
+    if within is None:
+        return query.where(belongs, chosen.where(source))
+    most = limit if chosen.visible is None else within
+    return query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, most)))
 
 
 def _among_newest(
@@ -353,9 +343,9 @@ def failures(conn: Connection, chosen: Selection, *, within: int | None = None) 
 def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | None]]:
     """Yield the ends of the tracebacks of failed jobs, with their ids. Each is unpacked once for it."""
     end = last_of(failed_jobs.c.traceback, literal(TRACE_CHARACTERS, Integer))
-    for start in range(0, len(ids), BATCH):
-        wanted = failed_jobs.c.id.in_(ids[start : start + BATCH])
-        yield from ((row[0], row[1]) for row in conn.execute(select(failed_jobs.c.id, end).where(wanted)))
+    for some in slices(ids, BATCH):
+        rows = conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some)))
+        yield from ((id, trace) for id, trace in rows)
 
 
 TRACE_CHARACTERS = 1_500
@@ -377,17 +367,21 @@ def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:
         "result": None if row.result is None else result_shown(seal, row.task, row.queue, row.result),
         "errors": [line for line in lines if history.is_error(line)],
         "history": history.lines(lines, _last_line(row, started_at)),
-        "headers": {} if row.headers is None else decoded(row.headers),
-        "on_success": None if row.on_success is None else decoded(row.on_success),
-        "on_failure": None if row.on_failure is None else decoded(row.on_failure),
+        "headers": "{}" if row.headers is None else row.headers,
         "progress": _progress(done, of, note),
-        "cursor": None if row.cursor is None else decoded(row.cursor),
-        "label": None if row.label is None else str(row.label),
-        "group_key": None if row.group_key is None else str(row.group_key),
         "available_at": None if row.available_at == FAR else row.available_at,
         "due_at": None if row.blocked_by is None else row.due_at,
     }
+    for read, names in _READ:
+        found |= {name: read(found[name]) for name in names if found[name] is not None}
     return JobDetails(**found)
+
+
+_READ: tuple[tuple[Callable[[Any], Any], Sequence[str]], ...] = (
+    (decoded, ("headers", "on_success", "on_failure", "cursor")),
+    (str, ("label", "group_key")),
+)
+"""How columns are read where they are not NULL; on SQLite they may hold anything."""
 
 
 def _progress(done: Any, of: Any, note: Any) -> Progress | None:
@@ -409,17 +403,14 @@ def _shown(text: Any) -> Any:
 def _last_line(row: RowMapping, started_at: datetime | None) -> AttemptRecord | None:
     """Return the history line of the current or last attempt, which no record holds yet."""
     state = State(row.state)
-    claimed = (row.attempts if row.reserved_at is not None else None, row.reserved_at, started_at)
+    attempt = row.attempts if row.reserved_at is not None else None
+    times = (attempt, row.reserved_at, started_at, row.ended_at, row.reserved_by)
     if state is State.RUNNING:
-        return AttemptRecord("running", *claimed, worker=row.reserved_by)
+        return AttemptRecord("running", *times)
     if state is State.FAILED:
         outcome: history.AttemptOutcome = "lost" if row.reason == "worker_lost" else "failed"
-        said = (None, row.reason, row.exception, row.message)
-        return AttemptRecord(outcome, *claimed, row.ended_at, row.reserved_by, *said)
-    if state in (State.FINISHED, State.CANCELLED):
-        outcome = "finished" if state is State.FINISHED else "cancelled"
-        return AttemptRecord(outcome, *claimed, row.ended_at, row.reserved_by, message=row.reason)
-    return None
+        return AttemptRecord(outcome, *times, None, row.reason, row.exception, row.message)
+    return AttemptRecord(row.state, *times, message=row.reason) if state in OVER else None
 
 
 def records(text: str | None) -> list[Any]:
@@ -441,7 +432,7 @@ class Waiting(NamedTuple):
 def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Waiting:
     """Count the due jobs of these queues, or of all. Reads at most `limit` of the jobs that no worker
     holds."""
-    looked_at = select((jobs.c.available_at <= now()).label("due")).where(jobs.c.reserved_at.is_(None))
+    looked_at = select(_is_due.label("due")).where(IS_UNRESERVED)
     if queues is not None:
         looked_at = looked_at.where(jobs.c.queue.in_(queues))
     sample = looked_at.limit(limit).subquery()
@@ -473,13 +464,15 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
     """Yield a task's jobs with their ids, the oldest first, on a caller's connection. Each has its times as
     times and as durations, too."""
     names = (*COLUMNS, "start_by", "limit_key")
-
-    def query(table: FromClause) -> Select[Any]:
-        due = table.c.available_at if table is not jobs else func.coalesce(jobs.c.due_at, jobs.c.available_at)
-        columns = (table.c.id, table.c.created_at, due, *(table.c[name] for name in names))
-        return select(*columns).where(table.c.task == task)
-
-    rows = union_all(*(query(table) for table, _ in TABLES)).order_by("id")
+    each = (
+        select(
+            *(table.c.id, table.c.created_at),
+            func.coalesce(table.c.get("due_at", null()), table.c.available_at),
+            *(table.c[name] for name in names),
+        ).where(table.c.task == task)
+        for table, _ in TABLES
+    )
+    rows = union_all(*each).order_by("id")
     for id, created_at, due, *values in conn.execute(rows):
         fields = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
         start_by = fields["start_by"]

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Integer,
-    Select,
-    Table,
-    bindparam,
-    exists,
-    or_,
-    select,
-)
+from sqlalchemy import Column, ColumnElement, Connection, Table, exists, or_, select
 
 from sqlq.database.batch import Change
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
-from sqlq.schema.types import after
+from sqlq.schema.types import ago
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
@@ -84,9 +73,8 @@ def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = Fa
     own stay."""
     source, ended_at = _FAILED if failed else _FINISHED
     # guard: own-retention-is-kept
-    old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
-    chosen = select(source.c.id, source.c.flow_id).where(*old).order_by(ended_at)
-    return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
+    old = (ended_at < ago(older_than_ms), source.c.expires_at.is_(None))
+    return _delete(conn, source, limit, *old, order_by=ended_at)
 
 
 OLD = "is old enough to be deleted"
@@ -100,20 +88,20 @@ def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
     pruned = 0
     for source in (finished_jobs, failed_jobs):
         ends = source.c.expires_at
-        over = ends < after(bindparam("ago_ms", type_=BigInteger))
-        chosen = select(source.c.id, source.c.flow_id).where(over).order_by(ends)
-        pruned += _delete(conn, source, chosen, {"ago_ms": -later_ms, "most": limit - pruned})
+        pruned += _delete(conn, source, limit - pruned, ends < ago(later_ms), order_by=ends)
     return pruned
 
 
-def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
+def _delete(
+    conn: Connection, source: Table, most: int, *where: ColumnElement[bool], order_by: Column[Any]
+) -> int:
     """Delete at most `most` of the chosen rows, and return the number. A locked one is left to the next run,
     and one that the database refuses to delete to a later one."""
     dialect = dialect_of(conn)
+    chosen = select(source.c.id, source.c.flow_id).where(*where, source.c.id.not_in(REFUSED))
     # guard: what-is-asked-for-is-kept
     chosen = chosen.where(_is_free(source))
-    ids = chosen.where(source.c.id.not_in(REFUSED)).limit(bindparam("most", type_=Integer))
-    rows = dialect.lock(conn, ids, {**parameters, **lately(conn, OLD)})
+    rows = dialect.lock(conn, chosen.order_by(order_by).limit(most), lately(conn, OLD))
 
     def delete(some: Sequence[Any]) -> None:
         gone = Gone.of(some)

@@ -6,10 +6,10 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Integer, Table, Text, bindparam, case, func, literal, null
 from sqlalchemy.types import TypeEngine
@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeEngine
 from sqlq.database.batch import Batch
 from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
-from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, after, far, moment_after, now
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
 NEW_OR_BLOCKED = case((jobs.c.available_at >= far(), State.BLOCKED.value), else_=NEW_STATE)
 LIVE_STATE = case(
-    (jobs.c.reserved_at.is_not(None), State.RUNNING.value),
+    (IS_RESERVED, State.RUNNING.value),
     (jobs.c.blocked_by.is_not(None), State.BLOCKED.value),
     else_=NEW_STATE,
 )
@@ -72,8 +72,16 @@ _COMPUTED = (*DUE, *_START, *_LIMIT)
 
 COLUMNS = {**_ALWAYS, **_OPTIONS}
 """The columns that a job can have beside its times."""
+
+
+def columns_but(*names: str) -> tuple[str, ...]:
+    """Return these columns without some."""
+    return tuple(name for name in COLUMNS if name not in names)
+
+
 _TYPES = {**COLUMNS, **DUE, **_START, **_LIMIT}
 _ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
+_MOMENTS = {name for name, kind in _TYPES.items() if kind is Moment}
 FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
 """The name of each in `NewJob`."""
 _COMMON = ("queue", "task", "max_attempts")
@@ -86,6 +94,8 @@ def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
 
 
 _values = fields(_SAYABLE)
+texts_of = fields(("payload", *_SAYABLE))
+"""Returns a job's texts, and other values."""
 _all_but_payload = fields((*_COMMON, *_SAYABLE))
 _UNSAID = _values(NewJob("", "", "", 1))
 
@@ -93,12 +103,6 @@ _UNSAID = _values(NewJob("", "", "", 1))
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def texts_of(job: NewJob) -> tuple[Any, ...]:
-    """Return a job's texts, and other values."""
-    values = _values(job)
-    return (job.payload,) if values == _UNSAID else (job.payload, *values)
 
 
 def said_by(job: NewJob) -> tuple[str, ...]:
@@ -124,22 +128,14 @@ def parameters_of(said: Sequence[str]) -> tuple[str, ...]:
 
 def row_of(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of one job."""
-    row = {"queue": job.queue, "task": job.task, "payload": job.payload, "max_attempts": job.max_attempts}
-    for name in said:
-        row[name] = getattr(job, FIELDS[name])
-    return row
+    return {name: getattr(job, FIELDS[name]) for name in parameters_of(said)}
 
 
 def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, Any]:
     """Return the parameters of one job as the driver takes them; SQLAlchemy does not process them."""
     row = row_of(job, said)
-    for name, moment in (
-        ("moment", job.available_at),
-        ("start_by", job.start_by),
-        ("scheduled_for", job.scheduled_for),
-    ):
-        if moment is not None:
-            row[name] = Moment().process_bind_param(moment, dialect)
+    for name in _MOMENTS.intersection(said):
+        row[name] = Moment().process_bind_param(row[name], dialect)
     return row
 
 
@@ -157,20 +153,27 @@ def is_due_at_once(job: NewJob) -> bool:
     return job.available_at is None and not job.delay_ms
 
 
-def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> Mapping[str, Any]:
-    """Return the computed columns of jobs; `value` returns the expression of an option. A job under a limit
-    is blocked until it is admitted."""
-    due: ColumnElement[Any] = after(value("delay_ms")) if "delay_ms" in said else now()
-    if "moment" in said:
-        due = func.coalesce(value("moment"), due)
-    times: dict[str, ColumnElement[Any]] = {"available_at": due} if is_delayed(said) else {}
+Value: TypeAlias = Callable[[str], ColumnElement[Any]]
+"""Returns the expression of an option."""
+
+
+def due(said: Collection[str], value: Value) -> ColumnElement[Any]:
+    """Return the time when jobs are due."""
+    at = after(value("delay_ms")) if "delay_ms" in said else now()
+    return func.coalesce(value("moment"), at) if "moment" in said else at
+
+
+def _times(said: Sequence[str], value: Value) -> Mapping[str, Any]:
+    """Return the computed columns of jobs. A job under a limit is blocked until it is admitted."""
+    at = due(said, value)
+    times: dict[str, ColumnElement[Any]] = {"available_at": at} if is_delayed(said) else {}
+    ends = [value("start_by")] if "start_by" in said else []
     if "expires_ms" in said:
-        start_by: ColumnElement[Any] = moment_after(due, value("expires_ms"))
-        times["start_by"] = func.coalesce(value("start_by"), start_by) if "start_by" in said else start_by
-    elif "start_by" in said:
-        times["start_by"] = value("start_by")
+        ends.append(moment_after(at, value("expires_ms")))
+    if ends:
+        times["start_by"] = func.coalesce(*ends) if len(ends) > 1 else ends[0]
     if "limit" in said:
-        times |= {"limit_key": value("limit"), **in_line(value("limit").is_not(None), due)}
+        times |= {"limit_key": value("limit"), **in_line(value("limit").is_not(None), at)}
     return times
 
 

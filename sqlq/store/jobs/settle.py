@@ -27,7 +27,6 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
-    bindparam,
     case,
     func,
     literal,
@@ -62,6 +61,8 @@ from sqlq.model.outcome import (
 from sqlq.model.retry import error_record, follows, given_back, wait_after_loss_ms
 from sqlq.schema.tables import (
     CARRIED,
+    IS_RESERVED,
+    IS_UNRESERVED,
     attempts_allowed,
     failed_jobs,
     finished_jobs,
@@ -79,32 +80,19 @@ from sqlq.store.limits.wakes import Wake, write
 # -- the door ------------------------------------------------------------------------------------------------
 
 
-def _end(
-    conn: Connection,
-    batch: Batch,
-    rows: Sequence[tuple[Any, ...]],
-    target: Table,
-    *,
-    waits: bool = False,
-) -> set[Right]:
-    """Move the jobs that their owner still holds into `target`; return the rights to them. With `waits`, wait
-    for rows that another transaction has locked."""
+def _end(conn: Connection, batch: Batch, rows: Sequence[Row], *, waits: bool = False) -> set[Right]:
+    """Move the jobs that their owner still holds to the ended ones; return the rights to them. With `waits`,
+    wait for rows that another transaction has locked."""
     dialect = dialect_of(conn)
     done: set[Right] = set()
     for some in dialect.portions(rows, tuple):
-        done |= dialect.move(conn, batch, some, target, waits=waits)
+        done |= dialect.move(conn, batch, some, _ENDED[batch], waits=waits)
     return done
 
 
-def _put_back(
-    conn: Connection,
-    batch: Batch,
-    rows: Sequence[tuple[Any, ...]],
-    changes: Changes,
-    keys: Mapping[int, str],
-) -> set[Right]:
-    """Let the jobs that their owner still holds wait until `at` or for `delay_ms`, with `changes`; return the
-    rights to them. With neither they keep their old places in the queue.
+def _put_back(conn: Connection, batch: Batch, rows: Sequence[Row], keys: Mapping[int, str]) -> set[Right]:
+    """Let the jobs that their owner still holds wait until `at` or for `delay_ms`; return the rights to them.
+    With neither they keep their old places in the queue.
 
     Jobs with a limit, by id in `keys`, release their slots and wait in line.
     """
@@ -112,20 +100,15 @@ def _put_back(
     done: set[Right] = set()
     for in_line in (False, True):
         some = [row for row in rows if (row[0] in keys) is in_line]
-        if not some:
-            continue
-        statement = _waiting_again(dialect, batch, changes, in_line=in_line)
-        back: set[Right] = set()
-        for part in dialect.portions(some, tuple):
-            back |= rights(dialect.change(conn, statement, dialect.batch_parameters(batch, part)))
-        done |= back
-        if in_line:
-            waits = {
-                Wake(keys[id], delay_ms=ms or 0, moment=at)
-                for id, token, ms, at, *_ in some
-                if (id, token) in back
-            }
-            write(conn, waits)  # guard: a-put-back-is-looked-at
+        again = _waiting_again(dialect, batch, in_line=in_line)
+        for part in dialect.portions(some, tuple) if some else ():
+            done |= rights(dialect.change(conn, again, dialect.batch_parameters(batch, part)))
+    in_lines = {
+        Wake(keys[id], delay_ms=ms or 0, moment=at)
+        for id, token, ms, at, *_ in rows
+        if id in keys and (id, token) in done
+    }
+    write(conn, in_lines)  # guard: a-put-back-is-looked-at
     return done
 
 
@@ -136,14 +119,13 @@ def _follow(conn: Connection, follow_ups: Iterable[NewJob | None]) -> None:
         insert(conn, new)
 
 
-Changes: TypeAlias = Callable[[CTE], Mapping[str, Any]]
-"""Return the changed columns, given the held jobs of a batch with the batch's columns."""
-
+Row: TypeAlias = tuple[Any, ...]
+"""A right to a job, and the values of a batch."""
 _UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
 
 
 @cache
-def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Change:
+def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
     def values(mine: CTE) -> Mapping[str, Any]:
         # guard: a-put-back-keeps-its-place
         due = func.coalesce(
@@ -155,7 +137,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
         in_its_line = {"available_at": far(), "blocked_by": "limit", "due_at": due}
         # guard: a-put-back-holds-no-slot
         waits = in_its_line if in_line else {"available_at": due}
-        return {**_UNRESERVED, **waits, **changes(mine)}
+        return {**_UNRESERVED, **waits, **_AGAIN[batch](mine)}
 
     return Change(jobs, held(dialect, batch), values, returning=RIGHT)
 
@@ -170,70 +152,55 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     `lease.fates` finds out which. Settlements with a follow-up belong in one transaction: otherwise a crash
     between two statements loses the follow-up.
     """
-    ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
-    retried: list[tuple[Any, ...]] = []
-    released: list[tuple[Any, ...]] = []
+    batches: dict[Batch, list[Row]] = defaultdict(list)
     for s in sorted(settlements, key=itemgetter(0)):
-        right = (s.id, s.lease_token)
-        match s.outcome:
-            case Completed(None, None) if s.course is None:
-                ended[_COMPLETE].append(right)
-            case Completed(result, note):
-                batch, row = _finished(right, "completed", result, note, s.course)
-                ended[batch].append(row)
-            case Cancelled(reason):
-                if reason == ON_REQUEST:
-                    reason = _reason_of_request(conn, s.id) or reason
-                batch, row = _finished(right, "cancelled", None, reason, s.course)
-                ended[batch].append(row)
-            case Failed(why, error):
-                start_ms = None if s.course is None else s.course.start_ms
-                ended[_FAIL].append((*right, why, error.exception, error.message, error.traceback, start_ms))
-            case Retried(delay_ms, error, why, priority, queue, at):
-                record = error_record(s.attempts, why, error, s.course)
-                retried.append((*right, delay_ms, at, record, priority, queue))
-            case Released(delay_ms, unknown_task, in_time=in_time, at=at):
-                record = _note_of(s, s.outcome)
-                released.append((*right, delay_ms, at, record, int(unknown_task), int(in_time)))
-            case SelfCompleted():
-                raise AssertionError(
-                    "whether its handler completed a job is for the database to say, not to write"
-                )
-            case _:
-                assert_never(s.outcome)
-    keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
+        batch, values = _written(conn, s)
+        batches[batch].append((s.id, s.lease_token, *values))
+    keys = keys_of(settlements)
     done: set[Right] = set()
-    for batch, rows in ended.items():
-        done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished_jobs)
-    done |= _put_back(conn, _RETRY, retried, _retried, keys)
-    done |= _put_back(conn, _RELEASE, released, _released, keys)
+    for batch, rows in batches.items():
+        done |= _end(conn, batch, rows) if batch in _ENDED else _put_back(conn, batch, rows, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
         _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
     return done
 
 
+def _written(conn: Connection, s: Settlement) -> tuple[Batch, Row]:
+    """Return the batch that writes an outcome, and the values of its row."""
+    start_ms = None if s.course is None else s.course.start_ms
+    match s.outcome:
+        case Completed(None, None) if s.course is None:
+            return _COMPLETE, ()
+        case Completed(result, note):
+            return _FINISH, ("completed", result, note, start_ms)
+        case Cancelled(reason):
+            if reason == ON_REQUEST:
+                reason = _reason_of_request(conn, s.id) or reason
+            return _FINISH, ("cancelled", None, reason, start_ms)
+        case Failed(why, error):
+            return _FAIL, (why, error.exception, error.message, error.traceback, start_ms)
+        case Retried(delay_ms, error, why, priority, queue, at):
+            record = error_record(s.attempts, why, error, s.course)
+            return _RETRY, (delay_ms, at, record, priority, queue)
+        case Released(delay_ms, unknown_task, snoozed, in_time, reason, at):
+            end: history.Note = "snoozed" if snoozed else "released"
+            record = history.note(s.attempts or None, end, s.course or history.UNKNOWN, reason)
+            return _RELEASE, (delay_ms, at, record, int(unknown_task), int(in_time))
+        case SelfCompleted():
+            raise AssertionError("the database says whether a handler has completed its job")
+    assert_never(s.outcome)
+
+
 _COMPLETE = Batch.of_claims({"outcome": "completed"})
-"""Without a result, as most jobs are."""
-_FINISH = Batch.of_claims(outcome=Text, result=Text, reason=Text)
-_FINISH_LATER = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms=BigInteger)
-"""For a job that was claimed before: its history needs one more column."""
+"""Without a result and claimed once, as most jobs are."""
+_FINISH = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms=BigInteger)
 _FAIL = Batch.of_claims(reason=Text, exception=Text, message=Text, traceback=Text, start_ms=BigInteger)
 _RETRY = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text)
 _RELEASE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, unknown=Integer, in_time=Integer)
-
-
-def _finished(
-    right: Right, outcome: str, result: str | None, reason: str | None, course: AttemptTimes | None
-) -> tuple[Batch, tuple[Any, ...]]:
-    """Return the row of a job that has finished, and which batch it belongs to."""
-    row = (*right, outcome, result, reason)
-    return (_FINISH, row) if course is None else (_FINISH_LATER, (*row, course.start_ms))
-
-
-def _note_of(s: Settlement, released: Released) -> str:
-    said: history.Note = "snoozed" if released.snoozed else "released"
-    return history.note(s.attempts or None, said, s.course or history.UNKNOWN, released.reason)
+_LOSE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text)
+_ENDED = {_COMPLETE: finished_jobs, _FINISH: finished_jobs, _FAIL: failed_jobs}
+"""The table to which each batch moves its jobs."""
 
 
 def _reason_of_request(conn: Connection, id: int) -> str | None:
@@ -281,6 +248,19 @@ def _released(mine: CTE) -> Mapping[str, Any]:
     }
 
 
+def _lost(mine: CTE) -> Mapping[str, Any]:
+    # guard: losses-are-counted
+    return {"errors": errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
+
+
+_AGAIN: dict[Batch, Callable[[CTE], Mapping[str, Any]]] = {
+    _RETRY: _retried,
+    _RELEASE: _released,
+    _LOSE: _lost,
+}
+"""The changes by which each batch puts back its jobs, given the held ones with its columns."""
+
+
 # -- complete, in the handler's own transaction --------------------------------------------------------------
 
 
@@ -297,9 +277,9 @@ def complete(
 
     It waits for a row that a heartbeat has locked: unlike a batch, it has no other row to write.
     """
-    batch, row = _finished(right, "completed", done.result, done.note, course)
+    batch, values = _written(conn, Settlement(*right, 0, done, course=course))
     # guard: complete-waits
-    ended = bool(_end(conn, batch, [row], finished_jobs, waits=True))
+    ended = bool(_end(conn, batch, [(*right, *values)], waits=True))
     if ended:  # guard: a-late-complete-is-not-followed
         _follow(conn, [follow_up])  # guard: complete-is-followed
     return ended
@@ -329,7 +309,7 @@ def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
     end the database refused lately are left out.
     """
     # guard: a-batch-is-not-full-of-refused-ends
-    expired = dialect_of(conn).lock(conn, _EXPIRED, {"most": limit, **lately(conn, LOST)})
+    expired = dialect_of(conn).lock(conn, _EXPIRED.limit(limit), lately(conn, LOST))
     return lose(conn, rights(expired), "did not renew its lease")
 
 
@@ -377,46 +357,42 @@ LOST = "has lost its worker"
 
 
 def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[int] = ()) -> list[Rescued]:
-    alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
-    spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
-
-    def reason(row: Any) -> FailureReason:
-        return "timeout" if row.id in late else "worker_lost"  # guard: late-is-told-as-timeout
-
-    def error(row: Any) -> ErrorText:
+    taken: list[Rescued] = []
+    again: list[Row] = []
+    over: list[tuple[Any, Failed]] = []
+    for row in revoked:
+        # guard: late-is-told-as-timeout
+        reason: FailureReason = "timeout" if row.id in late else "worker_lost"
         kind = JobTimeoutError if row.id in late else WorkerLostError
-        said = f"worker {row.reserved_by or 'unknown'} {why}"
-        return ErrorText(f"{kind.__module__}.{kind.__name__}", said)
-
-    if alive:
-        again = [
-            (
-                r.id,
-                r.lease_token,
-                wait_after_loss_ms(r.losses) or None,  # it may never have started
-                None,
-                error_record(r.attempts, reason(r), error(r), _course_of_lost(r)),
-                *(None, None),
-            )
-            for r in alive
-        ]
-        _put_back(conn, _RETRY, again, _lost, _keys_of(alive))
-    if spent:
-        over = [(row, Failed(reason(row), error(row))) for row in spent]
-        _fail(conn, over)  # guard: the-lost-are-followed
-    wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
-    return [
-        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, over, r.flow_id, r.limit_key, reason(r))
-        for some, over in ((alive, False), (spent, True))
-        for r in some
+        owner = row.reserved_by
+        error = ErrorText(f"{kind.__module__}.{kind.__name__}", f"worker {owner or 'unknown'} {why}")
+        failed = not follows(row.attempts, row.max_attempts)
+        if failed:
+            over.append((row, Failed(reason, error)))
+        else:
+            wait_ms = wait_after_loss_ms(row.losses) or None  # it may never have started
+            record = error_record(row.attempts, reason, error, _course_of_lost(row))
+            again.append((row.id, row.lease_token, wait_ms, None, record))
+        known = (row.id, row.task, row.queue, row.attempts, owner, failed)
+        taken.append(Rescued(*known, row.flow_id, row.limit_key, reason))
+    _put_back(conn, _LOSE, again, keys_of(revoked))
+    # guard: the-lost-are-followed
+    ends = [
+        Settlement(row.id, row.lease_token, row.attempts, end, next_job)
+        for (row, end), next_job in zip(over, _follow_ups(conn, over), strict=True)
     ]
+    settle(conn, ends)
+    # guard: the-slots-of-the-lost-are-looked-at
+    wake(conn, keys_of(row for row, _ in over).values())
+    return taken
 
 
 def _course_of_lost(row: Any) -> AttemptTimes:
     return AttemptTimes(row.reserved_at, worker=row.reserved_by)
 
 
-def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
+def keys_of(rows: Iterable[Any]) -> dict[int, str]:
+    """Return the keys of the limits of jobs, by their ids."""
     return {row.id: row.limit_key for row in rows if row.limit_key is not None}
 
 
@@ -425,29 +401,16 @@ def wake(conn: Connection, keys: Iterable[str]) -> None:
     write(conn, {Wake(key) for key in keys})
 
 
-def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
-    """End jobs that were taken from their owners, with their follow-ups."""
-    rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
-    follow_ups = _follow_ups(conn, over)
-    _end(conn, _FAIL, rows, failed_jobs)
-    _follow(conn, follow_ups)
-
-
 def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[NewJob | None]:
     """Return what follows jobs that end without their workers, and nothing for one whose seal is bad."""
     seal, forged = seal_of(conn), set[int]()
     if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
         found = conn.execute(select(*_SEALED).where(jobs.c.id.in_(followed)))
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
-    return [follow_up(row, outcome, seal) for row, outcome in over if row.id not in forged]
+    return [None if row.id in forged else follow_up(row, outcome, seal) for row, outcome in over]
 
 
 _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
-
-
-def _lost(mine: CTE) -> Mapping[str, Any]:
-    # guard: losses-are-counted
-    return {"errors": errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
 
 
 # A row that was reserved by hand may have no lease end.
@@ -455,9 +418,8 @@ _HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now
 # guard: rescue-takes-the-expired
 _EXPIRED = (
     select(*RIGHT)
-    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED, jobs.c.id.not_in(REFUSED))
+    .where(IS_RESERVED, _HAS_EXPIRED, jobs.c.id.not_in(REFUSED))
     .order_by(jobs.c.reserved_by, jobs.c.id)  # as the index has them
-    .limit(bindparam("most", type_=Integer))
 )
 
 
@@ -517,12 +479,11 @@ def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, re
 def skip(conn: Connection, step: int, reason: str) -> bool:
     """Finish a waiting or failed job without a result; return whether there was one. It waits for a row that
     another transaction has locked."""
-    for table, waits in ((jobs, jobs.c.reserved_at.is_(None)), (failed_jobs, true())):
-        this = (table.c.id == step, waits)
-        found = dialect_of(conn).lock(conn, select(table.c.limit_key).where(*this), waits=True)
-        if found:
-            # guard: skipping-lets-a-line-go-on
-            wake(conn, [row.limit_key for row in found if row.limit_key is not None])
+    for table, waits in ((jobs, IS_UNRESERVED), (failed_jobs, true())):
+        query = select(table.c.id, table.c.limit_key).where(table.c.id == step, waits)
+        rows = dialect_of(conn).lock(conn, query, waits=True)
+        if rows:
+            wake(conn, keys_of(rows).values())  # guard: skipping-lets-a-line-go-on
             _finish(conn, table, [step], "completed", reason)
             return True
     return False

@@ -34,9 +34,18 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State
-from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, jobs
+from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, IS_UNRESERVED, jobs
 from sqlq.schema.types import far, moment_after
-from sqlq.store.jobs.rows import NEW_OR_BLOCKED, OVER, TABLES, computed, row_of, said_by_any, slices
+from sqlq.store.jobs.rows import (
+    NEW_OR_BLOCKED,
+    OVER,
+    TABLES,
+    columns_but,
+    computed,
+    row_of,
+    said_by_any,
+    slices,
+)
 
 
 def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) -> dict[int, Job]:
@@ -77,27 +86,16 @@ def _insert_in_order(
     """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
     their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
     dialect = dialect_of(conn)
-    waiting = dict(places)
-    counts = {key: _that_counts(new, found) for key, found in places.items()}
-    done: dict[int, Job] = {}
-
-    def found(key: JobKey, job: Job) -> None:
-        for i in waiting.pop(key, ()):
-            is_it = i == counts[key]
-            done[i] = job if is_it else replace(job, created=False, replaced=False)
-
-    # guard: what-has-ended-keeps-its-key
-    ended = held(conn, lasting) if lasting else {}
-    for key, job in ended.items():
-        found(key, job)
-    changing = [key for key in waiting if new[counts[key]].on_conflict != "keep"]
+    counting = {key: _that_counts(new, found) for key, found in places.items()}
+    holders = held(conn, lasting)  # guard: what-has-ended-keeps-its-key
+    changing = [key for key, i in counting.items() if key not in holders and new[i].on_conflict != "keep"]
     live = held(conn, changing, live=True)
-    for key, job in live.items():
-        if job.state is State.RUNNING:  # guard: what-runs-is-not-waited-for
-            found(key, job)
+    # guard: what-runs-is-not-waited-for
+    holders |= {key: job for key, job in live.items() if job.state is State.RUNNING}
+    waiting = [key for key in places if key not in holders]
     ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))  # guard: keys-in-one-order
-    for conflict, run in groupby(ordered, key=lambda key: conflict_of(new[counts[key]])):
-        chosen = [new[counts[key]] for key in run]
+    for conflict, run in groupby(ordered, key=lambda key: conflict_of(new[counting[key]])):
+        chosen = [new[counting[key]] for key in run]
         said = said_by_any(chosen)
         given = [row_of(job, said) for job in chosen]
         statement = _statement(dialect, said, conflict)
@@ -107,10 +105,14 @@ def _insert_in_order(
             if met is None:
                 met = CHANGED if (queue, key) in live else NEW
             its = Job(id, queue, task, State(state), created=met == NEW, replaced=met == CHANGED)
-            found((queue, key), its)
-    for key, job in held(conn, list(waiting), live=True, met=True).items():
-        found(key, job)
-    return done, list(waiting)
+            holders[queue, key] = its
+    holders |= held(conn, [key for key in ordered if key not in holders], live=True, met=True)
+    done = {
+        i: job if i == counting[key] else replace(job, created=False, replaced=False)
+        for key, job in holders.items()
+        for i in places[key]
+    }
+    return done, [key for key in ordered if key not in holders]
 
 
 def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
@@ -156,7 +158,7 @@ def inserting(
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
     return dialect.upsert(
         *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=conflict.at_most_ms)),
-        where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
+        where=and_(IS_UNRESERVED, jobs.c.blocked_by.is_(None)),
         returning=returning,
     )
 
@@ -182,8 +184,8 @@ def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
 LIVE_KEY = Key(("queue", "unique_key"), text(HOLDS_KEY))  # guard: unique-arbiter
 """The index of the keys that live jobs hold."""
 _REPLACED = (
-    *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
-    *("headers", "label", "group_key", "backoff", "retention_ms", "start_by"),
+    *columns_but("queue", "unique_key", "unique_until", "schedule", "scheduled_for"),
+    "start_by",
 )
 """The columns that a replacing job sets; queue and unique key stay the same."""
 _FORGOTTEN = (

@@ -13,18 +13,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
     Integer,
-    String,
     Table,
     bindparam,
     exists,
     func,
+    literal,
     null,
     or_,
     select,
@@ -38,8 +38,8 @@ from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
-from sqlq.schema.tables import blocked_by, failed_jobs, jobs, limits, queues, wakes
-from sqlq.schema.types import Moment, after, far, now, since_ms
+from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
+from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
 from sqlq.store.limits.wakes import UNSAID, Wake, write
 from sqlq.store.workers import workers
@@ -117,6 +117,9 @@ def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Serve
     return done
 
 
+_MOST = bindparam("most", type_=Integer)
+
+
 def next_wake_ms(database: Database) -> float | None:
     """Return the milliseconds until the next wake is due; None where there is none."""
     with database.single_statements() as conn:
@@ -124,19 +127,10 @@ def next_wake_ms(database: Database) -> float | None:
     return None if since is None else -float(since)
 
 
-_DUE = (
-    select(wakes.c.id)
-    .where(wakes.c.at <= now())
-    .order_by(wakes.c.at, wakes.c.id)
-    .limit(bindparam("most", type_=Integer))
-)
-_TAKE = Change(wakes, _DUE, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
-_NEWEST = (
-    select(wakes)
-    .where(wakes.c.at <= now())
-    .order_by(wakes.c.at.desc(), wakes.c.id.desc())
-    .limit(bindparam("most", type_=Integer))
-)
+_is_due = wakes.c.at <= now()
+_oldest = select(wakes.c.id).where(_is_due).order_by(wakes.c.at, wakes.c.id).limit(_MOST)
+_TAKE = Change(wakes, _oldest, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
+_NEWEST = select(wakes).where(_is_due).order_by(wakes.c.at.desc(), wakes.c.id.desc()).limit(_MOST)
 _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
 
 
@@ -170,37 +164,31 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
         done.more_wakes = True
     for id, key in dialect.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
         grants[key].ids.append(id)
-    at_once = [id for grant in grants.values() if grant.rule.rate is None for id in grant.ids]
-    later = [start for grant in grants.values() if grant.rule.rate is not None for start in grant.starts()]
+    used = [grant for grant in grants.values() if grant.ids]
 
-    def start(some: Sequence[tuple[int, datetime | None]]) -> None:
-        if ids := [id for id, at in some if at is None]:
-            conn.execute(_ADMIT, {"ids": ids})
-        if timed := [one for one in some if one[1] is not None]:
-            conn.execute(_admit_later(dialect), dialect.batch_parameters(_STARTS, timed))
+    def start(some: Sequence[Start]) -> None:
+        conn.execute(_admit_at(dialect), dialect.batch_parameters(_STARTS, some))
 
-    def defer(one: tuple[int, datetime | None], error: Exception) -> None:
+    def defer(one: Start, error: Exception) -> None:
         noted(conn, "may start by its limit")(one, error)
 
-        def later(ids: Sequence[int]) -> None:
-            conn.execute(_DEFER, {"ids": ids})  # guard: a-refused-start-leaves-its-place
+        def later(_: Sequence[Start]) -> None:
+            conn.execute(_DEFER, {"refused": one[0]})  # guard: a-refused-start-leaves-its-place
 
-        if apart([one[0]], later, lambda *_: None, dialect, within=conn):
-            done.more |= {grant.key for grant in grants.values() if one[0] in grant.ids}
+        if apart([one], later, lambda *_: None, dialect, within=conn):
+            done.more |= {grant.key for grant in used if one[0] in grant.ids}
 
-    started = apart([*((id, None) for id in at_once), *later], start, defer, dialect, within=conn)
-    if (
-        at_once and dialect.locks_on_one_node
-    ):  # so that of two nodes' admissions the second one's COMMIT fails
-        conn.execute(_USED, {"keys": [grant.key for grant in grants.values() if grant.ids]})
-    if used := [grant for grant in grants.values() if grant.rule.rate is not None and grant.ids]:
-        conn.execute(_NEXT_FREE, [{"of": grant.key, "at": grant.start(len(grant.ids))} for grant in used])
+    starts = [start for grant in used for start in grant.starts()]
+    done.number = len(apart(starts, start, defer, dialect, within=conn))
+    done.starts_ms = [(at - grant.moment) / _MS for grant in used for _, at in grant.starts() if at]
+    if used and dialect.locks_on_one_node:  # of two nodes' admissions the second one's COMMIT then fails
+        conn.execute(_USED, {"keys": [grant.key for grant in used]})
+    if rated := [grant for grant in used if grant.rule.rate is not None]:
+        conn.execute(
+            _CHANGE, [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
+        )
     write(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
-    done.number = len(started)
-    done.starts_ms = [(start - grant.moment) / _MS for grant in used for _, start in grant.starts()]
-    done.more |= {
-        grant.key for grant in grants.values() if len(grant.ids) == most and not grant.rule.in_order
-    }
+    done.more |= {grant.key for grant in used if len(grant.ids) == most and not grant.rule.in_order}
     return done
 
 
@@ -229,8 +217,12 @@ def _grants(
 def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
     """Give a key, whose row is locked, another rule; return the time of its next free start."""
     next_free_at = _next_free(row, rule)
-    conn.execute(_CHANGE, {"of": row.limit_key, "at": next_free_at, **rule._asdict()})
+    conn.execute(_CHANGE, _changed(row.limit_key, rule, next_free_at))
     return next_free_at
+
+
+def _changed(key: str, rule: Rule, next_free_at: datetime | None) -> dict[str, Any]:
+    return {"of": key, "at": next_free_at, **rule._asdict()}
 
 
 def _next_free(row: Any, rule: Rule) -> datetime | None:
@@ -313,8 +305,9 @@ class Grant:
         step = self.rule.rate * self.shortest_us
         return self._first + -(-us // step) * self.shortest_us * _US  # guard: a-start-is-never-early
 
-    def starts(self) -> list[tuple[int, datetime]]:
-        return [(id, self.start(place)) for place, id in enumerate(self.ids)]
+    def starts(self) -> list[Start]:
+        has_rate = self.rule.rate is not None
+        return [(id, self.start(place) if has_rate else None) for place, id in enumerate(self.ids)]
 
     @property
     def is_used_up(self) -> bool:
@@ -328,48 +321,33 @@ class Grant:
         return Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
 
 
+Start: TypeAlias = tuple[int, datetime | None]
+"""A job that is admitted, and the time of its start where that is not at once."""
 _KEY = Key(("limit_key",))
+_KEYS: Any = bindparam("keys", expanding=True)
 _MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
 _LOCK = (
-    select(limits, now().label("moment"))
-    .where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
-    .order_by(limits.c.limit_key)
+    select(limits, now().label("moment")).where(limits.c.limit_key.in_(_KEYS)).order_by(limits.c.limit_key)
 )
-_KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
-_WAKES_OF = select(wakes).where(wakes.c.limit_key.in_(bindparam("keys", expanding=True)))
-_USED = update(limits).where(limits.c.limit_key.in_(bindparam("keys", expanding=True))).values(used_at=now())
+_KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(_KEYS))
+_WAKES_OF = select(wakes).where(wakes.c.limit_key.in_(_KEYS))
+_USED = update(limits).where(limits.c.limit_key.in_(_KEYS)).values(used_at=now())
 _CHANGE = (
     update(limits)
     .where(limits.c.limit_key == bindparam("of"))
     .values({name: bindparam(name) for name in SAYS} | {"next_free_at": bindparam("at", type_=Moment)})
 )
-_NEXT_FREE = (
-    update(limits)
-    .where(limits.c.limit_key == bindparam("of"))
-    .values(next_free_at=bindparam("at", type_=Moment))
-)
 _in_line = blocked_by("limit")
-_ADMIT = (
-    update(jobs)
-    .where(jobs.c.id.in_(bindparam("ids", expanding=True)), _in_line)
-    .values(available_at=now(), blocked_by=null())  # guard: the-admitted-know-their-place
-)
-_DEFER = (
-    update(jobs)
-    .where(jobs.c.id.in_(bindparam("ids", expanding=True)), _in_line)
-    .values(due_at=after(DEFERRED_MS))
-)
+_DEFER = update(jobs).where(jobs.c.id == bindparam("refused"), _in_line).values(due_at=after(DEFERRED_MS))
 _STARTS = Batch(id=BigInteger, start=Moment)
 
 
 @cache
-def _admit_later(dialect: Dialect) -> Any:
+def _admit_at(dialect: Dialect) -> Any:
     rows = dialect.batch_table(_STARTS)
-    return (
-        update(jobs)
-        .where(jobs.c.id == rows.c.id, _in_line)
-        .values(available_at=rows.c.start, blocked_by=null())
-    )
+    # guard: the-admitted-know-their-place
+    values = {"available_at": func.coalesce(rows.c.start, now()), "blocked_by": null()}
+    return update(jobs).where(jobs.c.id == rows.c.id, _in_line).values(values)
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
@@ -398,11 +376,10 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
     """Return the next keys with a line, and the keys of freed slots, once for each slot. Each key with a line
     now has a row."""
     dialect = dialect_of(conn)
-    rows = [*dialect.change(conn, _BACK_INTO_LINE, {"most": JOBS_AT_ONCE})]
+    in_vain = [jobs.c.queue.in_(select(queues.c.queue).where(queues.c.paused_at.is_not(None)))]
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
-        given = {"most": JOBS_AT_ONCE, "served": served}
-        rows += dialect.change(conn, _BACK_INTO_LINE_UNSERVED, given)
-    freed = [row.limit_key for row in rows]
+        in_vain.append(jobs.c.queue.not_in(served))
+    freed = [row.limit_key for each in in_vain for row in dialect.change(conn, _back_into_line(each))]
     keys = _keys_in_line(conn, after_key, most)
     if keys:
         _add(conn, dialect, _unknown(conn, keys))
@@ -411,37 +388,25 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
 
 def _keys_in_line(conn: Connection, after: str, most: int, *where: ColumnElement[bool]) -> list[str]:
     """Return the next keys with a line."""
-    keys = dialect_of(conn).distinct(_in_line, jobs.c.limit_key, after=_AFTER, where=where).limit(_MOST)
-    return [*conn.scalars(keys, {"after_key": after, "most": most})]
+    keys = dialect_of(conn).distinct(_in_line, jobs.c.limit_key, after=literal(after), where=where)
+    return [*conn.scalars(keys.limit(most))]
 
 
-_AFTER, _MOST = bindparam("after_key", type_=String), bindparam("most", type_=Integer)
-_ANY = select(
-    or_(
-        exists(select(jobs.c.id).where(_in_line)),
-        exists(select(jobs.c.id).where(jobs.c.limit_key.is_not(None), jobs.c.blocked_by.is_(None))),
-    )
-)
+_holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)
+_ANY = select(or_(*(exists(select(jobs.c.id).where(each)) for each in (_in_line, _holds_a_slot))))
 
 
 def _back_into_line(in_vain: ColumnElement[bool]) -> Change:
     """Return the change that takes slots from jobs that wait for a worker in vain."""
-    holds_a_slot = (jobs.c.limit_key.is_not(None), jobs.c.blocked_by.is_(None), jobs.c.reserved_at.is_(None))
-    found = select(jobs.c.id).where(*holds_a_slot, in_vain).order_by(jobs.c.id)
+    chosen = select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, in_vain)
     # guard: paused-hold-no-slots
     back = {
         "due_at": func.coalesce(jobs.c.due_at, jobs.c.available_at),
         "available_at": far(),
         "blocked_by": "limit",
     }
-    limited = found.limit(bindparam("most", type_=Integer))
-    return Change(jobs, limited, back, returning=(jobs.c.limit_key,))
-
-
-_BACK_INTO_LINE = _back_into_line(
-    jobs.c.queue.in_(select(queues.c.queue).where(queues.c.paused_at.is_not(None)))
-)
-_BACK_INTO_LINE_UNSERVED = _back_into_line(jobs.c.queue.not_in(bindparam("served", expanding=True)))
+    chosen = chosen.order_by(jobs.c.id).limit(JOBS_AT_ONCE)
+    return Change(jobs, chosen, back, returning=(jobs.c.limit_key,))
 
 
 # -- keys that nobody uses any more --------------------------------------------------------------------------
@@ -454,32 +419,26 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
     The next job that is enqueued under the limit brings its rule back. A replay of a job that ended before
     has no rule with it: such jobs run one after the other.
     """
-    return len(dialect_of(conn).change(conn, _FORGET, {"ago_ms": -unused_ms, "most": most}))
+    steps_keys = select(jobs.c.limit_key).where(
+        jobs.c.flow_id.is_not(None), blocked_by("flow"), jobs.c.limit_key.is_not(None)
+    )
+    next_free_at = limits.c.next_free_at
+    unused = select(limits.c.limit_key).where(
+        limits.c.used_at < ago(unused_ms),
+        limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
+        next_free_at.is_(None) | (next_free_at < now()),  # guard: rates-are-not-forgotten
+        ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
+        ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
+        ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
+        limits.c.limit_key.not_in(steps_keys),  # guard: steps-keys-are-not-forgotten
+    )
+    unused = unused.order_by(limits.c.used_at).limit(most)
+    # guard: no-key-is-waited-for
+    return len(dialect_of(conn).change(conn, Change(limits, unused, returning=(limits.c.limit_key,))))
 
 
 def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
     return exists().where(table.c.limit_key == limits.c.limit_key, *where)
-
-
-_steps_keys = select(jobs.c.limit_key).where(
-    jobs.c.flow_id.is_not(None), blocked_by("flow"), jobs.c.limit_key.is_not(None)
-)
-_unused = (
-    select(limits.c.limit_key)
-    .where(
-        limits.c.used_at < after(bindparam("ago_ms", type_=BigInteger)),
-        limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
-        or_(limits.c.next_free_at.is_(None), limits.c.next_free_at < now()),  # guard: rates-are-not-forgotten
-        ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
-        ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
-        ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
-        limits.c.limit_key.not_in(_steps_keys),  # guard: steps-keys-are-not-forgotten
-    )
-    .order_by(limits.c.used_at)
-    .limit(bindparam("most", type_=Integer))
-)
-# guard: no-key-is-waited-for
-_FORGET = Change(limits, _unused, returning=(limits.c.limit_key,))
 
 
 # -- looking, and an operator's word -------------------------------------------------------------------------
@@ -567,17 +526,12 @@ class Starving(NamedTuple):
 
 def starving(conn: Connection, since_ms: int, most: int) -> list[Starving]:
     """Return the lines in which a job has been due for that long, the longest first."""
-    return [Starving(*row) for row in conn.execute(_STARVING, {"ago_ms": -since_ms, "most": most})]
-
-
-_due_at = func.min(jobs.c.due_at)
-_STARVING = (
-    select(jobs.c.limit_key, _due_at, func.min(jobs.c.id))
-    .where(_in_line, jobs.c.due_at < after(bindparam("ago_ms", type_=BigInteger)))
-    .group_by(jobs.c.limit_key)
-    .order_by(_due_at)
-    .limit(bindparam("most", type_=Integer))
-)
+    due_at = func.min(jobs.c.due_at)
+    lines = select(jobs.c.limit_key, due_at, func.min(jobs.c.id)).where(
+        _in_line, jobs.c.due_at < ago(since_ms)
+    )
+    rows = conn.execute(lines.group_by(jobs.c.limit_key).order_by(due_at).limit(most))
+    return [Starving(*row) for row in rows]
 
 
 def leads(conn: Connection, key: str) -> int | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, func, literal, null, select, type_coerce, update
+from sqlalchemy import BigInteger, Connection, func, literal, null, select, update
 
 from sqlq.database.batch import Change, Key, inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import queues
-from sqlq.schema.types import Moment, after, now
+from sqlq.schema.types import after, now
 from sqlq.store.workers.notify import wake_others
 
 
@@ -51,7 +51,7 @@ class Pauses:
 
 
 _name, _since, _until = queues.c.queue, queues.c.paused_at, queues.c.paused_until
-_PAUSED = select(queues, type_coerce(now(), Moment).label("now")).where(_since.is_not(None)).order_by(_name)
+_PAUSED = select(queues, now().label("now")).where(_since.is_not(None)).order_by(_name)
 
 
 def end_pauses(conn: Connection) -> list[str]:

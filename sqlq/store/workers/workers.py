@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, String, bindparam, delete, insert, select, type_coerce, update
 
 from sqlq.config.constants import LEASE_MS
-from sqlq.database.batch import Change, Right
+from sqlq.database.batch import RIGHT, Change, Right, rights
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import jobs, workers
-from sqlq.schema.types import Moment, after, now
+from sqlq.schema.tables import IS_RESERVED, jobs, workers
+from sqlq.schema.types import after, ago, now
 from sqlq.store.workers import pauses
 
 ALIVE_MS = 3 * LEASE_MS
@@ -24,34 +24,12 @@ long."""
 
 
 def register(
-    conn: Connection,
-    *,
-    id: str,
-    host: str,
-    pid: int,
-    version: str,
-    queues: Sequence[str] | None,
-    concurrency: int,
-    supervisor_pid: int | None = None,
-    name: str | None = None,
-    state: str = "working",
+    conn: Connection, *, queues: Sequence[str] | None, state: str = "working", **columns: str | int | None
 ) -> None:
-    """Register a worker. `queues` is None if it serves all queues, `supervisor_pid` is None without a
-    supervisor. `state` is one of the four below."""
+    """Register a worker, by the columns of its row. `queues` is None if it serves all queues, `state` is one
+    of the four below."""
     named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
-    conn.execute(
-        insert(workers).values(
-            id=id,
-            host=host,
-            pid=pid,
-            supervisor_pid=supervisor_pid,
-            version=version,
-            queues=named,
-            concurrency=concurrency,
-            name=name,
-            state=state,
-        )
-    )
+    conn.execute(insert(workers).values(queues=named, state=state, **columns))
 
 
 def seen(conn: Connection, id: str) -> bool:
@@ -84,7 +62,7 @@ def stand_in(
 _owners = bindparam("owners", expanding=True, type_=String)
 _theirs = (
     select(jobs.c.id)
-    .where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by.in_(_owners))  # guard: renews-its-own
+    .where(IS_RESERVED, jobs.c.reserved_by.in_(_owners))  # guard: renews-its-own
     .order_by(jobs.c.reserved_by, jobs.c.id)
 )
 _RENEW = Change(
@@ -105,10 +83,7 @@ def leave(conn: Connection, id: str) -> None:
 
 def sweep(conn: Connection, *, silent_ms: int) -> None:
     """Delete the rows of workers that were silent for long, after a crash for example."""
-    conn.execute(
-        delete(workers).where(workers.c.seen_at < after(bindparam("ago_ms", type_=BigInteger))),
-        {"ago_ms": -silent_ms},
-    )
+    conn.execute(delete(workers).where(workers.c.seen_at < ago(silent_ms)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,27 +111,25 @@ class WorkerRow:
 
 def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
     """Return the workers that sent a heartbeat within this time, the longest running first."""
-    recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
-    query = select(workers).where(recent).order_by(workers.c.started_at, workers.c.id)
-    return [_worker(row) for row in conn.execute(query, {"ago_ms": -within_ms})]
+    return [_worker(row) for row in conn.execute(_ENTERED.where(workers.c.seen_at >= ago(within_ms)))]
 
 
-def served(conn: Connection, *, within_ms: int = ALIVE_MS) -> list[str] | None:
+_ENTERED = select(workers).order_by(workers.c.started_at, workers.c.id)
+
+
+def served(conn: Connection) -> list[str] | None:
     """Return the queues that living workers serve; None where one of them serves all, or none is alive."""
-    recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
-    query = select(workers.c.queues).where(recent).distinct()
-    found = list(conn.scalars(query, {"ago_ms": -within_ms}))
-    if not found or None in found:
+    query = select(workers.c.queues).where(workers.c.seen_at >= ago(ALIVE_MS)).distinct()
+    texts = conn.scalars(query).all()
+    if not texts or None in texts:
         return None
-    return sorted({name for text in found for name in _names(text)})
+    return sorted({name for text in texts for name in _names(text)})
 
 
 def entered(conn: Connection) -> list[WorkerRow]:
     """Return all workers that did not sign off, also those silent for up to a day, the longest running
     first."""
-    return [
-        _worker(row) for row in conn.execute(select(workers).order_by(workers.c.started_at, workers.c.id))
-    ]
+    return [_worker(row) for row in conn.execute(_ENTERED)]
 
 
 def _worker(row: Any) -> WorkerRow:
@@ -189,15 +162,14 @@ class ReservedJob(NamedTuple):
 def reserved(conn: Connection) -> list[ReservedJob]:
     """Return every reserved job, the longest held first: at most the workers' slots, and the jobs that they
     start next."""
-    query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at).where(
-        jobs.c.reserved_at.is_not(None)
-    )
-    return [ReservedJob(*row) for row in conn.execute(query.order_by(jobs.c.reserved_at, jobs.c.id))]
+    query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at)
+    query = query.where(IS_RESERVED).order_by(jobs.c.reserved_at, jobs.c.id)
+    return [ReservedJob(*row) for row in conn.execute(query)]
 
 
 def moment(conn: Connection) -> datetime:
     """Return the time of the database's clock."""
-    found: datetime = conn.execute(select(type_coerce(now(), Moment))).scalar_one()
+    found: datetime = conn.execute(select(now())).scalar_one()
     return found
 
 
@@ -254,19 +226,16 @@ def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
     return _write(conn, ids, asked=word, asked_at=now())
 
 
-def _write(conn: Connection, ids: Collection[str], **values: Any) -> set[str]:
+def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **values: Any) -> set[str]:
     # in one order, so that two operators cannot deadlock
     chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
-    writing = Change(workers, chosen, values, returning=(workers.c.id,), waits=True)
+    writing = Change(workers, chosen, values, returning=(workers.c.id,), waits=waits)
     return {row.id for row in dialect_of(conn).change(conn, writing)}
 
 
 def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
     """Write the state of a worker; without `waits`, skip it while another transaction has locked the row."""
-    values = {"state": state, "state_at": now()}
-    this = select(workers.c.id).where(workers.c.id == id)
-    saying = Change(workers, this, values, returning=(workers.c.id,), waits=waits)
-    dialect_of(conn).change(conn, saying)
+    _write(conn, [id], waits=waits, state=state, state_at=now())
 
 
 def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:
@@ -276,13 +245,10 @@ def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:
 
 def cancelled(conn: Connection, owner: str) -> set[Right]:
     """Return the rights of a worker to jobs whose cancel an operator has requested."""
-    query = select(jobs.c.id, jobs.c.lease_token).where(
-        jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner, jobs.c.cancel_requested_at.is_not(None)
-    )
-    return {(id, token) for id, token in conn.execute(query)}
+    requested = (IS_RESERVED, jobs.c.reserved_by == owner, jobs.c.cancel_requested_at.is_not(None))
+    return rights(conn.execute(select(*RIGHT).where(*requested)))
 
 
 def running_of(conn: Connection, ids: Sequence[int]) -> set[str]:
     """Return the workers that hold these jobs."""
-    held = jobs.c.reserved_at.is_not(None)
-    return set(conn.scalars(select(jobs.c.reserved_by).where(jobs.c.id.in_(ids), held).distinct()))
+    return set(conn.scalars(select(jobs.c.reserved_by).where(jobs.c.id.in_(ids), IS_RESERVED).distinct()))

@@ -18,7 +18,7 @@ from sqlq.model.flow import AnyFlow, Growth, Plan
 from sqlq.model.job import ClaimedJob, Progress
 from sqlq.payload.encryption import Encryption
 from sqlq.store.flows.flows import Before
-from sqlq.store.jobs.progress import Note
+from sqlq.store.jobs.lease import Note
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -42,8 +42,8 @@ from sqlq.model.outcome import NO_RESULT, Completed
 from sqlq.model.retry import scrubbed
 from sqlq.payload.codec import as_text, check_json, read_json
 from sqlq.store.flows import flows
-from sqlq.store.jobs import checkpoint as checkpoints
-from sqlq.store.jobs import progress, settle
+from sqlq.store.jobs import lease as leases
+from sqlq.store.jobs import settle
 from sqlq.worker.attempt.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class OwnRow:
             attempt.completed = True
             dialect_of(conn).lock_key(conn, attempt.id)
             if attempt.said is not None or attempt.keeps_ms is not None:
-                progress.write(conn, [attempt.note()], waits=True)
+                leases.note(conn, [attempt.note()], waits=True)
             # guard: complete-seals
             stored = done if encryption is None else done.sealed_by(encryption, attempt.task, attempt.queue)
             # guard: complete-by-the-owner
@@ -157,7 +157,7 @@ class OwnRow:
                 self._refuse_stricter(conn, "checkpoint()")
                 dialect_of(conn).lock_key(conn, attempt.id)
                 # guard: checkpoint-by-the-owner
-                saved = checkpoints.save(conn, attempt.right, self.cursor, text)
+                saved = leases.save(conn, attempt.right, self.cursor, text)
                 if saved is None:
                     raise self._not_saved(conn)
                 if saved:
@@ -182,7 +182,7 @@ class OwnRow:
         flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
 
     def _not_saved(self, conn: Connection) -> Exception:
-        if not checkpoints.is_held(conn, self.attempt.right):
+        if not leases.is_held(conn, self.attempt.right):
             return self._lost()
         return ExecutionError(
             f"the transaction of an earlier checkpoint of job {self.attempt.id} was rolled back, so that "

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
 from sqlq.errors import SqlqError
-from sqlq.store.jobs import lease, progress
+from sqlq.store.jobs import lease
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.gather import Gatherer
 
@@ -104,7 +104,7 @@ class ProgressWriter(Pace):
             words = {job.right: (job, job.said) for job in said}
             try:
                 with self._database.single_statements() as conn:
-                    written = progress.write(conn, [job.note() for job in said])
+                    written = lease.note(conn, [job.note() for job in said])
             except DBAPIError as error:
                 dialect = self._database.dialect
                 if dialect.trouble(error).passes:

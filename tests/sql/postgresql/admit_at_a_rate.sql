@@ -20,7 +20,7 @@ WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s:
 
 SELECT DISTINCT public.sqlq_workers.queues 
 FROM public.sqlq_workers 
-WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(ago_ms)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
+WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
 
 WITH free AS MATERIALIZED (
      SELECT line.limit_key, line.holds,
@@ -41,11 +41,11 @@ SELECT picked.id, free.limit_key
 
 SAVEPOINT sa_savepoint_1;
 
-UPDATE public.jobs SET available_at=anon_1.start, blocked_by=NULL FROM unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[]), %(batch_start)s::TIMESTAMP WITH TIME ZONE[]) AS anon_1(id, start) WHERE public.jobs.id OPERATOR(pg_catalog.=) anon_1.id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
+UPDATE public.jobs SET available_at=coalesce(anon_1.start, pg_catalog.statement_timestamp()), blocked_by=NULL FROM unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[]), %(batch_start)s::TIMESTAMP WITH TIME ZONE[]) AS anon_1(id, start) WHERE public.jobs.id OPERATOR(pg_catalog.=) anon_1.id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
 
 RELEASE SAVEPOINT sa_savepoint_1;
 
-UPDATE public.sqlq_limits SET next_free_at=%(at)s::TIMESTAMP WITH TIME ZONE WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) %(of)s::VARCHAR;
+UPDATE public.sqlq_limits SET max_running=%(max_running)s::INTEGER, rate=%(rate)s::INTEGER, period_ms=%(period_ms)s::BIGINT, in_order=%(in_order)s, holds=%(holds)s, next_free_at=%(at)s::TIMESTAMP WITH TIME ZONE WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) %(of)s::VARCHAR;
 
 INSERT INTO public.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT anon_1.limit_key, anon_1.max_running, anon_1.rate, anon_1.period_ms, CASE WHEN (anon_1.in_order OPERATOR(pg_catalog.=) %(in_order_1)s::INTEGER) THEN %(param_1)s ELSE %(param_2)s END AS anon_2, CASE WHEN (anon_1.holds OPERATOR(pg_catalog.=) %(holds_1)s::INTEGER) THEN %(param_3)s ELSE %(param_4)s END AS anon_3, CASE WHEN (anon_1.moment IS NOT NULL) THEN anon_1.moment ELSE CASE WHEN (anon_1.delay_ms OPERATOR(pg_catalog.=) %(delay_ms_1)s::BIGINT) THEN pg_catalog.statement_timestamp() ELSE (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (anon_1.delay_ms OPERATOR(pg_catalog.*) interval '1 millisecond')) END END AS anon_4 
 FROM unnest(%(batch_limit_key)s::pg_catalog.TEXT[], CAST(%(batch_max_running)s::VARCHAR AS INTEGER[]), CAST(%(batch_rate)s::VARCHAR AS INTEGER[]), CAST(%(batch_period_ms)s::VARCHAR AS BIGINT[]), CAST(%(batch_in_order)s::VARCHAR AS INTEGER[]), CAST(%(batch_holds)s::VARCHAR AS INTEGER[]), %(batch_moment)s::TIMESTAMP WITH TIME ZONE[], CAST(%(batch_delay_ms)s::VARCHAR AS BIGINT[])) AS anon_1(limit_key, max_running, rate, period_ms, in_order, holds, moment, delay_ms) ORDER BY anon_1.limit_key RETURNING public.sqlq_wakes.id;

@@ -20,7 +20,7 @@ WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s:
 
 SELECT DISTINCT public.sqlq_workers.queues 
 FROM public.sqlq_workers 
-WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(ago_ms)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
+WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
 
 WITH free AS MATERIALIZED (
      SELECT line.limit_key, line.holds,
@@ -43,7 +43,7 @@ SELECT picked.id, free.limit_key
 
 SAVEPOINT sa_savepoint_1;
 
-UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
+UPDATE public.jobs SET available_at=coalesce(anon_1.start, pg_catalog.statement_timestamp()), blocked_by=NULL FROM unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[]), %(batch_start)s::TIMESTAMP WITH TIME ZONE[]) AS anon_1(id, start) WHERE public.jobs.id OPERATOR(pg_catalog.=) anon_1.id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit';
 
 RELEASE SAVEPOINT sa_savepoint_1;
 

@@ -1,6 +1,6 @@
 SELECT public.finished_jobs.id, public.finished_jobs.flow_id 
 FROM public.finished_jobs 
-WHERE public.finished_jobs.finished_at OPERATOR(pg_catalog.<) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(ago_ms)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond')) AND public.finished_jobs.expires_at IS NULL AND ((public.finished_jobs.flow_id IS NULL) OR NOT ((EXISTS (SELECT public.sqlq_edges.job_id 
+WHERE public.finished_jobs.finished_at OPERATOR(pg_catalog.<) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond')) AND public.finished_jobs.expires_at IS NULL AND ((NOT public.finished_jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[]::BIGINT[]))) AND ((public.finished_jobs.flow_id IS NULL) OR NOT ((EXISTS (SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) public.finished_jobs.id AND (EXISTS (SELECT * 
 FROM public.jobs 
@@ -8,6 +8,6 @@ WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))) OR (EXI
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) public.finished_jobs.id AND (EXISTS (SELECT * 
 FROM public.failed_jobs AS failed_step 
-WHERE failed_step.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))))) AND ((NOT public.finished_jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[]::BIGINT[]))) ORDER BY public.finished_jobs.finished_at 
- LIMIT %(most)s::INTEGER FOR UPDATE OF finished_jobs SKIP LOCKED;
+WHERE failed_step.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))))) ORDER BY public.finished_jobs.finished_at 
+ LIMIT %(param_2)s::INTEGER FOR UPDATE OF finished_jobs SKIP LOCKED;
 

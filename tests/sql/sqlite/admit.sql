@@ -34,7 +34,8 @@ SELECT id FROM main.jobs
 
 SAVEPOINT sa_savepoint_1;
 
-UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = 'limit';
+UPDATE main.jobs SET available_at=coalesce(batch.start, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))), blocked_by=NULL FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS INTEGER) AS start 
+FROM json_each(?) AS "each") AS batch WHERE main.jobs.id = batch.id AND main.jobs.blocked_by = 'limit';
 
 RELEASE SAVEPOINT sa_savepoint_1;
 

@@ -34,12 +34,12 @@ SELECT id FROM main.jobs
 
 SAVEPOINT sa_savepoint_1;
 
-UPDATE main.jobs SET available_at=batch.start, blocked_by=NULL FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS INTEGER) AS start 
+UPDATE main.jobs SET available_at=coalesce(batch.start, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))), blocked_by=NULL FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS INTEGER) AS start 
 FROM json_each(?) AS "each") AS batch WHERE main.jobs.id = batch.id AND main.jobs.blocked_by = 'limit';
 
 RELEASE SAVEPOINT sa_savepoint_1;
 
-UPDATE main.sqlq_limits SET next_free_at=? WHERE main.sqlq_limits.limit_key = ?;
+UPDATE main.sqlq_limits SET max_running=?, rate=?, period_ms=?, in_order=?, holds=?, next_free_at=? WHERE main.sqlq_limits.limit_key = ?;
 
 INSERT INTO main.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, CASE WHEN (batch.in_order = ?) THEN ? ELSE ? END AS anon_1, CASE WHEN (batch.holds = ?) THEN ? ELSE ? END AS anon_2, CASE WHEN (batch.moment IS NOT NULL) THEN batch.moment ELSE CASE WHEN (batch.delay_ms = ?) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + batch.delay_ms) END END AS anon_3 
 FROM (SELECT CAST(json_extract("each".value, ?) AS TEXT) AS limit_key, CAST(json_extract("each".value, ?) AS INTEGER) AS max_running, CAST(json_extract("each".value, ?) AS INTEGER) AS rate, CAST(json_extract("each".value, ?) AS BIGINT) AS period_ms, CAST(json_extract("each".value, ?) AS INTEGER) AS in_order, CAST(json_extract("each".value, ?) AS INTEGER) AS holds, CAST(json_extract("each".value, ?) AS INTEGER) AS moment, CAST(json_extract("each".value, ?) AS BIGINT) AS delay_ms 

@@ -1,3 +1,7 @@
+SELECT DISTINCT main.sqlq_workers.queues 
+FROM main.sqlq_workers 
+WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
+
 WITH held AS MATERIALIZED 
 (SELECT main.jobs.id AS id 
 FROM main.jobs 
@@ -6,10 +10,6 @@ FROM main.sqlq_queues
 WHERE main.sqlq_queues.paused_at IS NOT NULL) ORDER BY main.jobs.id
  LIMIT ? OFFSET ?)
  UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=coalesce(main.jobs.due_at, main.jobs.available_at) FROM held WHERE main.jobs.id = held.id RETURNING limit_key;
-
-SELECT DISTINCT main.sqlq_workers.queues 
-FROM main.sqlq_workers 
-WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
 WITH RECURSIVE each_limit_key(limit_key) AS 
 (SELECT min(main.jobs.limit_key) AS limit_key 

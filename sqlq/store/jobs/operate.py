@@ -1,0 +1,376 @@
+"""The verbs of operators on jobs: cancel, change, retry and replay.
+
+An operator's statement locks the rows in place of an owner's fence, in ascending order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from sqlq.config.constants import ERROR_BYTES
+from sqlq.database.batch import inserted
+from sqlq.database.dialects import dialect_of
+from sqlq.model import history
+from sqlq.model.history import AttemptTimes
+from sqlq.model.outcome import ON_REQUEST, ErrorText
+from sqlq.model.retry import error_record
+from sqlq.payload.encryption import HEAD
+from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
+from sqlq.schema.types import Moment, after, far, now
+from sqlq.store.jobs import lookup, settle
+from sqlq.store.jobs.lookup import Selection, possible, records
+from sqlq.store.jobs.prune import Gone
+from sqlq.store.jobs.rows import TABLES, columns_but, in_line, slices
+from sqlq.store.jobs.settle import keys_of
+from sqlq.store.jobs.unique import LIVE_KEY, holder
+from sqlq.store.limits.wakes import Wake, write
+from sqlq.store.workers import notify, workers
+
+BATCH = 500
+"""Jobs in one transaction: their rows stay locked until it ends."""
+
+
+def newest(conn: Connection) -> int:
+    """Return the largest id of a live job; 0 where there are none."""
+    return int(conn.scalar(select(func.coalesce(func.max(jobs.c.id), 0))) or 0)
+
+
+def live(
+    conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int, waiting: bool = False
+) -> list[int]:
+    """Return the next live or `waiting` jobs of a selection by their ids, ascending, at most a batch."""
+    among = [chosen.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id]
+    among += [IS_UNRESERVED] if waiting else []
+    return list(conn.scalars(select(jobs.c.id).where(*among).order_by(jobs.c.id).limit(BATCH)))
+
+
+def _locked(
+    conn: Connection, ids: Sequence[int], wait_ms: int | None, *columns: Any, among: Any = None
+) -> Sequence[Any]:
+    """Lock jobs, and return them. A row that another transaction has locked is skipped. With `wait_ms` the
+    statement waits for it that long, then raises the database's error."""
+    dialect = dialect_of(conn)
+    if wait_ms is not None:
+        dialect.limit_time(conn, lock_ms=wait_ms)
+    query = select(jobs.c.id, *columns).where(jobs.c.id.in_(ids)).order_by(jobs.c.id)
+    query = query if among is None else query.where(among)
+    return dialect.lock(conn, query, waits=wait_ms is not None)  # guard: cancel-passes-over-locked
+
+
+# -- cancel --------------------------------------------------------------------------------------------------
+
+RUNNING_REASON = "cancelled on request while it ran; what that attempt still did does not count"
+
+
+class CancelledBatch(NamedTuple):
+    """Jobs of a batch that ended as cancelled, and running ones that now have a request to cancel."""
+
+    gone: Gone
+    requested: list[int]
+
+    @property
+    def ended(self) -> list[int]:
+        return self.gone.ids
+
+
+def cancel(
+    conn: Connection,
+    ids: Sequence[int],
+    *,
+    force: bool = False,
+    reason: str | None = None,
+    wait_ms: int | None = None,
+) -> CancelledBatch:
+    """Cancel a batch of live jobs.
+
+    - A job that no worker has reserved ends here and now.
+    - A running job gets a request to cancel, or with `force` ends as well.
+
+    An ended job's row has the `reason`; until then a requested one's history has it.
+
+    The row's lock decides the state of a job: if a claim came first, the job gets a request. A row that
+    another transaction has locked is not returned; `wait_ms` is as in `_locked`. A forced cancel raises the
+    token before any other write: from then on the owner matches no row.
+    """
+    state = case((IS_UNRESERVED, 0), else_=1).label("running")
+    rows = _locked(conn, ids, wait_ms, state, jobs.c.flow_id, jobs.c.limit_key)
+    waiting = [row for row in rows if not row.running]
+    held = [row.id for row in rows if row.running]
+    # guard: cancelled-slots-are-looked-at
+    settle.wake(conn, keys_of(rows if force else waiting).values())
+    settle.cancel(conn, [row.id for row in waiting], reason or ON_REQUEST)
+    if force:
+        settle.revoke(conn, held)
+        settle.cancel(conn, held, reason or RUNNING_REASON)
+        return CancelledBatch(Gone.of(rows), [])
+    if held:
+        requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
+        line = literal(history.note(None, "cancel_requested", reason=reason))
+        errors = jobs.c.errors if reason is None else settle.errors_and(line)
+        changes = update(jobs).values(cancel_requested_at=requested, errors=errors)
+        conn.execute(changes.where(jobs.c.id.in_(held)))
+        # guard: cancels-are-hinted-at
+        workers.hint_at_cancels(conn, workers.running_of(conn, held))
+    return CancelledBatch(Gone.of(waiting), held)
+
+
+class Found(NamedTuple):
+    """Where named jobs are: in `jobs`, or ended."""
+
+    live: set[int]
+    ended: set[int]
+
+
+def find(conn: Connection, ids: Sequence[int]) -> Found:
+    """Look for jobs by id in all three tables."""
+    in_jobs, in_finished, in_failed = (
+        set(conn.scalars(select(table.c.id).where(table.c.id.in_(possible(ids))))) for table, _ in TABLES
+    )
+    return Found(in_jobs, in_finished | in_failed)
+
+
+def holds_jobs(conn: Connection, name: str) -> bool:
+    """Whether a queue has live or failed jobs. (Finished ones do not count: there may be many, and they have
+    no index.)"""
+    # in two halves, since each has an index
+    waiting = exists().where(jobs.c.queue == name, IS_UNRESERVED)
+    running = exists().where(jobs.c.queue == name, IS_RESERVED)
+    failed = exists().where(failed_jobs.c.queue == name)
+    return bool(conn.scalar(select(case((waiting | running | failed, 1), else_=0))))
+
+
+# -- change --------------------------------------------------------------------------------------------------
+
+
+class JobChange(StrEnum):
+    """The effect of a change on a job."""
+
+    CHANGED = "changed"
+    SEALED = "sealed"
+    """Its payload is signed or encrypted for its queue, which stays."""
+    KEY_HELD = "key held"
+    """Another job holds its unique key in the other queue."""
+    NOT_WAITING = "not waiting"
+    """It runs, has ended or does not exist, or another transaction has locked it."""
+
+
+def change(
+    conn: Connection,
+    ids: Sequence[int],
+    *,
+    at: datetime | None = None,
+    delay_ms: int | None = None,
+    values: Mapping[str, Any] = {},
+    wait_ms: int | None = None,
+) -> dict[int, JobChange]:
+    """Change a batch of waiting jobs; return the effect on those that it could lock. `values` may have a
+    queue and a priority. Without `at` and `delay_ms` their times stay.
+
+    The row's lock decides: a job that a worker claims meanwhile is not touched. A row that another
+    transaction has locked is skipped, or with `wait_ms` waited for that long. A job with a limit returns to
+    its line when its time changes. So none holds a slot until its new time.
+    """
+    sealed = case((func.substr(jobs.c.payload, 1, len(HEAD)) == HEAD, 1), else_=0).label("sealed")
+    columns = (jobs.c.limit_key, jobs.c.blocked_by, jobs.c.queue, jobs.c.unique_key, sealed)
+    # guard: the-claimed-are-not-rescheduled
+    rows = _locked(conn, ids, wait_ms, *columns, among=IS_UNRESERVED)
+    effects = {row.id: _moved(conn, row, values.get("queue", row.queue)) for row in rows}
+    rows = [row for row in rows if effects[row.id] is JobChange.CHANGED]
+    if delay_ms is not None or at is not None:
+        _postpone(conn, rows, at, delay_ms or 0)
+    if values:
+        conn.execute(update(jobs).where(jobs.c.id.in_([row.id for row in rows])).values(values))
+    return effects
+
+
+def _moved(conn: Connection, row: Any, queue: str) -> JobChange:
+    """Return whether a job may go to a queue; one with a unique key is moved there at once."""
+    if row.queue == queue:
+        return JobChange.CHANGED
+    if row.sealed:
+        return JobChange.SEALED
+    if row.unique_key is None:
+        return JobChange.CHANGED
+    if holder(conn, queue, row.unique_key) is None:
+        # a producer may take the key at this time
+        with suppress(IntegrityError), conn.begin_nested():
+            conn.execute(update(jobs).where(jobs.c.id == row.id).values(queue=queue))
+            return JobChange.CHANGED
+    return JobChange.KEY_HELD
+
+
+def _postpone(conn: Connection, rows: Sequence[Any], at: datetime | None, delay_ms: int) -> None:
+    """Make waiting jobs due at a time, else after a delay."""
+    due: Any = after(literal(delay_ms, BigInteger)) if delay_ms else now()
+    due = due if at is None else literal(at, Moment)
+    free = [row.id for row in rows if row.blocked_by is None and row.limit_key is None]
+    blocked = [row.id for row in rows if row.id not in set(free)]
+    if free:
+        conn.execute(update(jobs).where(jobs.c.id.in_(free)).values(available_at=due))
+    if blocked:
+        # guard: the-rescheduled-hold-no-slot
+        by = case((jobs.c.blocked_by.is_(None), "limit"), else_=jobs.c.blocked_by)
+        values = {"available_at": far(), "blocked_by": by, "due_at": due}
+        conn.execute(update(jobs).where(jobs.c.id.in_(blocked)).values(values))
+    keys = {row.limit_key for row in rows if row.limit_key is not None}
+    later = {Wake(key, delay_ms=delay_ms, moment=at) for key in keys}
+    # now for the slots that are free, and at the new time; guard: the-rescheduled-are-looked-at
+    write(conn, {Wake(key) for key in keys} | later)
+
+
+# -- retry ---------------------------------------------------------------------------------------------------
+
+CARRIED_BATCH = 100
+"""Rows of one move, which carries them through this process with payloads of up to 1 MiB."""
+
+
+# -- mending -------------------------------------------------------------------------------------------------
+
+
+def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
+    """Move a batch of failed jobs back to be run again. Return the ids moved, and those that stay because a
+    live job holds their unique key.
+
+    At most 100 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker of
+    the failed attempt still matches no row. The last error joins those of the earlier attempts.
+    """
+    dialect = dialect_of(conn)
+    failed = select(failed_jobs).where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
+    rows = dialect.lock(conn, failed.order_by(failed_jobs.c.id).limit(CARRIED_BATCH))
+    if not rows:
+        return [], []
+    keys = keys_of(rows)
+    values = _IN_LINE if keys else {"available_at": now()}
+    statement = dialect.upsert(jobs, LIVE_KEY, values, returning=(jobs.c.id,))
+    # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
+    ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
+    given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
+    moved = sorted(id for (id,) in inserted(conn, statement, given))
+    write(conn, {Wake(keys[id]) for id in moved if id in keys})
+    dialect.delete(conn, failed_jobs.c.id, moved)
+    return moved, [row.id for row in rows if row.id not in set(moved)]
+
+
+# guard: a-failed-retry-holds-no-slot
+_IN_LINE = in_line(bindparam("in_line", type_=Integer) == 1, now())
+
+# guard: retry-keeps-the-token
+_RESET = (
+    *("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors"),
+    *("progress", "progress_of", "progress_note", "start_by"),
+)
+
+
+def _put_back(row: Row[Any]) -> dict[str, Any]:
+    kept = {name: getattr(row, name) for name in CARRIED if name not in _RESET}
+    return {**kept, "attempts": 0, "releases": 0, "errors": _history_with_the_last(row)}
+
+
+def _history_with_the_last(row: Row[Any]) -> str:
+    """Return the history with two more records: the last failure, and the operator's retry. A full history
+    keeps its oldest records, as in a retry; records of operators may exceed that size."""
+    found = records(row.errors)
+    if len(row.errors or "") <= ERROR_BYTES:
+        started_at = history.started_at(row.reserved_at, row.start_ms)
+        course = AttemptTimes(row.reserved_at, started_at, row.failed_at, row.reserved_by)
+        error = ErrorText(row.exception or "", row.message or "")
+        found.append(json.loads(error_record(row.attempts, row.reason, error, course)))
+    if len(row.errors or "") <= 2 * ERROR_BYTES:
+        found.append(json.loads(history.note(None, "put_back")))  # guard: a-put-back-is-seen
+    return json.dumps(found, ensure_ascii=False)
+
+
+# -- replay --------------------------------------------------------------------------------------------------
+
+COPIED = (*columns_but("unique_key", "unique_until"), "limit_key")
+"""The columns that a replay takes from the original job. It has no unique key, which stood for the original
+work; no `start_by`, which is over; and no cursor."""
+_ENDED = ((finished_jobs, finished_jobs.c.finished_at), (failed_jobs, failed_jobs.c.failed_at))
+
+
+class Replay(NamedTuple):
+    """A replay that was enqueued."""
+
+    id: int
+    replay_of: int
+    task: str
+    queue: str
+    label: str | None
+    max_attempts: int | None
+    limit_key: str | None
+
+
+def replay(
+    conn: Connection,
+    selections: Sequence[Selection],
+    since: ColumnElement[Any] | None,
+    until: ColumnElement[Any] | None,
+) -> list[Replay]:
+    """Enqueue copies of the selected jobs that ended within a time; return them in the order of their ids.
+
+    Without ids it leaves out cancelled jobs. A replay under a limit waits in its line, as any new job.
+    """
+    ids: list[int] = []
+    for chosen in selections:
+        for table, ended_at in _ENDED:
+            query = (
+                select(table.c.id)
+                .where(
+                    chosen.where(table),
+                    table.c.flow_id.is_(None),  # guard: steps-are-not-replayed
+                    *([] if chosen.ids or table is failed_jobs else [table.c.outcome == "completed"]),
+                    *([] if since is None else [ended_at >= since]),
+                    *([] if until is None else [ended_at < until]),
+                )
+                .order_by(table.c.id)
+                .limit(lookup.BATCH)
+            )
+            some: Sequence[int] = [0]
+            while some:
+                rows = conn.scalars(query.where(table.c.id > some[-1])).all()
+                ids += rows
+                some = rows if len(rows) == lookup.BATCH else []
+    ids.sort()
+    # several statements, since the time for an answer is bounded
+    replays = [each for some in slices(ids, lookup.BATCH) for each in _copy(conn, some)]
+    write(conn, map(Wake, {*keys_of(replays).values()}))  # guard: a-limited-replay-is-looked-at
+    if replays:
+        notify.wake_others(conn)
+    return replays
+
+
+def _copy(conn: Connection, ids: Sequence[int]) -> list[Replay]:
+    """Insert copies of jobs, in the order of their ids."""
+    ended = union_all(
+        *(
+            select(table.c.id, *(table.c[name] for name in COPIED)).where(table.c.id.in_(ids))
+            for table, _ in _ENDED
+        )
+    ).subquery("ended")
+    columns: dict[str, ColumnElement[Any]] = {name: ended.c[name] for name in COPIED}
+    columns |= {"replay_of": ended.c.id, **in_line(ended.c.limit_key.is_not(None), now())}
+    returning = [jobs.c[name] for name in Replay._fields]
+    copy = dialect_of(conn).insert(jobs, columns, order_by=ended.c.id, returning=returning)
+    return sorted(Replay(*row) for row in conn.execute(copy))
