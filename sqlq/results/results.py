@@ -75,8 +75,8 @@ class Waited(Generic[R]):
     pending: list[Job[R]]
 
 
-class Ends(Generic[R]):
-    """How jobs end, as they do: to be gone through by `for` or by `async for`.
+class AsCompleted(Generic[R]):
+    """Jobs as they end, to be gone through by `for` or by `async for`; see `App.as_completed`.
 
     Raises `WaitTimeoutError` when the time is over, counted from the first step of the loop. Raises
     `JobNotFoundError` for a job that is not there.
@@ -94,9 +94,9 @@ class Ends(Generic[R]):
         self.seen: dict[int, Seen] = {}
         """Each job as it was seen last."""
 
-    def __iter__(self) -> Generator[Seen, None, None]:
+    def __iter__(self) -> Generator[Job[R], None, None]:
         there = self._there()
-        yield from self._over()
+        yield from self._over(self.seen)
         if there and self._ms != 0:
             messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
             with self._watching(there, messages.put):
@@ -109,10 +109,10 @@ class Ends(Generic[R]):
         yield from self._look_at_last(there)
         self._refuse_pending()
 
-    async def __aiter__(self) -> AsyncGenerator[Seen, None]:
+    async def __aiter__(self) -> AsyncGenerator[Job[R], None]:
         there = self._there()
-        for seen in self._over():
-            yield seen
+        for job in self._over(self.seen):
+            yield job
         if there and self._ms != 0:
             messages: asyncio.Queue[Message] = asyncio.Queue()
             loop = asyncio.get_running_loop()
@@ -131,22 +131,22 @@ class Ends(Generic[R]):
                         break
                     yield self._heard(message)
         if any(id not in self.seen for id in there):
-            for seen in await asyncio.to_thread(self._look_at_last, there):
-                yield seen
+            for job in await asyncio.to_thread(self._look_at_last, there):
+                yield job
         self._refuse_pending()
 
-    def wait(self, is_enough: Callable[[Seen], bool]) -> None:
-        """Go through the ends, up to one that is enough."""
-        with closing(iter(self)) as seen_jobs:
-            for seen in seen_jobs:
-                if is_enough(seen):
+    def wait(self, is_enough: Callable[[Job[R]], bool]) -> None:
+        """Go through the jobs, up to one that is enough."""
+        with closing(iter(self)) as ended:
+            for job in ended:
+                if is_enough(job):
                     break
 
-    async def await_(self, is_enough: Callable[[Seen], bool]) -> None:
+    async def await_(self, is_enough: Callable[[Job[R]], bool]) -> None:
         """Do the same in asynchronous code."""
-        async with aclosing(self.__aiter__()) as seen_jobs:
-            async for seen in seen_jobs:
-                if is_enough(seen):
+        async with aclosing(self.__aiter__()) as ended:
+            async for job in ended:
+                if is_enough(job):
                     break
 
     def job(self, id: int) -> Job[R]:
@@ -165,9 +165,9 @@ class Ends(Generic[R]):
 
     def waited(self) -> Waited[R]:
         """Return the jobs that have ended, and the others."""
-        over = {seen.id for seen in self._over()}
-        ended, pending = ([self.job(id) for id in self._jobs if (id in over) is end] for end in (True, False))
-        return Waited(ended, pending)
+        pending = dict.fromkeys(self._pending())
+        ended = [self.job(id) for id in self._jobs if id not in pending]
+        return Waited(ended, list(map(self.job, pending)))
 
     def _there(self) -> list[int]:
         """Return the jobs that are rows, and look at the others."""
@@ -180,9 +180,11 @@ class Ends(Generic[R]):
                 self.seen[id] = seen
         return there
 
-    def _over(self, ids: Iterable[int] | None = None) -> list[Seen]:
-        found = [self.seen[id] for id in (self.seen if ids is None else ids)]
-        return [seen for seen in found if seen.is_over]
+    def _over(self, ids: Iterable[int]) -> list[Job[R]]:
+        return [self.job(id) for id in ids if self.seen[id].is_over]
+
+    def _pending(self) -> list[int]:
+        return [id for id in self._jobs if (seen := self.seen.get(id)) is None or not seen.is_over]
 
     @contextmanager
     def _watching(self, ids: Iterable[int], tell: Callable[[Message], None]) -> Iterator[None]:
@@ -200,13 +202,13 @@ class Ends(Generic[R]):
         """Return the seconds until the timeout."""
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
-    def _heard(self, message: Message) -> Seen:
-        """Return how a job has ended, from a message of the waiter's thread."""
+    def _heard(self, message: Message) -> Job[R]:
+        """Return a job that has ended, from a message of the waiter's thread."""
         if isinstance(message, Exception):
             raise message
         return self._found(*message)
 
-    def _look_at_last(self, ids: Iterable[int]) -> list[Seen]:
+    def _look_at_last(self, ids: Iterable[int]) -> list[Job[R]]:
         """Look at the jobs that the waiter never looked at: there was no timeout, or its first connection
         took longer. Return those that have ended."""
         unseen = [id for id in ids if id not in self.seen]
@@ -221,15 +223,16 @@ class Ends(Generic[R]):
             if self._ms == 0 or not self._results.waiter.may_mend(error):
                 raise
             return []
-        # guard: what-has-ended-long-ago-is-seen
-        return self._over([self._found(id, found.get(id)).id for id in unseen])
+        for id in unseen:
+            self._found(id, found.get(id))
+        return self._over(unseen)  # guard: what-has-ended-long-ago-is-seen
 
     def _require_own(self, id: int, seen: Seen | None) -> None:
         given = self._jobs[id]
         if isinstance(given, Job):
             given.require_own(None if seen is None else seen.created)
 
-    def _found(self, id: int, seen: Seen | None) -> Seen:
+    def _found(self, id: int, seen: Seen | None) -> Job[R]:
         self._require_own(id, seen)
         given = self._jobs[id]
         if seen is None:
@@ -241,12 +244,11 @@ class Ends(Generic[R]):
                 "(or it has ended, and is kept no more)"
             )
         self.seen[id] = seen
-        return seen
+        return self.job(id)
 
     def _refuse_pending(self) -> None:
         """Raise `WaitTimeoutError` where not all have ended."""
-        over = {seen.id for seen in self._over()}
-        pending = [id for id in self._jobs if id not in over]
+        pending = self._pending()
         if not pending:
             return
         for id in pending:
@@ -261,23 +263,6 @@ class Ends(Generic[R]):
         raise WaitTimeoutError(
             f"{len(pending):,} of {len(self._jobs):,} jobs have not ended{after}; job {first} {state}"
         )
-
-
-class AsCompleted(Generic[R]):
-    """Jobs as they end, to be gone through by `for` or by `async for`; see `App.as_completed`."""
-
-    def __init__(self, ends: Ends[R]) -> None:
-        self._ends = ends
-
-    def __iter__(self) -> Generator[Job[R], None, None]:
-        with closing(iter(self._ends)) as ends:
-            for seen in ends:
-                yield self._ends.job(seen.id)
-
-    async def __aiter__(self) -> AsyncGenerator[Job[R], None]:
-        async with aclosing(self._ends.__aiter__()) as ends:
-            async for seen in ends:
-                yield self._ends.job(seen.id)
 
 
 class Results:
@@ -330,7 +315,7 @@ class Results:
     def result(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.result`."""
         end = _End.of(job)
-        ends: Ends[Any] = Ends(self, end.jobs, timeout, whole=True)
+        ends: AsCompleted[Any] = AsCompleted(self, end.jobs, timeout, whole=True)
         ends.wait(end.is_reached_by)
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
@@ -338,14 +323,14 @@ class Results:
     async def aresult(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
         """See `App.aresult`."""
         end = _End.of(job)
-        ends: Ends[Any] = Ends(self, end.jobs, timeout, whole=True)
+        ends: AsCompleted[Any] = AsCompleted(self, end.jobs, timeout, whole=True)
         await ends.await_(end.is_reached_by)
         return end.value(ends.seen, {} if raw else self._tasks, self._seal)
 
     @checks_arguments
     def wait(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.wait`."""
-        ends: Ends[R] = Ends(self, distinct(jobs), timeout, whole=False)
+        ends: AsCompleted[R] = AsCompleted(self, distinct(jobs), timeout, whole=False)
         try:
             ends.wait(lambda _: not all)
         except WaitTimeoutError:
@@ -355,7 +340,7 @@ class Results:
     @checks_arguments
     async def await_(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.await_`."""
-        ends: Ends[R] = Ends(self, distinct(jobs), timeout, whole=False)
+        ends: AsCompleted[R] = AsCompleted(self, distinct(jobs), timeout, whole=False)
         try:
             await ends.await_(lambda _: not all)
         except WaitTimeoutError:
@@ -365,7 +350,7 @@ class Results:
     @checks_arguments
     def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None) -> AsCompleted[R]:
         """See `App.as_completed`."""
-        return AsCompleted(Ends(self, distinct(jobs), timeout, whole=False))
+        return AsCompleted(self, distinct(jobs), timeout, whole=False)
 
 
 class _End:
@@ -390,11 +375,11 @@ class _End:
             return cls(distinct(job), ends, is_list=len(ends) > 1)
         return cls(distinct([job]), [id_of(job)], is_list=False)
 
-    def is_reached_by(self, seen: Seen) -> bool:
+    def is_reached_by(self, job: Job[Any]) -> bool:
         """Whether nothing more need be waited for, now that this job has ended."""
-        self._missing.discard(seen.id)
-        if seen.state is State.FAILED:
-            self._ends, self._is_list = [seen.id], False  # guard: a-failed-step-ends-the-wait
+        self._missing.discard(job.id)
+        if job.state is State.FAILED:
+            self._ends, self._is_list = [job.id], False  # guard: a-failed-step-ends-the-wait
             return True
         return not self._missing
 

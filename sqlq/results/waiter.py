@@ -64,8 +64,7 @@ class Waiting:
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._watches: dict[int, set[Watch]] = {}
-        """By the ids of jobs."""
+        self._watches: set[Watch] = set()
         self._thread: threading.Thread | None = None
         self._interval = FIRST_SECONDS
         self._closing = False
@@ -82,16 +81,14 @@ class Waiting:
                 thread = threading.Thread(target=self._run, name="sqlq-results", daemon=True)
                 thread.start()  # guard: waiters-begin-again
                 self._thread = thread
-            for id in watch.waits_for:
-                self._watches.setdefault(id, set()).add(watch)
+            self._watches.add(watch)
             self._interval = FIRST_SECONDS
             self._changed.notify()
 
     def stop(self, watch: Watch) -> None:
         """Poll no more for the jobs that a watch still waits for."""
         with self._changed:
-            for id in watch.waits_for:
-                self._drop(id, watch)
+            self._watches.discard(watch)
 
     def close(self) -> None:
         """End the thread; the waiters that are left get a `SqlqError`."""
@@ -109,13 +106,6 @@ class Waiting:
             return False
         trouble = self._database.dialect.trouble(error)
         return trouble.passes or trouble.is_useless
-
-    def _drop(self, id: int, watch: Watch) -> None:
-        watches = self._watches.get(id)
-        if watches is not None:
-            watches.discard(watch)
-            if not watches:
-                del self._watches[id]
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -164,14 +154,15 @@ class Waiting:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            watches = {watch for each in self._watches.values() for watch in each}
-            self._watches.clear()
+            watches, self._watches = self._watches, set()
         for watch in watches:
             watch.tell(error)
 
     def _poll(self, *, checks_primary: bool) -> None:
+        wanted: dict[int, bool] = {}
         with self._changed:
-            wanted = {id: any(watch.whole for watch in watches) for id, watches in self._watches.items()}
+            for watch in self._watches:
+                wanted |= {id: watch.whole or wanted.get(id, False) for id in watch.waits_for}
         if not wanted:
             return
         with self._database.read() as conn:
@@ -180,13 +171,14 @@ class Waiting:
                 self._database.dialect.refuse_standby(conn)  # guard: waiters-leave-a-demoted-primary
         messages: list[tuple[Watch, Message]] = []
         with self._changed:
-            for id, is_whole in wanted.items():
-                seen = found.get(id)
-                for watch in list(self._watches.get(id, ())):
+            for watch in self._watches:
+                for id in watch.waits_for & wanted.keys():
+                    seen = found.get(id)
                     if seen is not None and not seen.is_over:
                         watch.seen[id] = seen
-                    elif is_whole or not watch.whole:  # a watch that was added meanwhile may want more
-                        self._drop(id, watch)
+                    elif wanted[id] or not watch.whole:  # a watch that was added meanwhile may want more
+                        watch.waits_for.discard(id)
                         messages.append((watch, (id, seen)))
+            self._watches = {watch for watch in self._watches if watch.waits_for}
         for watch, message in messages:
             watch.tell(message)

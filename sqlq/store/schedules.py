@@ -124,9 +124,10 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
     enqueued: _Pairs = []
 
     def write(some: Sequence[_Done]) -> None:
-        inserted = _inserted(conn, some)
-        _write(conn, some, inserted)  # guard: decided-with-its-jobs
-        enqueued.extend(pair for pair in inserted if pair[1].created)
+        new = [job for done in some for job in done.new]
+        pairs = list(zip(new, insert_jobs(conn, new), strict=True))
+        _write(conn, some, pairs)  # guard: decided-with-its-jobs
+        enqueued.extend(pair for pair in pairs if pair[1].created)
 
     def fail(one: _Done, error: Exception) -> None:
         one.fail(error)
@@ -194,11 +195,6 @@ def _of(name: str, job: NewJob[Any], at: datetime, plan: Schedule, *, in_test: b
 _Pairs = list[tuple[NewJob[Any], Job[Any]]]
 
 
-def _inserted(conn: Connection, turns: Sequence[_Done]) -> _Pairs:
-    new = [job for done in turns for job in done.new]
-    return list(zip(new, insert_jobs(conn, new), strict=True)) if new else []
-
-
 def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
     ids: dict[str, list[int]] = {done.row.name: [] for done in turns}
     for new, job in inserted:
@@ -264,6 +260,8 @@ class Followed(NamedTuple):
     changed: list[str]
     retired: list[str]
     foreign: list[str]
+    columns: dict[str, dict[str, Any]]
+    """Those that it wrote into each row that was there."""
 
 
 def follow(
@@ -280,15 +278,15 @@ def follow(
     known here. An operator's pause stays in force. Nothing is locked where nothing changes.
     """
 
-    def look(conn: Connection, *, lock: bool) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
+    def look(conn: Connection, *, lock: bool) -> Followed:
         query = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
         rows = dialect_of(conn).lock(conn, query, waits=True) if lock else conn.execute(query).all()
         started = moment(conn) - timedelta(milliseconds=age_ms())
         return _changes(rows, declared, service, tasks, started, database.seal)
 
     with database.read() as conn:
-        found, changes = look(conn, lock=False)
-    if not (found.added or changes):
+        found = look(conn, lock=False)
+    if not (found.added or found.columns):
         return found
 
     def write(conn: Connection) -> Followed:
@@ -305,8 +303,8 @@ def follow(
             }
             conn.execute(dialect_of(conn).upsert(schedules, _KEY), values)
         # anew, for another worker may have come first
-        done, changes = look(conn, lock=True)
-        for name, values in changes:
+        done = look(conn, lock=True)
+        for name, values in done.columns.items():
             conn.execute(update(schedules).where(_table.name == name).values(values))
         return done
 
@@ -320,10 +318,9 @@ def _changes(
     tasks: Collection[str],
     started: datetime,
     seal: Encryption | None,
-) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
+) -> Followed:
     known = {row.name: row for row in rows}
-    done = Followed([name for name in declared if name not in known], [], [], [])
-    changes: list[tuple[Any, dict[str, Any]]] = []
+    done = Followed([name for name in declared if name not in known], [], [], [], {})
     for name, row in known.items():
         new = declared.get(name)
         if row.declared_at is not None and row.declared_at > started + SIBLINGS:
@@ -333,7 +330,7 @@ def _changes(
             # guard: only-own-are-retired
             if row.declared_at is not None and row.retired_at is None and row.service == service and ours:
                 done.retired.append(name)
-                changes.append((name, {"retired_at": started, "next_at": None, "declared_at": started}))
+                done.columns[name] = {"retired_at": started, "next_at": None, "declared_at": started}
         elif row.declared_at is None or row.service != service:
             done.foreign.append(name)
         else:
@@ -341,8 +338,8 @@ def _changes(
             if values:
                 done.changed.append(name)
             if values or row.declared_at < started - SIBLINGS:
-                changes.append((name, {**values, "declared_at": max(row.declared_at, started)}))
-    return done, changes
+                done.columns[name] = {**values, "declared_at": max(row.declared_at, started)}
+    return done
 
 
 def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str, Any]:

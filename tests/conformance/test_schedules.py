@@ -393,10 +393,10 @@ def test_declared_schedules_follow_the_deploy(database_url: str) -> None:
     old = deploy(database_url, kept="0 1 * * *", changed="0 2 * * *", gone="0 3 * * *")
     done = starts(old, hours_ago=5)
     assert (sorted(done.added), done.changed, done.retired) == (["changed", "gone", "kept"], [], [])
-    assert starts(old, hours_ago=5) == ([], [], [], [])
+    assert starts(old, hours_ago=5)[:4] == ([], [], [], [])
     new = deploy(database_url, kept="0 1 * * *", changed="0 4 * * *", fresh="0 5 * * *")
     new.task(name="gone")(lambda: None)
-    assert starts(new, hours_ago=1) == (["fresh"], ["changed"], ["gone"], [])
+    assert starts(new, hours_ago=1)[:4] == (["fresh"], ["changed"], ["gone"], [])
     wanted = {
         "kept": ("active", "0 1 * * *"),
         "changed": ("active", "0 4 * * *"),
@@ -405,7 +405,7 @@ def test_declared_schedules_follow_the_deploy(database_url: str) -> None:
     }
     assert plans(new) == wanted
     # a child that the old supervisor starts anew
-    assert starts(old, hours_ago=5) == ([], [], [], [])
+    assert starts(old, hours_ago=5)[:4] == ([], [], [], [])
     assert plans(new) == wanted
     # back to the old release, by a new start
     assert sorted(starts(old).changed) == ["changed", "gone"]
@@ -491,7 +491,7 @@ def test_a_schedule_is_added_in_the_callers_transaction(app: sqlq.App, engine: E
     assert {each.name for each in app.schedules.list()} == {"hourly", "daily"}
     assert app.schedules.list()[0].is_declared is False
     # a worker that starts leaves them alone
-    assert starts(app) == ([], [], [], [])
+    assert starts(app)[:4] == ([], [], [], [])
     with engine.connect() as conn:
         app.schedules.pause("daily", session=conn)
         conn.rollback()

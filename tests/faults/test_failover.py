@@ -94,9 +94,9 @@ def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
     _, standby, name = pair
     with closing(sqlq.App(standby.list_url(name))) as app, ThreadPoolExecutor(1) as pool:
         job = app.enqueue(app.task(name="t")(lambda: None).new().set(delay="1h"))
-        watches = app._connected.results.waiter._watches
+        waiting = app._connected.results.waiter
         waiter = pool.submit(app.wait, [job], "30s")
-        wait_until(lambda: any(watch.seen for watch in watches.get(job.id, ())), what="a poll")
+        wait_until(lambda: any(watch.seen for watch in list(waiting._watches)), what="a poll")
         standby.catch_up()
         standby.configure("default_transaction_read_only = on")
         standby.promote()

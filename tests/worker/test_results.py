@@ -65,7 +65,11 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 def watches(app: sqlq.App) -> dict[int, set[Any]]:
     """Return what this App waits for, by job."""
-    return app._connected.results.waiter._watches
+    found: dict[int, set[Any]] = {}
+    for watch in list(app._connected.results.waiter._watches):
+        for id in list(watch.waits_for):
+            found.setdefault(id, set()).add(watch)
+    return found
 
 
 def watched(app: sqlq.App) -> set[int]:

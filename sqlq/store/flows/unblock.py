@@ -50,10 +50,7 @@ def after(database: Database, ended: Iterable[int]) -> Unblocked:
         batch, waiting = waiting[:ENDED_AT_ONCE], waiting[ENDED_AT_ONCE:]
         found, cancelled = _judge(database, batch, done, are_steps=False)
         if found >= STEPS_AT_ONCE:  # there may be more, and some wait on
-            steps = _waiting_for(database, batch)
-            cancelled += [
-                id for part in slices(steps, STEPS_AT_ONCE) for id in _judge_steps(database, part, done)
-            ]
+            cancelled += _judge_steps(database, _waiting_for(database, batch), done)
         waiting += cancelled
     return done
 
@@ -62,8 +59,7 @@ def steps(database: Database, ids: Sequence[int]) -> Unblocked:
     """Unblock those of these steps that wait for nothing any more, and the steps behind each cancelled
     one."""
     done = Unblocked()
-    cancelled = [id for part in slices(ids, STEPS_AT_ONCE) for id in _judge_steps(database, part, done)]
-    if cancelled:
+    if cancelled := _judge_steps(database, ids, done):
         more = after(database, cancelled)
         done.free += more.free
         done.cancelled += more.cancelled
@@ -77,7 +73,8 @@ def after_losses(database: Database, taken: Iterable[Rescued]) -> Unblocked:
 
 
 def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> list[int]:
-    return _judge(database, ids, done, are_steps=True)[1]
+    parts = (_judge(database, some, done, are_steps=True) for some in slices(ids, STEPS_AT_ONCE))
+    return [id for _, cancelled in parts for id in cancelled]
 
 
 def _judge(

@@ -26,7 +26,6 @@ from sqlalchemy import (
     bindparam,
     func,
     select,
-    type_coerce,
 )
 
 from sqlq.config.durations import FAR
@@ -35,7 +34,7 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Rows
 from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, TOKEN_SCHEMA, failed_jobs, jobs
-from sqlq.schema.types import Moment, now
+from sqlq.schema.types import now
 from sqlq.store.workers.pauses import paused
 from sqlq.store.workers.workers import moment
 
@@ -103,8 +102,10 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     queue's count of failed jobs is marked as capped.
     """
     found = levels(conn)
-    others = {"running": conn.execute(_RUNNING, {"limit": MOST}).all()}
-    others["failed"] = conn.execute(_FAILED, {"limit": MOST}).all()
+    # in the order of an index, which the planner takes then for a table without statistics, too
+    running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
+    failed = select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc())
+    others = {"running": _by_value(conn, running), "failed": _by_value(conn, failed)}
     names = {level.queue for level in found} | {queue for rows in others.values() for queue, _ in rows}
     shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:MOST_QUEUES])
     found = [level for level in found if level.queue in shown]
@@ -112,31 +113,28 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     waiting = _count_waiting(conn, found, each) if found else []
     until, stopped = moment(conn), paused(conn)
 
-    held: dict[str, Counter[str]] = {}
-    ended: set[tuple[str, str]] = set()
+    numbers: Counter[tuple[str, str]] = Counter()
+    full: set[tuple[str, str]] = set()
     oldest: dict[str, datetime] = {}
-    for queue, due, later, blocked, first in waiting:
-        numbers = {"available": due, "scheduled": later, "blocked": blocked}
-        held.setdefault(queue, Counter()).update(numbers)
-        ended |= {(queue, name) for name, n in numbers.items() if n == each}
-        if due:
+    for queue, *counted, first in waiting:
+        for name, number in zip(_COUNTED, counted, strict=False):
+            numbers[queue, name] += number
+            full |= {(queue, name)} if number == each else set()
+        if counted[0]:
             oldest[queue] = min(first, oldest.get(queue, first))
-    for name, rows_by_queue in others.items():
-        for queue, number in rows_by_queue:
-            if queue in shown:
-                held.setdefault(queue, Counter())[name] = number
-    for name, rows_by_queue in others.items():  # any queue may have more
-        if sum(number for _, number in rows_by_queue) == MOST:
-            ended |= {(queue, name) for queue in held}
+    for name, rows in others.items():
+        numbers.update({(queue, name): number for queue, number in rows})
+        if sum(number for _, number in rows) == MOST:  # any queue may have more
+            full |= {(queue, name) for queue in shown}
     stats = [
         QueueStats(
             queue,
-            **{name: min(number[name], MOST) for name in _COUNTED},
+            **{name: min(numbers[queue, name], MOST) for name in _COUNTED},
             oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
             paused=queue in stopped,
-            capped=tuple(name for name in _COUNTED if (queue, name) in ended or number[name] > MOST),
+            capped=tuple(name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > MOST),
         )
-        for queue, number in sorted(held.items())
+        for queue in sorted(shown)
     ]
     return stats, len(names) - len(shown)
 
@@ -176,18 +174,14 @@ def _waiting(dialect: Dialect) -> Select[Any]:
         number(jobs.c.available_at <= now()),
         number((jobs.c.available_at > now()) & (jobs.c.available_at < FAR)),
         number(jobs.c.available_at >= FAR),
-        type_coerce(at_level.limit(1).scalar_subquery(), Moment),
+        at_level.limit(1).scalar_subquery(),
     )
 
 
-def _by_queue(rows: Select[Any]) -> Select[Any]:
-    some = rows.limit(bindparam("limit")).subquery()
-    return select(some.c.queue, func.count()).group_by(some.c.queue)
-
-
-# in the order of an index, which the planner takes then for a table without statistics, too
-_RUNNING = _by_queue(select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id))
-_FAILED = _by_queue(select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc()))
+def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
+    """Count the first rows of a query of one column by their values."""
+    (value,) = column.limit(MOST).subquery().c
+    return conn.execute(select(value, func.count()).group_by(value).order_by(value)).all()
 
 
 class Vitals(NamedTuple):
@@ -203,9 +197,5 @@ class Vitals(NamedTuple):
 
 
 def vitals(conn: Connection) -> Vitals:
-    failed = {str(reason): number for reason, number in conn.execute(_BY_REASON, {"limit": MOST})}
-    return Vitals(failed, *dialect_of(conn).burden(conn))
-
-
-_newest = select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()).limit(bindparam("limit")).subquery()
-_BY_REASON = select(_newest.c.reason, func.count()).group_by(_newest.c.reason).order_by(_newest.c.reason)
+    failed = _by_value(conn, select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()))
+    return Vitals({str(reason): number for reason, number in failed}, *dialect_of(conn).burden(conn))

@@ -329,9 +329,9 @@ def more_failed_than(conn: Connection, number: int) -> bool:
 
 def failures(conn: Connection, chosen: Selection, *, within: int | None = None) -> list[FailedRow]:
     """Return the errors of failed jobs of a task or queue, the newest first; with `within` among so many."""
-    names = ("id", "queue", "task", "group_key", "reason", "exception", "message", "failed_at")
     # a subquery of more columns would be copied with its tracebacks on MariaDB
-    newest = select(*(failed_jobs.c[name] for name in names)).order_by(failed_jobs.c.id.desc())
+    columns = (failed_jobs.c[name] for name in (*FailedRow._fields, "queue", "group_key"))
+    newest = select(*columns).order_by(failed_jobs.c.id.desc())
     source = newest.limit(within).subquery()
     table = source.c
     message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)

@@ -160,9 +160,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     done: set[Right] = set()
     for batch, rows in batches.items():
         done |= _end(conn, batch, rows) if batch in _ENDED else _put_back(conn, batch, rows, keys)
-    if any(s.follow_up is not None for s in settlements):
-        # guard: only-the-owner-is-followed
-        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
+    # guard: only-the-owner-is-followed
+    _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
     return done
 
 

@@ -51,10 +51,12 @@ class KnownQueues:
         window = {place: name for name, place in seen.items() if place is not None}
         # guard: looks-reach-every-queue
         self.after = window[len(window)] if len(window) == LARGEST_WINDOW else ""
-        known = self._claimed_at | dict.fromkeys(claimed, moment)
-        known = {name: at for name, at in known.items() if name in seen or at > moment - KEPT_SECONDS}
-        known |= dict.fromkeys(seen.keys() - known.keys(), -math.inf)
-        known = {name: at for name, at in known.items() if isinstance(name, str)}  # SQLite lets in bytes
+        known = dict.fromkeys(seen, -math.inf) | self._claimed_at | dict.fromkeys(claimed, moment)
+        known = {
+            name: at
+            for name, at in known.items()
+            if isinstance(name, str) and (name in seen or at > moment - KEPT_SECONDS)  # SQLite lets in bytes
+        }
         # guard: known-queues-are-bounded
         latest = sorted(known.items(), key=lambda item: item[1], reverse=True)[:LARGEST_WINDOW]
         self._claimed_at = dict(latest)
