@@ -38,7 +38,7 @@ from sqlq.results.results import Results
 from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.store.health import counts as level_counts
 from sqlq.store.health.pace import Pace, pace_of
-from sqlq.store.jobs import lookup, operate, unique
+from sqlq.store.jobs import insert, lookup, operate
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs.lookup import Listing, Selection
 from sqlq.store.jobs.operate import JobChange
@@ -111,7 +111,7 @@ class Jobs(Facet):
         if here is not None and (job := here.holder(queue, key)) is not None:
             return self.get(job.id)
         with self._read() as conn:
-            id = unique.holder(conn, queue, key)
+            id = insert.holder(conn, queue, key)
         if id is None:
             raise JobNotFoundError(
                 f"no job holds the unique key {key!r} in the queue {queue!r}: a job that has ended holds it "

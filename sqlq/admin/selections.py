@@ -40,7 +40,6 @@ class Search(TypedDict, total=False):
     since: datetime | None
     until: datetime | None
     before: int | None
-    newest: int | None
     visible: Callable[[JobDetails], bool] | None
 
 

@@ -16,7 +16,7 @@ from sqlq.database.database import Database
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import JobDetails, State
 from sqlq.model.limit import DeclaredLimits
-from sqlq.store.jobs import lookup, unique
+from sqlq.store.jobs import insert, lookup
 from sqlq.store.limits import admit
 
 AHEAD_COUNTED = 1_000
@@ -59,7 +59,7 @@ def why(database: Database, job: JobDetails) -> Iterator[Reason]:
 def _retry(database: Database, job: JobDetails) -> Reason:
     """Return that a retry runs a failed job again, or the live job that keeps a retry from it."""
     with database.read() as conn:
-        holder = None if job.unique_key is None else unique.holder(conn, job.queue, job.unique_key)
+        holder = None if job.unique_key is None else insert.holder(conn, job.queue, job.unique_key)
     if holder in (None, job.id):
         return Reason("it has failed for good; a retry gives it all its attempts again", f"retry {job.id}")
     said = f"it has failed for good, and job {holder} has its unique key: a retry is refused until that ends"

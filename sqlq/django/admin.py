@@ -223,11 +223,11 @@ class JobAdmin(Shown):
     def rows(self, query: str, chosen: Mapping[str, str]) -> list[Any]:
         searches: list[dict[str, Any]] = [{"label": query}, {"key": query}] if query else [{}]
         if query.isascii() and query.isdigit() and len(query) < 19:
-            searches.append({"newest": int(query)})
+            searches.append({"before": int(query) + 1})
         jobs: dict[int, Any] = {}
         for search in searches:
             listing = reading.app.jobs.listing(limit=MOST, whole=False, **{**search, **chosen, **self.only})
-            jobs |= {job.id: job for job in listing.jobs if search.get("newest") in (None, job.id)}
+            jobs |= {job.id: job for job in listing.jobs if search.get("before") in (None, job.id + 1)}
         return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:MOST]]
 
     def one(self, key: str) -> Any:

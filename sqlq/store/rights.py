@@ -13,8 +13,8 @@ from sqlq.errors import ConfigurationError
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import VIEWS, metadata
+from sqlq.store.jobs.insert import REPLACED
 from sqlq.store.jobs.rows import COLUMNS
-from sqlq.store.jobs.unique import REPLACED
 
 QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]  # SQLAlchemy's own
 TABLES = (*(table.name for table in metadata.tables.values()), *VIEWS, version.TABLE)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 import sqlq.testing
-from sqlq.store.jobs import unique
+from sqlq.store.jobs import insert
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.kit import working
 from tests.waiting import wait_until
@@ -142,7 +142,7 @@ def test_a_job_that_ends_during_an_enqueue_of_its_key_keeps_it(
 ) -> None:
     """It is looked for in vain, since it runs; then it ends, and the insert meets no live job."""
     first = app.enqueue(once(charge))
-    held, looks = unique.held, list[int]()
+    held, looks = insert.held, list[int]()
 
     def ends_after_the_first_look(*what: Any, live: bool = False, met: bool = False) -> Any:
         found = held(*what, live=live, met=met)
@@ -152,7 +152,7 @@ def test_a_job_that_ends_during_an_enqueue_of_its_key_keeps_it(
                 work(app)
         return found
 
-    monkeypatch.setattr(unique, "held", ends_after_the_first_look)
+    monkeypatch.setattr(insert, "held", ends_after_the_first_look)
     again = sqlq.App(engine=engine)
     again.task(name="charge")(charge.handler)
     done = again.enqueue_many([once(charge), once(charge, 8)])

@@ -222,7 +222,7 @@ GUARDS = [
     Guard("lines-are-swept", None, "done, self._place = limits.Admitted(), None", LIMITS + "test_the_sweep_admits_jobs_of_a_lost_wake[sqlite]"),
     Guard("an-unknown-limit-is-the-strictest", "ONE_BY_ONE", "UNSAID", LIMITS + "test_a_key_without_a_known_limit_admits_one_by_one[sqlite]"),
     Guard("an-unknown-limit-is-the-strictest", "said.get(key, ONE_BY_ONE)", "ONE_BY_ONE", LIMITS + "test_a_sweep_that_comes_before_the_wake_knows_the_limit[postgresql]"),
-    Guard("a-start-is-never-early", "-(-us // step)", "us // step", RATES + "test_starts_are_never_closer_than_the_rate"),
+    Guard("a-start-is-never-early", "ceil(us / self.shortest_us)", "int(us / self.shortest_us)", RATES + "test_starts_are_never_closer_than_the_rate"),
     Guard("a-failed-retry-holds-no-slot", "== 1", "== 2", LIMITS + "test_a_retried_job_waits_for_a_slot[postgresql]"),
     Guard("forgetting-lets-a-line-go-on", None, "pass", SERIAL + "test_a_failure_holds_the_key_until_it_is_deleted[sqlite]"),
     Guard("own-statements-are-qualified", None, "pass", "tests/conformance/test_search_path.py::test_no_function_of_another_role_runs[public]"),

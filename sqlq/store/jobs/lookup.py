@@ -50,8 +50,8 @@ def possible(ids: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selection of jobs; without any part of it, all. `before` and `newest` bound the ids, `since` and
-    `until` the times at which the jobs were created. `header` is a name, or a name and value as in
+    """A selection of jobs; without any part of it, all. `before` bounds the ids, `since` and `until` the
+    times at which the jobs were created. `header` is a name, or a name and value as in
     "tenant=7". `text` stands in the arguments, the message of the error or the reason. `visible` leaves jobs
     out, for who may not see all of them."""
 
@@ -68,7 +68,6 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     before: int | None = None
-    newest: int | None = None
     visible: Callable[[JobDetails], bool] | None = None
 
     def where(self, source: FromClause) -> ColumnElement[bool]:
@@ -92,8 +91,7 @@ class Selection:
 
     def in_place(self, source: FromClause) -> list[ColumnElement[bool]]:
         """Return the conditions that a row is where the search goes on, by its id."""
-        parts = [] if self.before is None else [source.c.id < self.before]
-        return parts if self.newest is None else [*parts, source.c.id <= self.newest]
+        return [] if self.before is None else [source.c.id < self.before]
 
     @property
     def is_rare(self) -> bool:

@@ -40,11 +40,11 @@ from sqlq.payload.encryption import HEAD
 from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, after, far, now
 from sqlq.store.jobs import lookup, settle
+from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, possible, records
 from sqlq.store.jobs.prune import Gone
 from sqlq.store.jobs.rows import TABLES, columns_but, in_line, slices
 from sqlq.store.jobs.settle import keys_of
-from sqlq.store.jobs.unique import LIVE_KEY, holder
 from sqlq.store.limits.wakes import Wake, write
 from sqlq.store.workers import notify, workers
 

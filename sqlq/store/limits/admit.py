@@ -12,7 +12,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from fractions import Fraction
 from functools import cache
+from math import ceil, floor
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -229,15 +231,20 @@ def _next_free(row: Any, rule: Rule) -> datetime | None:
     """Return the time of a key's next free start under another rule. It counts the new rule's distance from
     the last start; under the old rule the wait might be a day."""
     free_at: datetime | None = row.next_free_at
-    before = _rule(row)
-    if free_at is None or rule.rate is None or rule.period_ms is None:
+    before_us, interval_us = _interval_us(_rule(row)), _interval_us(rule)
+    if free_at is None or interval_us is None:
         return free_at
     # in whole milliseconds, and so never early; no start is granted further ahead than this
-    distance = timedelta(milliseconds=-(-rule.period_ms // rule.rate))
+    distance = ceil(interval_us / 1000) * _MS
     latest: datetime = row.moment + AHEAD + distance
-    if before.rate is not None and before.period_ms is not None:
-        free_at += distance - timedelta(microseconds=before.period_ms * 1000 // before.rate)
+    if before_us is not None:
+        free_at += distance - floor(before_us) * _US
     return min(free_at, latest)  # guard: the-next-start-is-by-the-new-rate
+
+
+def _interval_us(rule: Rule) -> Fraction | None:
+    """Return the microseconds from one start to the next; None without a rate."""
+    return None if rule.rate is None else Fraction((rule.period_ms or 0) * 1000, rule.rate)
 
 
 def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
@@ -285,12 +292,11 @@ class Grant:
     @property
     def number(self) -> int:
         """The number of starts that the rate allows by the end of the time granted ahead."""
-        if self.rule.rate is None or self.rule.period_ms is None:
+        interval_us = _interval_us(self.rule)
+        if interval_us is None:
             return self.most
         ahead_us = (self.moment + AHEAD - self._first) // _US
-        if ahead_us < 0:
-            return 0
-        return min(self.most, ahead_us * self.rule.rate // (self.rule.period_ms * 1000) + 1)
+        return min(self.most, max(0, ahead_us // interval_us + 1))
 
     @property
     def _first(self) -> datetime:
@@ -299,11 +305,9 @@ class Grant:
     def start(self, place: int) -> datetime:
         """Return the time of the start at this place, counted from 0; never earlier than evenly spread
         starts."""
-        assert self.rule.rate is not None
-        assert self.rule.period_ms is not None
-        us = place * self.rule.period_ms * 1000
-        step = self.rule.rate * self.shortest_us
-        return self._first + -(-us // step) * self.shortest_us * _US  # guard: a-start-is-never-early
+        us = place * (_interval_us(self.rule) or 0)
+        steps = ceil(us / self.shortest_us)  # guard: a-start-is-never-early
+        return self._first + steps * self.shortest_us * _US
 
     def starts(self) -> list[Start]:
         has_rate = self.rule.rate is not None
@@ -326,9 +330,8 @@ Start: TypeAlias = tuple[int, datetime | None]
 _KEY = Key(("limit_key",))
 _KEYS: Any = bindparam("keys", expanding=True)
 _MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
-_LOCK = (
-    select(limits, now().label("moment")).where(limits.c.limit_key.in_(_KEYS)).order_by(limits.c.limit_key)
-)
+_LIMITS = select(limits, now().label("moment")).order_by(limits.c.limit_key)
+_LOCK = _LIMITS.where(limits.c.limit_key.in_(_KEYS))
 _KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(_KEYS))
 _WAKES_OF = select(wakes).where(wakes.c.limit_key.in_(_KEYS))
 _USED = update(limits).where(limits.c.limit_key.in_(_KEYS)).values(used_at=now())
@@ -456,8 +459,8 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
     def begins(column: ColumnElement[Any]) -> ColumnElement[bool]:
         return func.substr(column, 1, len(prefix)) == prefix
 
-    query = select(limits, now().label("moment")).where(begins(limits.c.limit_key))
-    rows = {row.limit_key: row for row in conn.execute(query.order_by(limits.c.limit_key).limit(most))}
+    known = conn.execute(_LIMITS.where(begins(limits.c.limit_key)).limit(most))
+    rows = {row.limit_key: row for row in known}
     keys = {*rows, *_keys_in_line(conn, "", most, begins(jobs.c.limit_key))}
     return [_status(conn, key, rows.get(key)) for key in sorted(keys)[:most]]
 
@@ -488,7 +491,7 @@ def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
 
 def status(conn: Connection, key: str) -> LimitStatus | None:
     """Return the rule and the counts of a key; None where it has no row."""
-    row = conn.execute(select(limits, now().label("moment")).where(limits.c.limit_key == key)).one_or_none()
+    row = conn.execute(_LIMITS.where(limits.c.limit_key == key)).one_or_none()
     return None if row is None else _status(conn, key, row)
 
 
