@@ -12,8 +12,9 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.database import Database
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import operate, prune
+from sqlq.store.jobs import lookup, operate, prune
 from sqlq.store.jobs.lookup import Selection
+from sqlq.store.jobs.rows import OVER
 
 PATIENCE_SECONDS = 5.0
 """How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last
@@ -85,15 +86,11 @@ class Canceller:
 
     def _why_not(self, ids: Sequence[int]) -> dict[int, Cancellation]:
         with self._database.read() as conn:
-            found = operate.find(conn, ids)
-        return {
-            id: Cancellation.PASSED_OVER
-            if id in found.live
-            else Cancellation.ENDED
-            if id in found.ended
-            else Cancellation.UNKNOWN
-            for id in ids
+            jobs = lookup.handles(conn, Selection(ids=tuple(ids)))
+        found = {
+            job.id: Cancellation.ENDED if job.state in OVER else Cancellation.PASSED_OVER for job in jobs
         }
+        return dict.fromkeys(ids, Cancellation.UNKNOWN) | found
 
 
 def batches(database: Database, select: Callable[..., list[int]], chosen: Selection) -> Iterator[list[int]]:

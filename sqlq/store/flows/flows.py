@@ -279,21 +279,19 @@ def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
     steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
     steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
     failed = steps.order_by(failed_at).limit(FAILED_LOOKED_AT).subquery("failed")
-    waiting = (
-        select(func.count())
-        .select_from(edges.join(jobs, jobs.c.id == edges.c.job_id))
-        .where(edges.c.depends_on == failed.c.id, edges.c.on_outcome == "success", blocked_by("flow"))
-        .correlate(failed)
-        .scalar_subquery()
+    query = (
+        select(*failed.c, flows.c.name, func.count().label("waiting"), now().label("moment"))
+        .join_from(failed, flows, flows.c.id == failed.c.flow_id)
+        .join(edges, edges.c.depends_on == failed.c.id)
+        .join(jobs, jobs.c.id == edges.c.job_id)
+        .where(edges.c.on_outcome == "success", blocked_by("flow"))
+        .group_by(*failed.c, flows.c.name)
     )
-    counted = select(failed, waiting.label("waiting")).subquery("counted")
-    query = select(counted, flows.c.name, now().label("moment")).where(counted.c.waiting > 0)
-    query = query.join_from(counted, flows, flows.c.id == counted.c.flow_id)
     return [
         Stuck(
             row.flow_id, row.name, row.id, row.task, (row.moment - row.failed_at).total_seconds(), row.waiting
         )
-        for row in conn.execute(query.order_by(counted.c.failed_at).limit(most))
+        for row in conn.execute(query.order_by(failed.c.failed_at).limit(most))
     ]
 
 

@@ -41,9 +41,9 @@ from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs,
 from sqlq.schema.types import Moment, after, far, now
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.insert import LIVE_KEY, holder
-from sqlq.store.jobs.lookup import Selection, possible, records
+from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.prune import Gone
-from sqlq.store.jobs.rows import TABLES, columns_but, in_line, slices
+from sqlq.store.jobs.rows import columns_but, in_line, slices
 from sqlq.store.jobs.settle import keys_of
 from sqlq.store.limits.wakes import Wake, write
 from sqlq.store.workers import notify, workers
@@ -136,21 +136,6 @@ def cancel(
     return CancelledBatch(Gone.of(waiting), held)
 
 
-class Found(NamedTuple):
-    """Where named jobs are: in `jobs`, or ended."""
-
-    live: set[int]
-    ended: set[int]
-
-
-def find(conn: Connection, ids: Sequence[int]) -> Found:
-    """Look for jobs by id in all three tables."""
-    in_jobs, in_finished, in_failed = (
-        set(conn.scalars(select(table.c.id).where(table.c.id.in_(possible(ids))))) for table, _ in TABLES
-    )
-    return Found(in_jobs, in_finished | in_failed)
-
-
 def holds_jobs(conn: Connection, name: str) -> bool:
     """Whether a queue has live or failed jobs. (Finished ones do not count: there may be many, and they have
     no index.)"""
@@ -207,11 +192,9 @@ def change(
 
 def _moved(conn: Connection, row: Any, queue: str) -> JobChange:
     """Return whether a job may go to a queue; one with a unique key is moved there at once."""
-    if row.queue == queue:
-        return JobChange.CHANGED
-    if row.sealed:
+    if row.queue != queue and row.sealed:
         return JobChange.SEALED
-    if row.unique_key is None:
+    if row.queue == queue or row.unique_key is None:
         return JobChange.CHANGED
     if holder(conn, queue, row.unique_key) is None:
         # a producer may take the key at this time
@@ -234,7 +217,7 @@ def _postpone(conn: Connection, rows: Sequence[Any], at: datetime | None, delay_
         by = case((jobs.c.blocked_by.is_(None), "limit"), else_=jobs.c.blocked_by)
         values = {"available_at": far(), "blocked_by": by, "due_at": due}
         conn.execute(update(jobs).where(jobs.c.id.in_(blocked)).values(values))
-    keys = {row.limit_key for row in rows if row.limit_key is not None}
+    keys = set(keys_of(rows).values())
     later = {Wake(key, delay_ms=delay_ms, moment=at) for key in keys}
     # now for the slots that are free, and at the new time; guard: the-rescheduled-are-looked-at
     write(conn, {Wake(key) for key in keys} | later)
@@ -244,9 +227,6 @@ def _postpone(conn: Connection, rows: Sequence[Any], at: datetime | None, delay_
 
 CARRIED_BATCH = 100
 """Rows of one move, which carries them through this process with payloads of up to 1 MiB."""
-
-
-# -- mending -------------------------------------------------------------------------------------------------
 
 
 def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
@@ -262,11 +242,10 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     if not rows:
         return [], []
     keys = keys_of(rows)
-    values = _IN_LINE if keys else {"available_at": now()}
-    statement = dialect.upsert(jobs, LIVE_KEY, values, returning=(jobs.c.id,))
+    statement = dialect.upsert(jobs, LIVE_KEY, _IN_LINE, returning=(jobs.c.id,))
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
-    given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
+    given = [{**_put_back(row), "in_line": int(row.id in keys)} for row in ordered]
     moved = sorted(id for (id,) in inserted(conn, statement, given))
     write(conn, {Wake(keys[id]) for id in moved if id in keys})
     dialect.delete(conn, failed_jobs.c.id, moved)

@@ -64,11 +64,9 @@ _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
 """The columns of options."""
 DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
 """The inputs of `available_at`."""
-_START: dict[str, type[TypeEngine[Any]]] = {"start_by": Moment, "expires_ms": BigInteger}
-"""The inputs of `start_by`, beside the time when the job is due."""
-_LIMIT: dict[str, type[TypeEngine[Any]]] = {"limit": Text}
-"""The key of the limit that blocks a job."""
-_COMPUTED = (*DUE, *_START, *_LIMIT)
+_COMPUTED = {**DUE, "start_by": Moment, "expires_ms": BigInteger, "limit": Text}
+"""The inputs of computed columns: `start_by` also follows from the time when the job is due, and the key of a
+limit blocks it."""
 
 COLUMNS = {**_ALWAYS, **_OPTIONS}
 """The columns that a job can have beside its times."""
@@ -79,7 +77,7 @@ def columns_but(*names: str) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if name not in names)
 
 
-_TYPES = {**COLUMNS, **DUE, **_START, **_LIMIT}
+_TYPES = {**COLUMNS, **_COMPUTED}
 _ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
 _MOMENTS = {name for name, kind in _TYPES.items() if kind is Moment}
 FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
@@ -139,11 +137,6 @@ def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, A
     return row
 
 
-def state_of(said: Sequence[str]) -> ColumnElement[Any]:
-    """Return the state of new jobs that have these options."""
-    return NEW_OR_BLOCKED if "limit" in said else NEW_STATE
-
-
 def is_delayed(said: Sequence[str]) -> bool:
     """Whether jobs that have these options may be due later."""
     return not DUE.keys().isdisjoint(said)
@@ -163,8 +156,13 @@ def due(said: Collection[str], value: Value) -> ColumnElement[Any]:
     return func.coalesce(value("moment"), at) if "moment" in said else at
 
 
-def _times(said: Sequence[str], value: Value) -> Mapping[str, Any]:
-    """Return the computed columns of jobs. A job under a limit is blocked until it is admitted."""
+def _parameter(name: str) -> ColumnElement[Any]:
+    return bindparam(name, type_=_TYPES[name])
+
+
+def computed(said: Sequence[str], value: Value = _parameter) -> Mapping[str, Any]:
+    """Return the computed columns of jobs that have these options. A job under a limit is blocked until it
+    is admitted."""
     at = due(said, value)
     times: dict[str, ColumnElement[Any]] = {"available_at": at} if is_delayed(said) else {}
     ends = [value("start_by")] if "start_by" in said else []
@@ -184,15 +182,6 @@ def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, 
         "blocked_by": case((limited, "limit"), else_=null()),  # guard: a-limited-job-is-blocked
         "due_at": case((limited, due), else_=null()),
     }
-
-
-def _parameter(name: str) -> ColumnElement[Any]:
-    return bindparam(name, type_=_TYPES[name])
-
-
-def computed(said: Sequence[str]) -> Mapping[str, Any]:
-    """Return the computed columns of an insert of one job that has these options."""
-    return _times(said, _parameter)
 
 
 def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
@@ -225,20 +214,21 @@ def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
     common = {
         name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _COMPUTED
     }
-    columns: dict[str, Any] = {**common, "payload": texts.c.value, **_times(said, _parameter)}
-    return _insert_all(dialect, columns, texts.c.place, state_of(said))
+    columns: dict[str, Any] = {**common, "payload": texts.c.value, **computed(said)}
+    return _insert_all(dialect, columns, texts.c.place, said)
 
 
 @cache
 def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
     rows = dialect.batch_table(_batch(said))
     columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
-    columns |= _times(said, lambda name: rows.c[name])
-    return _insert_all(dialect, columns, rows.c.n, state_of(said))
+    columns |= computed(said, lambda name: rows.c[name])
+    return _insert_all(dialect, columns, rows.c.n, said)
 
 
 def _insert_all(
-    dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any], state: ColumnElement[Any]
+    dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any], said: Sequence[str]
 ) -> Any:
+    state = NEW_OR_BLOCKED if "limit" in said else NEW_STATE
     returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
     return dialect.insert(jobs, columns, order_by=place, returning=returned)

@@ -183,12 +183,12 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     starts = [start for grant in used for start in grant.starts()]
     done.number = len(apart(starts, start, defer, dialect, within=conn))
     done.starts_ms = [(at - grant.moment) / _MS for grant in used for _, at in grant.starts() if at]
-    if used and dialect.locks_on_one_node:  # of two nodes' admissions the second one's COMMIT then fails
-        conn.execute(_USED, {"keys": [grant.key for grant in used]})
     if rated := [grant for grant in used if grant.rule.rate is not None]:
-        conn.execute(
-            _CHANGE, [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
-        )
+        rows = [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
+        conn.execute(_CHANGE, rows)
+    free = [grant.key for grant in used if grant.rule.rate is None]
+    if free and dialect.locks_on_one_node:  # of two nodes' admissions the second one's COMMIT then fails
+        conn.execute(_USED, {"keys": free})
     write(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
     done.more |= {grant.key for grant in used if len(grant.ids) == most and not grant.rule.in_order}
     return done

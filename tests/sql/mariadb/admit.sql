@@ -23,7 +23,7 @@ WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s) ORDER BY shop.sqlq_limits.limit
 
 SELECT DISTINCT shop.sqlq_workers.queues 
 FROM shop.sqlq_workers 
-WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(ago_ms)s) * 1000 MICROSECOND);
+WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
 
 SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
                        WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken;
@@ -34,7 +34,7 @@ SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
 
 SAVEPOINT sa_savepoint_1;
 
-UPDATE shop.jobs FORCE INDEX (PRIMARY) SET available_at=UTC_TIMESTAMP(6), blocked_by=NULL WHERE shop.jobs.id IN (%(ids_1)s) AND shop.jobs.blocked_by = 'limit';
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `start` DATETIME(6) PATH '$[1]')) AS given) AS batch STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY) SET jobs.available_at=coalesce(batch.start, UTC_TIMESTAMP(6)), jobs.blocked_by=NULL WHERE shop.jobs.id = batch.id AND shop.jobs.blocked_by = 'limit';
 
 RELEASE SAVEPOINT sa_savepoint_1;
 

@@ -23,7 +23,7 @@ WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s) ORDER BY shop.sqlq_limits.limit
 
 SELECT DISTINCT shop.sqlq_workers.queues 
 FROM shop.sqlq_workers 
-WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(ago_ms)s) * 1000 MICROSECOND);
+WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
 
 SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
                        WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken;
@@ -34,11 +34,11 @@ SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
 
 SAVEPOINT sa_savepoint_1;
 
-SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `start` DATETIME(6) PATH '$[1]')) AS given) AS batch STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY) SET jobs.available_at=batch.start, jobs.blocked_by=NULL WHERE shop.jobs.id = batch.id AND shop.jobs.blocked_by = 'limit';
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `start` DATETIME(6) PATH '$[1]')) AS given) AS batch STRAIGHT_JOIN shop.jobs FORCE INDEX (PRIMARY) SET jobs.available_at=coalesce(batch.start, UTC_TIMESTAMP(6)), jobs.blocked_by=NULL WHERE shop.jobs.id = batch.id AND shop.jobs.blocked_by = 'limit';
 
 RELEASE SAVEPOINT sa_savepoint_1;
 
-UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET next_free_at=%(at)s WHERE shop.sqlq_limits.limit_key = %(of)s;
+UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET max_running=%(max_running)s, rate=%(rate)s, period_ms=%(period_ms)s, in_order=%(in_order)s, holds=%(holds)s, next_free_at=%(at)s WHERE shop.sqlq_limits.limit_key = %(of)s;
 
 INSERT INTO shop.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, CASE WHEN (batch.in_order = %(in_order_1)s) THEN %(param_1)s ELSE %(param_2)s END AS anon_1, CASE WHEN (batch.holds = %(holds_1)s) THEN %(param_3)s ELSE %(param_4)s END AS anon_2, CASE WHEN (batch.moment IS NOT NULL) THEN batch.moment ELSE CASE WHEN (batch.delay_ms = %(delay_ms_1)s) THEN UTC_TIMESTAMP(6) ELSE (UTC_TIMESTAMP(6) + INTERVAL (batch.delay_ms) * 1000 MICROSECOND) END END AS anon_3 
 FROM (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`limit_key` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[0]', `max_running` INT PATH '$[1]', `rate` INT PATH '$[2]', `period_ms` BIGINT PATH '$[3]', `in_order` INT PATH '$[4]', `holds` INT PATH '$[5]', `moment` DATETIME(6) PATH '$[6]', `delay_ms` BIGINT PATH '$[7]')) AS given) AS batch ORDER BY batch.limit_key RETURNING shop.sqlq_wakes.id;

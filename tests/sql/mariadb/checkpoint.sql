@@ -1,4 +1,4 @@
-SELECT STRAIGHT_JOIN shop.jobs.id, batch.`before`, batch.after, shop.jobs.cancel_requested_at AS sqlq_0 
+SELECT STRAIGHT_JOIN shop.jobs.id, batch.`before`, batch.after, shop.jobs.id AS sqlq_0, shop.jobs.lease_token AS sqlq_1, shop.jobs.cancel_requested_at AS sqlq_2 
 FROM (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`id` BIGINT PATH '$[0]', `token` BIGINT PATH '$[1]', `before` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[2]', `after` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[3]')) AS given) AS batch INNER JOIN shop.jobs FORCE INDEX (PRIMARY) ON shop.jobs.id = batch.id 
 WHERE shop.jobs.lease_token = batch.token AND shop.jobs.reserved_at IS NOT NULL AND shop.jobs.`cursor` <=> batch.`before` FOR UPDATE;
 

@@ -1,6 +1,6 @@
 SELECT shop.finished_jobs.id 
 FROM shop.finished_jobs 
-WHERE shop.finished_jobs.finished_at < (UTC_TIMESTAMP(6) + INTERVAL (%(ago_ms)s) * 1000 MICROSECOND) AND shop.finished_jobs.expires_at IS NULL AND (shop.finished_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT shop.sqlq_edges.job_id 
+WHERE shop.finished_jobs.finished_at < (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND) AND shop.finished_jobs.expires_at IS NULL AND (shop.finished_jobs.id NOT IN (NULL) OR (1 = 1)) AND (shop.finished_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT shop.sqlq_edges.job_id 
 FROM shop.sqlq_edges 
 WHERE shop.sqlq_edges.depends_on = shop.finished_jobs.id AND (EXISTS (SELECT * 
 FROM shop.jobs 
@@ -8,6 +8,6 @@ WHERE shop.jobs.id = shop.sqlq_edges.job_id)))) OR (EXISTS (SELECT shop.sqlq_edg
 FROM shop.sqlq_edges 
 WHERE shop.sqlq_edges.depends_on = shop.finished_jobs.id AND (EXISTS (SELECT * 
 FROM shop.failed_jobs AS failed_step 
-WHERE failed_step.id = shop.sqlq_edges.job_id)))))) AND (shop.finished_jobs.id NOT IN (NULL) OR (1 = 1)) ORDER BY shop.finished_jobs.finished_at 
- LIMIT %(most)s;
+WHERE failed_step.id = shop.sqlq_edges.job_id)))))) ORDER BY shop.finished_jobs.finished_at 
+ LIMIT %(param_2)s;
 

@@ -1,16 +1,16 @@
+SELECT DISTINCT shop.sqlq_workers.queues 
+FROM shop.sqlq_workers 
+WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
+
 SELECT shop.jobs.id 
 FROM shop.jobs 
 WHERE shop.jobs.limit_key IS NOT NULL AND shop.jobs.blocked_by IS NULL AND shop.jobs.reserved_at IS NULL AND shop.jobs.queue IN (SELECT shop.sqlq_queues.queue 
 FROM shop.sqlq_queues 
 WHERE shop.sqlq_queues.paused_at IS NOT NULL) ORDER BY shop.jobs.id 
- LIMIT %(most)s;
-
-SELECT DISTINCT shop.sqlq_workers.queues 
-FROM shop.sqlq_workers 
-WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(ago_ms)s) * 1000 MICROSECOND);
+ LIMIT %(param_1)s;
 
 SELECT shop.jobs.limit_key 
 FROM shop.jobs 
-WHERE shop.jobs.blocked_by >= 'limit' AND shop.jobs.blocked_by <= 'limit' AND shop.jobs.limit_key > %(after_key)s GROUP BY shop.jobs.blocked_by, shop.jobs.limit_key ORDER BY shop.jobs.blocked_by, shop.jobs.limit_key 
- LIMIT %(most)s;
+WHERE shop.jobs.blocked_by >= 'limit' AND shop.jobs.blocked_by <= 'limit' AND shop.jobs.limit_key > %(param_1)s GROUP BY shop.jobs.blocked_by, shop.jobs.limit_key ORDER BY shop.jobs.blocked_by, shop.jobs.limit_key 
+ LIMIT %(param_2)s;
 
