@@ -236,6 +236,8 @@ class Events:
 
     def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
         """Publish the events of jobs that were enqueued, when the transaction of `conn` commits, or now."""
+        if not (new and self.wants("enqueued")):
+            return
         told = [
             enqueued(job, asked.max_attempts or MAX_ATTEMPTS, asked.delay_ms, asked.label)
             for asked, job in zip(new, done, strict=True)

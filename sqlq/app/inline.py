@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -79,13 +79,21 @@ class Here:
     """The advice for a connection that does not report commits."""
 
     def __init__(
-        self, tasks: Registry, *, at_commit: bool, lifespan: Any = None, run: Run | None = None
+        self,
+        tasks: Registry,
+        known: MutableMapping[int, InlineJob],
+        *,
+        at_commit: bool,
+        lifespan: Any = None,
+        run: Run | None = None,
     ) -> None:
-        """`run` runs the coroutine of an `async def` handler for a caller that cannot await it."""
+        """`known` keeps the jobs by their ids. `run` runs the coroutine of an `async def` handler for a
+        caller that cannot await it."""
         self._tasks = tasks
         self._lifespan = lifespan
         self._run_coroutine = run or on_a_loop_of_its_own
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
+        self._known = known
         self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
 
     def enqueue(self, batch: Batch, session: Any = None) -> Any:
@@ -113,24 +121,17 @@ class Here:
             answers.append(job.answer(created=created))
         return answers
 
+    @property
+    def jobs(self) -> list[InlineJob]:
+        """The jobs that are known, in the order in which they were enqueued."""
+        with self._taking:
+            return list(self._known.values())
+
     def find(self, id: int) -> InlineJob | None:
         """Return a job that ran here, or will; None for an unknown id, or a job that is forgotten."""
-        return next((job for job in self.jobs if job.id == id), None)
+        return self._known.get(id)
 
-    # -- the known jobs --------------------------------------------------------------------------------------
-
-    @property
-    def jobs(self) -> Sequence[InlineJob]:
-        """The jobs that are known."""
-        raise NotImplementedError
-
-    def add(self, job: InlineJob) -> None:
-        """Know a job."""
-        raise NotImplementedError
-
-    def forget(self, jobs: Sequence[InlineJob]) -> None:
-        """Know jobs no more, whose transaction was rolled back."""
-        raise NotImplementedError
+    # -- what differs in eager mode and in the test kit ------------------------------------------------------
 
     def begun(self, job: InlineJob) -> None:
         """Called when an attempt begins."""
@@ -158,7 +159,7 @@ class Here:
                     live.new = self._completed(new)
                 return live, False
             job = InlineJob(self.new_id(), self._completed(new))
-            self.add(job)
+            self._known[job.id] = job
             return job, True
 
     def _next(self, new: NewJob) -> InlineJob:
@@ -210,7 +211,8 @@ class Here:
         return None
 
     def _undone(self, kept: list[_Kept]) -> None:
-        self.forget([job for each in kept for job in each.jobs])
+        for job in (job for each in kept for job in each.jobs):
+            self._known.pop(job.id, None)
 
     def _committed(self, kept: list[_Kept]) -> None:
         if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
@@ -394,22 +396,10 @@ class EagerEnqueuer(Here):
     otherwise = "enqueue after the commit, without a session"
 
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
-        super().__init__(tasks, at_commit=True, run=run)
-        self._known: weakref.WeakValueDictionary[int, InlineJob] = weakref.WeakValueDictionary()
-        """Weak references: a job that waits for a commit is kept as long as its session, and no longer."""
+        # weak references: a job that waits for a commit is kept as long as its session, and no longer
+        super().__init__(tasks, weakref.WeakValueDictionary(), at_commit=True, run=run)
         self._last: deque[InlineJob] = deque(maxlen=REMEMBERED)
         self.new_id = self.new_flow_id = _new_id
-
-    @property
-    def jobs(self) -> Sequence[InlineJob]:
-        return [job for known in self._known.valuerefs() if (job := known()) is not None]
-
-    def add(self, job: InlineJob) -> None:
-        self._known[job.id] = job
-
-    def forget(self, jobs: Sequence[InlineJob]) -> None:
-        for job in jobs:
-            self._known.pop(job.id, None)
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         log.error(

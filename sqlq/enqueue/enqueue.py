@@ -87,7 +87,9 @@ class Enqueuer:
         if session is not None:
             return self.join(session, insert, new)
         done = self._insert_alone(insert, None if isinstance(batch, Plan) or len(new) > 1 else new[0])
-        self._told(new, _jobs_in(done))
+        made = _jobs_in(done)
+        _debug(made)
+        self._events.enqueued(new, made)
         return done
 
     async def aenqueue(self, batch: Batch, session: AnyAsyncSession | None = None) -> Any:
@@ -128,16 +130,30 @@ class Enqueuer:
     def join(self, session: SyncSession, work: Callable[[Connection], T], new: Sequence[NewJob] = ()) -> T:
         """Do `work` in the caller's transaction, on its connection. Listeners are notified of the jobs that
         it enqueues, where these are `new`."""
-        conn = connection_to_write(session)
+        conn, is_committed = connection_to_write(session), False
         if isinstance(conn, Adapter):
-            return self._join_adapted(conn, work, new)
-        done = self._work(conn, work)
-        made = _jobs_in(done)
-        self._mark(conn, made)
+            conn.driver.refuse_broken()
+            done, is_committed = conn.write(lambda: self._work(conn, work))
+        else:
+            done = self._work(conn, work)
         note_write(session)
-        self._notifier.on_commit_of(conn)
-        self._told(new, made, conn)
+        made = _jobs_in(done)
+        _debug(made)
+        if not is_committed:
+            self._mark(conn, made)
+        if not isinstance(conn, Adapter):
+            self._notifier.on_commit_of(conn)
+            self._events.enqueued(new, made, conn)
+        elif is_committed:
+            self._committed(new, made)
+        # most drivers report no commit: listeners then hear of none, and workers of the transaction's end
+        elif not conn.driver.on_commit(partial(self._committed, new, made)):
+            self._notifier.at_the_end_of(conn.driver.connection)
         return done
+
+    def _committed(self, new: Sequence[NewJob], made: list[Job]) -> None:
+        self._notifier.send()
+        self._events.enqueued(new, made)
 
     def _work(self, conn: Any, work: Callable[[Connection], T]) -> T:
         """Do `work` on a caller's connection."""
@@ -147,26 +163,9 @@ class Enqueuer:
                 return work(conn)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
+                self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
                 _say_why(said, dialects.dialect_of(conn), conn.engine.url)
             raise
-
-    def _join_adapted(self, conn: Adapter, work: Callable[[Connection], T], new: Sequence[NewJob]) -> T:
-        """Do `work` on a driver's connection. Nothing reports its commit, except one that is made here."""
-        conn.driver.refuse_broken()
-        try:
-            done, is_committed = conn.write(lambda: self._work(conn, work))
-        except Exception as error:
-            if database_error(conn, error) is not None:
-                self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
-            raise
-        made = _jobs_in(done)
-        if is_committed:
-            self._notifier.send()
-            self._told(new, made)
-        else:
-            self._mark(conn, made)
-            self._tell_at_commit(conn, new, made)
-        return done
 
     def _mark(self, conn: Any, made: list[Job]) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
@@ -180,26 +179,6 @@ class Enqueuer:
             at_the_end_of(conn, undone=origin.undo)
         for job in made:
             job.enqueued_in(origin)
-
-    def _tell_at_commit(self, conn: Adapter, new: Sequence[NewJob], done: list[Job]) -> None:
-        """Have listeners and workers notified when the transaction of a driver's connection is committed.
-        Listeners are notified only where the commit is certain, a worker as soon as it may have happened."""
-        _debug(done)
-        hears = bool(new) and self._events.wants("enqueued")
-        if self._notifier.are_needed or hears:
-
-            def committed() -> None:
-                self._notifier.send()
-                if hears:
-                    self._events.enqueued(new, done)
-
-            if not conn.driver.on_commit(committed):
-                self._notifier.at_the_end_of(conn.driver.connection)
-
-    def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> None:
-        _debug(done)
-        if new and self._events.wants("enqueued"):
-            self._events.enqueued(new, done, conn)
 
     def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
         """Return the statement that inserts a job, and its parameters; see `App.statement`."""

@@ -143,19 +143,9 @@ class _Composed(Generic[R_co]):
         """Return a chain of this and the parts after it."""
         return Chain([self, *parts])
 
-    def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
-        raise NotImplementedError
-
 
 class Chain(_Composed[R_co]):
     """Jobs that run one after the other; see `sqlq.chain`."""
-
-    def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
-        laid = _Laid([], dict(waits), is_list=False)
-        for part in self.parts:
-            laid = flow.lay(part, laid.gate, given)
-            given = laid.given()
-        return laid
 
 
 class Group(_Composed[R_co]):
@@ -169,11 +159,6 @@ class Group(_Composed[R_co]):
         >>> prices.then(choose.new(7, prices.results))  # doctest: +SKIP
         """
         return cast("list[R_co]", Result(self, is_list=True))
-
-    def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
-        ends = [end for part in self.parts for end in flow.lay(part, waits, given).ends]
-        gate: dict[int, When] = {end.number: "success" for end in ends}
-        return _Laid(ends, gate or dict(waits), is_list=True)
 
 
 def chain(*parts: Any) -> Chain:
@@ -288,10 +273,17 @@ class Flow:
 
     def lay(self, part: Any, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
         """Add a part, and return its place in the flow; `given` are the arguments for a task."""
-        if isinstance(part, _Composed):
-            laid = part.lay(self, waits, given)
-            if isinstance(part, Group):
-                self._laid[id(part)] = (part, laid)
+        if isinstance(part, Chain):
+            laid = _Laid([], dict(waits), is_list=False)
+            for each in part.parts:
+                laid = self.lay(each, laid.gate, given)
+                given = laid.given()
+            return laid
+        if isinstance(part, Group):
+            ends = [end for each in part.parts for end in self.lay(each, waits, given).ends]
+            gate: dict[int, When] = {end.number: "success" for end in ends}
+            laid = _Laid(ends, gate or dict(waits), is_list=True)
+            self._laid[id(part)] = (part, laid)
             return laid
         try:
             job = part if isinstance(part, NewJob) else part.new(*given)

@@ -146,7 +146,7 @@ def _enqueued(task: AnyTask | str, session: SyncSession | None, app: App | None)
     name = task if isinstance(task, str) else task.name
     app = app or current_app()
     if app is not None and isinstance(app._stand_in, InlineEnqueuer):
-        return [_job(task, job.id, job.new) for job in app._stand_in.ran.jobs if job.new.task == name]
+        return [_job(task, job.id, job.new) for job in app._stand_in.jobs if job.new.task == name]
     if session is not None:
         reading: Any = nullcontext(connection_of(session))
     elif app is not None:

@@ -4,7 +4,7 @@ written."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -21,8 +21,12 @@ class Inline:
     """The jobs of an `inline` block, in the order in which they were enqueued; without those whose
     transaction was rolled back."""
 
-    def __init__(self) -> None:
-        self.jobs: list[InlineJob] = []
+    def __init__(self, enqueuer: InlineEnqueuer) -> None:
+        self._enqueuer = enqueuer
+
+    @property
+    def jobs(self) -> list[InlineJob]:
+        return self._enqueuer.jobs
 
 
 @contextmanager
@@ -67,7 +71,7 @@ def inline(
     before, app._stand_in = app._stand_in, enqueuer
     try:
         with current(app), enqueuer.failing():
-            yield enqueuer.ran
+            yield Inline(enqueuer)
     finally:
         app._stand_in = before
         enqueuer.close()
@@ -79,21 +83,10 @@ class InlineEnqueuer(Here):
     otherwise = 'use inline(app), without at="commit"'
 
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
-        super().__init__(app.tasks, at_commit=at_commit, lifespan=lifespan)
+        super().__init__(app.tasks, {}, at_commit=at_commit, lifespan=lifespan)
         self.new_id, self.new_flow_id = itertools.count(1).__next__, itertools.count(1).__next__
         self._failed: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
-        self.ran = Inline()
-
-    @property
-    def jobs(self) -> Sequence[InlineJob]:
-        return self.ran.jobs
-
-    def add(self, job: InlineJob) -> None:
-        self.ran.jobs.append(job)
-
-    def forget(self, jobs: Sequence[InlineJob]) -> None:
-        self.ran.jobs[:] = [job for job in self.ran.jobs if job not in jobs]
 
     def close(self) -> None:
         """Run nothing any more of what waits for a commit."""

@@ -21,7 +21,6 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.model.job import JobOptions
 from sqlq.testing import (
-    InlineJob,
     Tally,
     adrain,
     assert_enqueued,
@@ -283,9 +282,7 @@ class TestWhatHandlersReturn:
                     app.enqueue(task.new())
 
             block = inline(app, at="commit" if "commit" in way else "enqueue")
-            jobs: list[InlineJob] = []
             with suppress(TypeError), block as ran:
-                jobs = ran.jobs
                 if way == "inline":
                     app.enqueue(task.new())
                 elif way == "commit":
@@ -293,7 +290,7 @@ class TestWhatHandlersReturn:
                         app.enqueue(task.new(), session=session)
                 else:
                     asyncio.run(on_a_loop())
-            (ended_inline,) = jobs
+            (ended_inline,) = ran.jobs
             error = ended_inline.error
             return ended_inline.state, ended_inline.result if error is None else str(error)
 
