@@ -95,16 +95,8 @@ class InlineFlow:
     """A flow that runs where it is enqueued: its jobs, in the order in which their steps were added."""
 
     id: int
-    name: str | None
-    jobs: list[InlineJob]
-    ends: tuple[int, ...] = ()
-    is_list: bool = False
-
-    @classmethod
-    def of(cls, plan: Plan, id: int, make: Callable[[NewJob], InlineJob]) -> InlineFlow:
-        flow = cls(id, plan.name, [], plan.ends, plan.is_list)
-        flow.extend(plan, make)
-        return flow
+    plan: Plan
+    jobs: list[InlineJob] = field(default_factory=list)
 
     def extend(
         self, plan: Plan, make: Callable[[NewJob], InlineJob], grown_from: InlineJob | None = None
@@ -123,7 +115,7 @@ class InlineFlow:
     def answer(self) -> EnqueuedFlow:
         """Return the answer of `enqueue`."""
         jobs = tuple(job.answer(created=True) for job in self.jobs)
-        return EnqueuedFlow(self.id, self.name, jobs, self.ends, self.is_list)
+        return EnqueuedFlow(self.id, self.plan.name, jobs, self.plan.ends, self.plan.is_list)
 
 
 def claimed_here(job: InlineJob, task: AnyTask) -> ClaimedJob:

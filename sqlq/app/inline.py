@@ -110,7 +110,8 @@ class Here:
             self._tasks.find(new.task)  # raises for a job whose handler is not here
         conn = self._joined(session)
         if isinstance(batch, Plan):
-            flow = InlineFlow.of(batch, self.new_flow_id(), self._next)
+            flow = InlineFlow(self.new_flow_id(), batch)
+            flow.extend(batch, self._next)
             await self._run_or_keep(flow, conn, session, call)
             return flow.answer()
         answers = []

@@ -320,21 +320,17 @@ def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule
         takes = ", ".join(Options.__annotations__)
         raise ConfigurationError(f"a schedule takes no {', '.join(unknown)}: it takes {takes}")
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if isinstance(when, Schedule):
-        if said:
-            raise ConfigurationError(
-                f"a Schedule and {', '.join(said)} are given together: say it all in the Schedule"
-            )
-        return when
-    if when is None:
-        return Schedule(**said)
-    if not isinstance(when, str):
+    if when is not None and not isinstance(when, (Schedule, str)):
         raise ConfigurationError(
             f'the schedule is {when!r}: give a sqlq.Schedule or a cron expression such as "0 3 * * *"'
         )
-    if "cron" in said:
+    if isinstance(when, Schedule) and said:
+        raise ConfigurationError(
+            f"a Schedule and {', '.join(said)} are given together: say it all in the Schedule"
+        )
+    if isinstance(when, str) and "cron" in said:
         raise ConfigurationError("two cron expressions are given: leave one out")
-    return Schedule(when, **said)
+    return when if isinstance(when, Schedule) else Schedule(**{"cron": when, **said})
 
 
 def checked_template(job: Any, name: str) -> NewJob:

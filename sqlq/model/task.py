@@ -121,7 +121,13 @@ class Task(Generic[P, R]):
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
         if any(value is None for value in (*args, *kwargs.values())):
-            self._refuse_none(self._signature.bind(*args, **kwargs).arguments)
+            arguments = self._signature.bind(*args, **kwargs).arguments
+            for name in self._never_none & arguments.keys():
+                if arguments[name] is None:
+                    raise ArgumentsError(
+                        f"{self.name}: {name} is None, but it is annotated as never None: if it is a new "
+                        "row's id, call session.flush() first"
+                    )
         results, known, named = without_results(args, kwargs)
         for place, result in results.items():
             self._refuse_result(place, result)
@@ -230,14 +236,6 @@ class Task(Generic[P, R]):
             return args, kwargs
         return conversions.decode(args, kwargs, f"{self.name}: ")
 
-    def _refuse_none(self, arguments: Mapping[str, Any]) -> None:
-        for name in self._never_none:
-            if arguments.get(name, name) is None:
-                raise ArgumentsError(
-                    f"{self.name}: {name} is None, but it is annotated as never None: if it is a new row's "
-                    "id, call session.flush() first"
-                )
-
     def for_queue(self, queue: str) -> Task[P, R]:
         """Return the task as it is in a queue."""
         return self.elsewhere.get(queue, self)
@@ -285,7 +283,7 @@ class Task(Generic[P, R]):
     def _conversions(self) -> Conversions | None:
         """The conversions of arguments by their annotations; None where they are plain JSON. Read late,
         too."""
-        return Conversions.of(self._signature, self._hints)
+        return Conversions(self._signature, self._hints) or None
 
     @cached_property
     def returns(self) -> Any:
@@ -363,21 +361,20 @@ def _task_name(handler: Callable[..., Any], name: str | None) -> str:
     if name is not None:
         return checked_name(name, "the task's name")
     module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
+    why = None
     if module is None or qualname is None:
+        why = "has no name of its own"
+    elif module == "__main__":
+        why = "is defined in __main__, a module that no worker can import"
+    elif "<lambda>" in qualname:
+        why = "is a lambda, and has no name"
+    elif "<locals>" in qualname:
+        why = "is defined inside another function, where no worker can find it"
+    if why is not None:
         raise ConfigurationError(
-            f"{handler!r} has no name of its own: give the task one, as in "
-            "@app.task(name='shop.send_receipt')"
+            f"{qualname or handler!r} {why}: define it at the top of an importable module, or name the task, "
+            "as in @app.task(name='shop.send_receipt')"
         )
-    for wrong, why in (
-        (module == "__main__", "is defined in __main__, a module that no worker can import"),
-        ("<lambda>" in qualname, "is a lambda, and has no name"),
-        ("<locals>" in qualname, "is defined inside another function, where no worker can find it"),
-    ):
-        if wrong:
-            raise ConfigurationError(
-                f"{qualname} {why}: define it at the top of an importable module, "
-                "or name the task, as in @app.task(name='shop.send_receipt')"
-            )
     return checked_name(f"{module}.{qualname}", "the task's name")
 
 

@@ -121,31 +121,29 @@ def never_none(signature: inspect.Signature, hints: Mapping[str, Any]) -> Iterat
 def takes_object(hint: Any, form: dict[str, Any]) -> bool:
     """Whether a value annotated so may be made of a JSON object. False only where it is certain that it may
     not."""
-    if _admits(hint, form):
-        return True
     conversion = conversion_of(hint)
+    if conversion is None:
+        return _admits(hint, {})
     try:
-        return conversion is not None and conversion.decode(form, "it") is not None
+        conversion.decode(form, "it")
     except ArgumentsError:
         return False
+    return True
 
 
-def _admits(hint: Any, value: dict[str, Any] | None = None) -> bool:
-    """Whether an annotation takes a dict as it is, or None."""
-    if hint is Any or (hint is None and value is None):
-        return True
-    if isinstance(hint, typing.NewType):
-        return _admits(hint.__supertype__, value)
-    if get_origin(hint) in (Union, types.UnionType):
+def _admits(hint: Any, value: Any = None) -> bool:
+    """Whether an annotation takes a value as it is. An unusual annotation gets the benefit of the doubt."""
+    if get_origin(hint) in (Union, types.UnionType):  # of which msgspec does not know each
         return any(_admits(arm, value) for arm in get_args(hint))
-    if get_origin(hint) is Annotated:
-        return _admits(get_args(hint)[0], value)
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
+    import msgspec
+
     try:
-        return isinstance(value, get_origin(hint) or hint)
-    except TypeError:  # a type variable, a protocol or anything else unusual gets the benefit of the doubt
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    except Exception:
         return True
+    return True
 
 
 # -- conversions ---------------------------------------------------------------------------------------------
@@ -230,29 +228,26 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 class Conversions:
-    """The conversions of a handler's parameters."""
+    """The conversions of a handler's parameters. False where no parameter has one."""
 
-    def __init__(self, signature: inspect.Signature, found: Mapping[str, Conversion]) -> None:
+    def __init__(self, signature: inspect.Signature, hints: Mapping[str, Any]) -> None:
         self._names = positional_names(signature)
-        parameters = signature.parameters.values()
-        self._named = {p.name: found.get(p.name) for p in parameters if p.kind in _BY_NAME}
-        self._positional = {name: found.get(name) for name in self._names}
-        kinds = {p.kind: found.get(p.name) for p in parameters}
-        self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
-        """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
-        self._others = kinds.get(inspect.Parameter.VAR_KEYWORD)
-
-    @classmethod
-    def of(cls, signature: inspect.Signature, hints: Mapping[str, Any]) -> Conversions | None:
-        """Return the conversions of a signature; None where no parameter has one."""
         found = {}
+        kinds = {}
         for parameter in signature.parameters.values():
             hint = hints.get(parameter.name, Any)
             if parameter.default is None:
                 hint = _or_none(hint)
-            if (conversion := conversion_of(hint)) is not None:
-                found[parameter.name] = conversion
-        return cls(signature, found) if found else None
+            found[parameter.name] = kinds[parameter.kind] = conversion_of(hint)
+        self._any = any(found.values())
+        self._positional = {name: found[name] for name in self._names}
+        self._named = {name: found[name] for name in found if signature.parameters[name].kind in _BY_NAME}
+        self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
+        """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
+        self._others = kinds.get(inspect.Parameter.VAR_KEYWORD)
+
+    def __bool__(self) -> bool:
+        return self._any
 
     def encode(
         self,

@@ -89,7 +89,10 @@ def test_a_task_is_named_after_its_function() -> None:
     ("handler", "message"),
     [
         (lambda: None, "is a lambda, and has no name: define it at the top of an importable module"),
-        (functools.partial(send, 7), "has no name of its own: give the task one, as in @app.task"),
+        (
+            functools.partial(send, 7),
+            "has no name of its own: define it at the top",
+        ),
         (Callme(), "has no name of its own"),
         (make_task(send), "has no name of its own"),
     ],
