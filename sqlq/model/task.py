@@ -201,9 +201,8 @@ class Task(Generic[P, R]):
             name = next(iter(self._signature.parameters))
             # read anew when it is called: annotations may name what comes later
             hint = hints_of(self.handler).get(name, Any)
-            if hint is not JobResult and not takes_object(
-                hint, asdict(_AN_ENDING)
-            ):  # guard: a-follow-up-fits
+            fits = hint is JobResult or takes_object(hint, asdict(_AN_ENDING))
+            if not fits:  # guard: a-follow-up-fits
                 misfit = f"{self.name}, whose {name} is annotated as {_shown(hint)}"
         if misfit is not None:
             raise ConfigurationError(
@@ -372,8 +371,8 @@ def _task_name(handler: Callable[..., Any], name: str | None) -> str:
         why = "is defined inside another function, where no worker can find it"
     if why is not None:
         raise ConfigurationError(
-            f"{qualname or handler!r} {why}: define it at the top of an importable module, or name the task, "
-            "as in @app.task(name='shop.send_receipt')"
+            f"{qualname or repr(handler)} {why}: define it at the top of an importable module, or name the "
+            "task, as in @app.task(name='shop.send_receipt')"
         )
     return checked_name(f"{module}.{qualname}", "the task's name")
 

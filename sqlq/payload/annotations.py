@@ -122,8 +122,8 @@ def takes_object(hint: Any, form: dict[str, Any]) -> bool:
     """Whether a value annotated so may be made of a JSON object. False only where it is certain that it may
     not."""
     conversion = conversion_of(hint)
-    if conversion is None:
-        return _admits(hint, {})
+    if conversion is None or typing.is_typeddict(hint):
+        return _admits(hint, form)
     try:
         conversion.decode(form, "it")
     except ArgumentsError:

@@ -704,7 +704,7 @@ GUARDS = [
     Guard("a-flow-is-enqueued-once", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
     Guard("an-enqueued-flow-takes-no-steps", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
     Guard("when-is-of-steps", None, "if False:", FLOW_UNIT + "test_an_impossible_flow_is_refused_in_a_sentence"),
-    Guard("a-follow-up-fits", None, "if False:", "tests/worker/test_follow_up_annotations.py::test_a_task_with_another_annotation_cannot_be_a_callback"),
+    Guard("a-follow-up-fits", "not fits", "False", "tests/worker/test_follow_up_annotations.py::test_a_task_with_another_annotation_cannot_be_a_callback"),
     Guard("none-makes-no-key", None, "if False:", "tests/unit/test_limit.py::test_none_makes_no_key"),
     Guard("no-word-of-savepoints-undone", None, "pass", EVENTS + "test_a_rolled_back_savepoint_drops_its_events[sqlite-before]"),
     Guard("async-around-needs-async-def", None, "if False:", AROUND + "test_wrong_middleware_of_a_task_is_refused"),
