@@ -113,19 +113,18 @@ class Listener:
         """Pass an event to the function soon; returns at once."""
         if self._pid != os.getpid():  # a forked child inherits the object, but no thread
             self._start_anew()
-        complaint = None
         with self._changed:
-            if len(self._waiting) >= MOST_WAITING:  # guard: events-are-bounded
+            is_full = len(self._waiting) >= MOST_WAITING
+            if is_full:  # guard: events-are-bounded
                 self._dropped += 1
-                complaint = self._complaint()
             else:
                 self._waiting.append(told)
                 if self._thread is None:
                     self._start()
                 elif len(self._waiting) in (1, LARGEST_BATCH):
                     self._changed.notify_all()
-        if complaint:
-            log.warning("%s", complaint)
+        if is_full:
+            self._complain()
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="sqlq-listener", daemon=True)
@@ -173,24 +172,20 @@ class Listener:
                 self._changed.notify_all()
 
     def _complain(self, error: BaseException | None = None) -> None:
-        with self._changed:
-            complaint = self._complaint()
-        if complaint:
-            log.error("%s", complaint, exc_info=error)
-
-    def _complaint(self) -> str | None:
-        """Return the complaint about this listener, at most once a minute."""
+        """Log what is wrong with this listener, at most once a minute."""
         moment = time.monotonic()
-        if not (self._dropped or self._failed) or moment < self._complained_at + COMPLAINT_SECONDS:
-            return None
+        with self._changed:
+            failed, dropped = self._failed, self._dropped
+            if not (failed or dropped) or moment < self._complained_at + COMPLAINT_SECONDS:
+                return
+            self._complained_at, self._dropped, self._failed = moment, 0, 0
         said = []
-        if self._failed:
-            times = f" {self._failed:,} times" if self._failed > 1 else ""
+        if failed:
+            times = f" {failed:,} times" if failed > 1 else ""
             said.append(f"the listener {self._name} failed{times}")
-        if self._dropped:
-            said.append(f"the listener {self._name} is too slow: {self._dropped:,} events were dropped")
-        self._complained_at, self._dropped, self._failed = moment, 0, 0
-        return "; ".join(said)
+        if dropped:
+            said.append(f"the listener {self._name} is too slow: {dropped:,} events were dropped")
+        log.log(logging.ERROR if failed else logging.WARNING, "%s", "; ".join(said), exc_info=error)
 
 
 def enqueued(job: Any, max_attempts: int | None, delay_ms: int, label: str | None) -> JobEvent:

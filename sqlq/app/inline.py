@@ -94,6 +94,8 @@ class Here:
         self._run_coroutine = run or on_a_loop_of_its_own
         self._taking = threading.RLock()
         self._known = known
+        self._last: deque[InlineJob] = deque(maxlen=REMEMBERED)
+        """Those that ran last: `known` may keep weak references."""
         self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
 
     def enqueue(self, batch: Batch, session: Any = None) -> Any:
@@ -133,9 +135,6 @@ class Here:
         return self._known.get(id)
 
     # -- what differs in eager mode and in the test kit ------------------------------------------------------
-
-    def begun(self, job: InlineJob) -> None:
-        """Called when an attempt begins."""
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         """Called with the exception of a job that ran after a commit. The commit has succeeded, and raises
@@ -303,7 +302,7 @@ class Here:
         running.lifespan = self._lifespan
         running.on_saved = partial(self._saved, job)
         job.attempted_at.append(datetime.now(UTC))
-        self.begun(job)
+        self._last.append(job)
         running.before = job.before
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
@@ -399,7 +398,6 @@ class EagerEnqueuer(Here):
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
         # weak references: a job that waits for a commit is kept as long as its session, and no longer
         super().__init__(tasks, weakref.WeakValueDictionary(), at_commit=True, run=run)
-        self._last: deque[InlineJob] = deque(maxlen=REMEMBERED)
         self.new_id = self.new_flow_id = _new_id
 
     def failed(self, job: InlineJob, error: Exception) -> None:
@@ -409,9 +407,6 @@ class EagerEnqueuer(Here):
             exc_info=error,
             extra=_about(job, "failed"),
         )
-
-    def begun(self, job: InlineJob) -> None:
-        self._last.append(job)
 
     def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):
