@@ -79,13 +79,22 @@ class InlineJob:
     def details(self) -> JobDetails:
         """Return the answer of `app.jobs.get`."""
         new, row = self.new, self.seen()
-        values = {**vars(new), **row._asdict()}
-        values |= {"payload": json.loads(new.payload), "headers": dict(new.headers)}
-        values["result"] = None if row.result is None else json.loads(row.result)
-        values["available_at"] = new.available_at or self.enqueued_at + timedelta(milliseconds=new.delay_ms)
-        values |= {"created_at": self.enqueued_at, "ended_at": self.ended_at, "reserved_by": None}
-        values["reserved_at"] = self.attempted_at[-1] if self.attempted_at else None
-        values |= {"flow_id": self.flow_id, "errors": [], "releases": 0, "lease_token": self.attempts}
+        values = {
+            **vars(new),
+            **row._asdict(),
+            "payload": json.loads(new.payload),
+            "result": None if row.result is None else json.loads(row.result),
+            "headers": dict(new.headers),
+            "available_at": new.available_at or self.enqueued_at + timedelta(milliseconds=new.delay_ms),
+            "created_at": self.enqueued_at,
+            "ended_at": self.ended_at,
+            "reserved_at": self.attempted_at[-1] if self.attempted_at else None,
+            "reserved_by": None,
+            "flow_id": self.flow_id,
+            "errors": [],
+            "releases": 0,
+            "lease_token": self.attempts,
+        }
         names = {each.name for each in fields(JobDetails)} & values.keys()
         return JobDetails(**{name: values[name] for name in names})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Row
@@ -94,37 +94,29 @@ def follow_up(job: Ending, outcome: Outcome, seal: Encryption | None = None) -> 
 
 
 def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob | None:
-    how: dict[str, Any]
+    # SQLite lets in bytes, which JSON does not have
+    names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
+    label = None if job.label is None else str(job.label)
+    ended = JobResult(job.id, *names, "completed", job.attempts, label=label)
+    text, column = job.on_failure, "on_failure"
     match outcome:
         case Completed():
-            text, column, how = job.on_success, "on_success", {"outcome": "completed"}
+            text, column = job.on_success, "on_success"
         case Failed("bad_signature"):  # guard: nothing-follows-a-bad-seal
             return None
         case Failed(reason, error):
-            text, column, how = job.on_failure, "on_failure", {"outcome": "failed", "reason": reason}
-            how |= {"exception": error.exception, "message": error.message}
+            ended = replace(ended, outcome="failed", reason=reason)
+            ended = replace(ended, exception=error.exception, message=error.message)
         case Cancelled(why):
-            text, column, how = job.on_failure, "on_cancel", {"outcome": "cancelled", "message": why}
+            column = "on_cancel"
+            ended = replace(ended, outcome="cancelled", message=why)
         case _:
             return None
     if text is None or (follower := Follower.from_text(text, column)) is None:
         return None
-    # SQLite lets in bytes, which JSON does not have
-    # guard: a-follow-up-is-told-texts
-    texts: dict[str, Any] = {
-        name: None if (value := getattr(job, name)) is None else str(value)
-        for name in ("task", "queue", "label")
-    }
-    ended = JobResult(id=job.id, attempts=job.attempts, **texts, **how)
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
-    new: NewJob = NewJob(
-        task=follower.task,
-        payload=payload,
-        queue=follower.queue,
-        max_attempts=None,
-        priority=follower.priority,
-        headers_text=_passed_on(job.headers),
-    )
+    new: NewJob = NewJob(follower.task, payload, follower.queue, None, follower.priority)
+    new = replace(new, headers_text=_passed_on(job.headers))
     return new if seal is None else new.sealed_by(seal)  # guard: follow-ups-are-sealed
 
 

@@ -19,7 +19,6 @@ from sqlq.config.durations import milliseconds
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
-from sqlq.model.flow import Result
 from sqlq.payload.signatures import signature_of
 
 Key: TypeAlias = str | Callable[..., str]
@@ -101,15 +100,7 @@ class _Keyed:
         else:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            known = dict(bound.arguments)
-            for parameter in signature.parameters.values():
-                if parameter.kind is parameter.VAR_KEYWORD:
-                    known |= known.pop(parameter.name, {})
-            for name in _fields(self.key):
-                if isinstance(known.get(name), Result):
-                    raise ArgumentsError(
-                        f"{what} is made from {name}, which is {known[name]!r}: not known yet"
-                    )
+            known = {**bound.arguments, **bound.kwargs}
             try:
                 made = _Filling().vformat(self.key, (), known)
             except (LookupError, AttributeError, ValueError, TypeError) as error:

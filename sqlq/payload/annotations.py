@@ -272,20 +272,19 @@ class Conversions:
         where: str,
         but: Collection[int | str] = (),
     ) -> Arguments:
-        def convert(conversion: Conversion | None, place: int | str, name: str, value: Any) -> Any:
+        def convert(place: int | str, value: Any) -> Any:
+            name, conversion = self._at(place)
             if conversion is None or place in but:
                 return value
             return getattr(conversion, way)(value, where + name)
 
-        names = [argument_name(i, self._names) for i in range(len(args))]
-        positional = enumerate(zip(names, args, strict=True))
-        return (
-            [
-                convert(self._positional.get(name, self._more), i, name, value)
-                for i, (name, value) in positional
-            ],
-            {
-                name: convert(self._named.get(name, self._others), name, name, value)
-                for name, value in kwargs.items()
-            },
-        )
+        positional = [convert(i, value) for i, value in enumerate(args)]
+        return positional, {name: convert(name, value) for name, value in kwargs.items()}
+
+    def _at(self, place: int | str) -> tuple[str, Conversion | None]:
+        """Return the name of the parameter that takes the argument at a place, or of a name, and its
+        conversion."""
+        if isinstance(place, str):
+            return place, self._named.get(place, self._others)
+        name = argument_name(place, self._names)
+        return name, self._positional.get(name, self._more)

@@ -40,7 +40,7 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", name
     for key, value in kwargs.items():
         check_json(key, f"{where}the argument name {key!r}")
         check_json(value, f"{where}{key}")
-    payload = _encoder.encode({**({"args": args} if args else {}), **({"kwargs": kwargs} if kwargs else {})})
+    payload = _encoder.encode({name: part for name, part in (("args", args), ("kwargs", kwargs)) if part})
     size = len(payload) if payload.isascii() else len(payload.encode())
     if size > PAYLOAD_BYTES:
         raise ArgumentsError(

@@ -267,7 +267,7 @@ GUARDS = [
     # headers, labels and progress of a job
     Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_enqueue_middleware.py::test_enqueue_middleware_adds_headers_and_those_of_the_job_win[sqlite]"),
     Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
-    Guard("a-follow-up-is-told-texts", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
+    Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_stop_no_worker[sqlite]"),
     Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[False-sqlite]"),
     Guard("nothing-steers-a-terminal", r"\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff", "", "tests/faces/test_cli_jobs.py::test_escapes_in_a_row_do_not_reach_the_terminal[sqlite]"),
     Guard("a-strangers-project-is-passed-over", "str(owner) not in mine", "False", "tests/unit/test_project.py::test_a_pyproject_of_another_user_is_passed_over[the file]"),
