@@ -146,7 +146,7 @@ class Enqueuer:
             self._events.enqueued(new, made, conn)
         elif is_committed:
             self._committed(new, made)
-        # most drivers report no commit: workers are notified at the end of the transaction, and listeners never
+        # most drivers report no commit: workers are notified when the transaction ends, and listeners never
         elif not conn.driver.on_commit(partial(self._committed, new, made)):
             self._notifier.at_the_end_of(conn.driver.connection)
         return done
