@@ -36,8 +36,8 @@ from sqlq.model.job import Job, JobDetails, State
 from sqlq.model.task import Registry
 from sqlq.results.results import Results
 from sqlq.schema.tables import failed_jobs, finished_jobs
-from sqlq.store.health import counts as level_counts
-from sqlq.store.health.pace import Pace, pace_of
+from sqlq.store import health
+from sqlq.store.health import Pace, pace_of
 from sqlq.store.jobs import insert, lookup, operate
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs.lookup import Listing, Selection
@@ -212,7 +212,7 @@ class Jobs(Facet):
     ) -> tuple[builtins.list[Failures], bool]:
         """Group failed jobs by task and error, the most frequent first; return also whether all were
         counted. Unless `exact`, it reads the newest 10,000."""
-        within = None if exact else level_counts.MOST
+        within = None if exact else health.MOST
         with self._read() as conn:
             rows = lookup.failures(conn, Selection(task=task, queue=queue, group=group), within=within)
             found = grouped(rows, self._marks.of(conn, rows))
@@ -221,7 +221,7 @@ class Jobs(Facet):
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
         """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
         with self._read() as conn:
-            rows = lookup.failures(conn, Selection(), within=level_counts.MOST)
+            rows = lookup.failures(conn, Selection(), within=health.MOST)
             marks = self._marks.of(conn, rows)
         return [row.id for row, mark in marks.items() if mark.fingerprint == fingerprint]
 

@@ -14,9 +14,8 @@ from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
-from sqlq.store.health import counts as level_counts
-from sqlq.store.health import health
-from sqlq.store.health.counts import MOST_QUEUES, Vitals, vitals
+from sqlq.store import health
+from sqlq.store.health import MOST_QUEUES, Vitals, vitals
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
@@ -71,7 +70,7 @@ class Queues(Facet):
             pauses = pause_rows.paused(conn)
             named = _named(alive)
             first = named | pauses.named.keys()
-            held, others = (level_counts.exact(conn), 0) if exact else level_counts.capped(conn, first)
+            held, others = (health.exact(conn), 0) if exact else health.capped(conn, first)
         everything = any(worker.queues is None for worker in alive)
         found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
         empty = first - {s.queue for s in held}

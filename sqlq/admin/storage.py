@@ -23,7 +23,7 @@ from sqlq.database.postgresql import health as postgresql
 from sqlq.database.sqlite import health as sqlite
 from sqlq.database.values import TableSize
 from sqlq.errors import SqlqError
-from sqlq.store.health.health import reading
+from sqlq.store.health import reading
 
 
 @dataclass(frozen=True, slots=True)

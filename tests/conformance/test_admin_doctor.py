@@ -22,9 +22,8 @@ from sqlq.database.mariadb import health as mariadb_health
 from sqlq.database.postgresql import health
 from sqlq.database.values import Rows
 from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Settlement
+from sqlq.store import health as queue_health
 from sqlq.store import rights
-from sqlq.store.health import counts
-from sqlq.store.health import health as queue_health
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
@@ -438,7 +437,7 @@ def test_the_queue_is_counted_once(patient: Patient) -> None:
 
 
 def test_the_doctor_reports_an_incomplete_count(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "MOST", 3)
+    monkeypatch.setattr(queue_health, "MOST", 3)
     patient.serve(["other"])
     for _ in range(4):
         patient.enqueue()

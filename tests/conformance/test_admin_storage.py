@@ -109,7 +109,7 @@ def test_a_role_without_a_right_loses_one_reading(app: sqlq.App, engine: Engine,
 def test_a_reading_that_takes_too_long_ends(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlq.store.health.health.STATEMENT_TIMEOUT_MS", 100)
+    monkeypatch.setattr("sqlq.store.health.STATEMENT_TIMEOUT_MS", 100)
     assert app.database.schema == "public"
     with engine.begin() as conn:
         conn.execute(text("LOCK TABLE finished_jobs IN ACCESS EXCLUSIVE MODE"))

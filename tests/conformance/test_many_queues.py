@@ -86,7 +86,7 @@ def test_named_queues_have_no_window() -> None:
 def test_status_counts_the_queues_that_it_does_not_show(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("sqlq.store.health.counts", "sqlq.admin.queues"):
+    for module in ("sqlq.store.health", "sqlq.admin.queues"):
         monkeypatch.setattr(f"{module}.MOST_QUEUES", 3)
     enqueue_in(app, [f"q{i}" for i in range(6)])
     app.queues.pause("q5")

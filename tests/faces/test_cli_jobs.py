@@ -26,7 +26,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
-from sqlq.store.health import counts
+from sqlq.store import health
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
@@ -335,7 +335,7 @@ def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatc
     assert told.items() <= error.items()
     assert not listed["capped"]
     assert "and 1 other error; --limit N shows more" in desk("failed", "-n", "1")
-    monkeypatch.setattr(counts, "MOST", 1)
+    monkeypatch.setattr(health, "MOST", 1)
     said = desk("failed")
     assert "--exact counts all of them" in said
     assert "ValueError" not in said
@@ -348,7 +348,7 @@ def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatc
 def test_status_marks_counts_that_ended_early(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         desk.enqueue()
-    monkeypatch.setattr(counts, "MOST", 2)
+    monkeypatch.setattr(health, "MOST", 2)
     said = desk("status")
     (row,) = [line for line in said.splitlines() if line.startswith("default ")]
     assert row.split()[:3] == ["default", "2+", "0"], said

@@ -26,7 +26,7 @@ from sqlq.metrics import __dir__ as names_of_the_room
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
 from sqlq.metrics.serve import CONNECTIONS, serve
 from sqlq.metrics.serve import text as shown
-from sqlq.store.health.counts import Vitals
+from sqlq.store.health import Vitals
 from tests.faces.command import Command
 from tests.preloaded import Forked
 from tests.servers import OwnPostgreSQL

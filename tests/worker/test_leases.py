@@ -17,7 +17,7 @@ import sqlq
 from sqlq.config.durations import LONGEST_MS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.store.health import health
+from sqlq.store import health
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling

@@ -23,7 +23,7 @@ from sqlq.database.dialects import missing_grant, refusal
 from sqlq.errors import SqlqError
 from sqlq.model.job import JobDetails, State
 from sqlq.schema import version
-from sqlq.store.health.health import reading
+from sqlq.store.health import reading
 
 
 class Doctor:

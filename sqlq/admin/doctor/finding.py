@@ -15,7 +15,7 @@ from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.durations import span
 from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
-from sqlq.store.health import health
+from sqlq.store import health
 from sqlq.store.workers.pauses import Pauses, paused
 
 P = ParamSpec("P")

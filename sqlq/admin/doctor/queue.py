@@ -12,9 +12,9 @@ from sqlq.config.command_hint import command, word
 from sqlq.config.constants import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION
 from sqlq.config.durations import counted, readable, span, written
 from sqlq.model.job import State
+from sqlq.store import health
 from sqlq.store import schedules as schedule_rows
 from sqlq.store.flows import flows as flow_rows
-from sqlq.store.health import health
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers as worker_rows

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.store.health import counts, health
+from sqlq.store import health
 from sqlq.store.jobs import lookup
 from sqlq.web import pages
 from tests.faces.web.visitor import Completed, Visitor, end, failed
@@ -67,8 +67,8 @@ def crowded(app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> s
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.exec_driver_sql(FILL.replace("%", "%%"))
         conn.exec_driver_sql("VACUUM ANALYZE")
-    monkeypatch.setattr(counts, "MOST", 500)
-    monkeypatch.setattr(counts, "ROWS", 5_000)
+    monkeypatch.setattr(health, "MOST", 500)
+    monkeypatch.setattr(health, "ROWS", 5_000)
     monkeypatch.setattr(health, "LOOKED_AT", 100)
     monkeypatch.setattr(pages, "SEARCHED", 1_000)
     return app

@@ -1,0 +1,429 @@
+"""Queries of dashboards and of `sqlq doctor`: counts, the pace of jobs, and signs of trouble; they only read.
+
+A capped count reads at most `MOST` rows of a queue in one state, and about `ROWS` rows of all queues
+together. No count scans the table: the claim index counts waiting jobs, one queue and priority after the
+other. Samples of bounded size measure the pace, however many jobs end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    MetaData,
+    Select,
+    String,
+    Table,
+    bindparam,
+    func,
+    literal,
+    null,
+    select,
+    union_all,
+)
+
+from sqlq.database.batch import Batch
+from sqlq.database.database import Database
+from sqlq.database.dialect import Dialect
+from sqlq.database.dialects import dialect_of
+from sqlq.database.values import Rows
+from sqlq.schema.tables import (
+    IS_RESERVED,
+    IS_UNRESERVED,
+    TOKEN_SCHEMA,
+    failed_jobs,
+    finished_jobs,
+    jobs,
+)
+from sqlq.schema.types import after, ago, far, now, since_ms
+from sqlq.store.workers.pauses import paused
+from sqlq.store.workers.workers import moment
+
+# -- counts --------------------------------------------------------------------------------------------------
+
+MOST_QUEUES = 1_000
+MOST = 10_000
+"""The cap of one count; for a person "10,000+" is as good as the number."""
+ROWS = 100_000
+"""The most rows that the counts of waiting jobs read in each state. With many queues and priorities each
+count has a lower cap."""
+LEAST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The counts of one queue, as a row of the view queue_stats. The wait is in seconds, None when nothing
+    waits. `capped` names the counts that stopped at the cap; the true number is at least as large."""
+
+    queue: str
+    available: int
+    scheduled: int
+    blocked: int
+    running: int
+    failed: int
+    oldest_wait_seconds: float | None
+    paused: bool
+    capped: tuple[str, ...] = ()
+
+
+def exact(conn: Connection) -> list[QueueStats]:
+    """Return the counts of each queue, by name; reads every job that waits, runs or has failed."""
+    rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
+    return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
+
+
+_COUNTED = ("available", "scheduled", "blocked", "running", "failed")
+
+# a Table and not a table(): the schema_translate_map passes over the latter
+_QUEUE_STATS = Table(
+    "queue_stats",
+    MetaData(schema=TOKEN_SCHEMA),
+    *(Column(name) for name in ("queue", *_COUNTED, "oldest_wait_seconds", "paused")),
+)
+
+
+class Level(NamedTuple):
+    """A queue and one of the priorities of the jobs that wait in it."""
+
+    queue: str
+    priority: int
+
+
+def levels(conn: Connection) -> list[Level]:
+    """Return the queues in which jobs wait with their priorities, the highest first."""
+    query = dialect_of(conn).distinct(IS_UNRESERVED, jobs.c.queue, jobs.c.priority)
+    found = (Level(*row) for row in conn.execute(query))
+    return sorted(found, key=lambda level: (level.queue, -level.priority))
+
+
+def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStats], int]:
+    """Return the counts of each queue, by name, each at most `MOST`; a number that reaches it is named in
+    `capped`. It returns at most `MOST_QUEUES` queues, those of `preferred` before others, and the
+    number of the others.
+
+    No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
+    queue's count of failed jobs is marked as capped.
+    """
+    found = levels(conn)
+    # in the order of an index, which the planner takes then for a table without statistics, too
+    running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
+    failed = select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc())
+    others = {"running": _by_value(conn, running), "failed": _by_value(conn, failed)}
+    names = {level.queue for level in found} | {queue for rows in others.values() for queue, _ in rows}
+    shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:MOST_QUEUES])
+    found = [level for level in found if level.queue in shown]
+    each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
+    waiting = _count_waiting(conn, found, each) if found else []
+    until, stopped = moment(conn), paused(conn)
+
+    numbers: Counter[tuple[str, str]] = Counter()
+    full: set[tuple[str, str]] = set()
+    oldest: dict[str, datetime] = {}
+    for queue, *counted, first in waiting:
+        for name, number in zip(_COUNTED, counted, strict=False):
+            numbers[queue, name] += number
+            full |= {(queue, name)} if number == each else set()
+        if counted[0]:
+            oldest[queue] = min(first, oldest.get(queue, first))
+    for name, rows in others.items():
+        numbers.update({(queue, name): number for queue, number in rows})
+        if sum(number for _, number in rows) == MOST:  # any queue may have more
+            full |= {(queue, name) for queue in shown}
+    stats = [
+        QueueStats(
+            queue,
+            **{name: min(numbers[queue, name], MOST) for name in _COUNTED},
+            oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
+            paused=queue in stopped,
+            capped=tuple(name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > MOST),
+        )
+        for queue in sorted(shown)
+    ]
+    return stats, len(names) - len(shown)
+
+
+def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
+    dialect = dialect_of(conn)
+    if not dialect.correlates_in_from:
+        levels = [{"queue": queue, "priority": priority} for queue, priority in found]
+        return [conn.execute(_waiting(dialect), {"limit": each, **level}).one() for level in levels]
+    return conn.execute(_waiting(dialect), {"limit": each, **dialect.batch_parameters(_LEVEL, found)}).all()
+
+
+_LEVEL = Batch(queue=String, priority=Integer)
+
+
+@cache
+def _waiting(dialect: Dialect) -> Select[Any]:
+    """Count at the given levels. If the statement found the levels itself, PostgreSQL would overestimate the
+    rows and JIT-compile it, which takes longer than running it."""
+    at_level = select(jobs.c.available_at)
+    queue: Any = bindparam("queue", type_=String)
+    priority: Any = bindparam("priority", type_=Integer)
+    if dialect.correlates_in_from:
+        level = dialect.batch_table(_LEVEL)
+        queue, priority = level.c.queue, level.c.priority
+        at_level = at_level.correlate(level)
+    at_level = at_level.where(jobs.c.queue == queue, jobs.c.priority == priority, IS_UNRESERVED)
+    # the order of the index keeps the planner from scanning the table until it has found enough rows
+    at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
+
+    def number(when: ColumnElement[bool]) -> Any:
+        some = at_level.where(when).limit(bindparam("limit")).subquery()
+        return select(func.count()).select_from(some).scalar_subquery()
+
+    return select(
+        queue,
+        number(jobs.c.available_at <= now()),
+        number((jobs.c.available_at > now()) & (jobs.c.available_at < far())),
+        number(jobs.c.available_at >= far()),
+        at_level.limit(1).scalar_subquery(),
+    )
+
+
+def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
+    """Count the first rows of a query of one column by their values."""
+    (value,) = column.limit(MOST).subquery().c
+    return conn.execute(select(value, func.count()).group_by(value).order_by(value)).all()
+
+
+class Vitals(NamedTuple):
+    """Failed jobs by reason, among the newest 10,000, and the causes of a slow database. None for what this
+    database does not have, or the role may not see."""
+
+    failed: dict[str, int]
+    rows: Rows | None
+    oldest_transaction_seconds: float | None
+    wal_bytes: int | None
+    unpurged_transactions: int | None
+    behind_seconds: float | None
+
+
+def vitals(conn: Connection) -> Vitals:
+    failed = _by_value(conn, select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()))
+    return Vitals({str(reason): number for reason, number in failed}, *dialect_of(conn).burden(conn))
+
+
+# -- the pace of jobs ----------------------------------------------------------------------------------------
+
+SAMPLE = 100
+"""How many jobs of each part are read: those that ended first in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the time: jobs a second, and percentiles in seconds. None where no job ended."""
+
+    since: datetime
+    finished: float
+    failed: float
+    wait_p50: float | None = None
+    wait_p95: float | None = None
+    run_p50: float | None = None
+    run_p95: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The parts, from the oldest to the newest, and the same for each queue seen in the samples."""
+
+    parts: Sequence[Part]
+    queues: Mapping[str, Sequence[Part]]
+
+    def latest(self, name: str) -> float | None:
+        """Return the newest known value of a percentile."""
+        values = (getattr(part, name) for part in reversed(self.parts))
+        return next((value for value in values if value is not None), None)
+
+
+class Ended(NamedTuple):
+    """A job of the sample."""
+
+    queue: str
+    ended_at: datetime
+    due_at: datetime | None
+    claimed_at: datetime | None
+    start_ms: int | None
+
+
+def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
+    """Return the pace of the last `length`, in so many parts."""
+    now = moment(conn)
+    bounds = [now - length + length / number * i for i in range(number + 1)]
+    finished = _samples(conn, finished_jobs, finished_jobs.c.finished_at, bounds)
+    failed = _samples(conn, failed_jobs, failed_jobs.c.failed_at, bounds)
+
+    def parts(queue: str | None) -> list[Part]:
+        spans = zip(bounds, bounds[1:], finished, failed, strict=False)
+        return [_part(*span, queue) for span in spans]
+
+    names = sorted({job.queue for jobs in (*finished, *failed) for job in jobs})
+    return Pace(parts(None), {name: parts(name) for name in names})
+
+
+def _samples(
+    conn: Connection, table: Table, ended_at: Column[datetime], bounds: Sequence[datetime]
+) -> list[list[Ended]]:
+    """Return the first jobs that ended in each part, in one statement of one index."""
+    columns = (table.c.queue, ended_at, table.c.available_at, table.c.reserved_at, table.c.start_ms)
+    looks = []
+    for i in range(len(bounds) - 1):
+        within = (ended_at >= bounds[i], ended_at < bounds[i + 1])
+        look = select(literal(i).label("part"), *columns).where(table.c.expires_at.is_(null()), *within)
+        looks.append(select(look.order_by(ended_at).limit(SAMPLE).subquery()))
+    found: list[list[Ended]] = [[] for _ in looks]
+    for part, *row in conn.execute(union_all(*looks)):
+        found[part].append(Ended(*row))
+    return found
+
+
+def _share(jobs: Sequence[Ended], since: datetime, until: datetime) -> float:
+    """Return how many jobs a second each job of a sample stands for."""
+    if len(jobs) < SAMPLE:
+        return 1 / (until - since).total_seconds()
+    seen = (max(job.ended_at for job in jobs) - since).total_seconds()
+    return 1 / max(seen, 0.001)
+
+
+def _part(
+    since: datetime, until: datetime, done: Sequence[Ended], lost: Sequence[Ended], queue: str | None
+) -> Part:
+    """Measure a part by its samples; with `queue` what is of that queue."""
+    good, bad = _share(done, since, until), _share(lost, since, until)
+    if queue is not None:
+        done, lost = ([job for job in jobs if job.queue == queue] for jobs in (done, lost))
+    waits, runs = [], []
+    for job in done:
+        if job.claimed_at is None:
+            continue
+        started = job.claimed_at + timedelta(milliseconds=job.start_ms or 0)
+        runs.append(max(0.0, (job.ended_at - started).total_seconds()))
+        if job.due_at is not None:
+            waits.append(max(0.0, (started - job.due_at).total_seconds()))
+    return Part(since, len(done) * good, len(lost) * bad, *_percentiles(waits), *_percentiles(runs))
+
+
+def _percentiles(values: Iterable[float]) -> tuple[Any, Any]:
+    ordered = sorted(values)
+    if not ordered:
+        return None, None
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]
+
+
+# -- signs of trouble ----------------------------------------------------------------------------------------
+
+STATEMENT_TIMEOUT_MS = 15_000
+"""On a server: an examination must not become the load that it looks for."""
+
+
+@contextmanager
+def reading(database: Database) -> Iterator[Connection]:
+    """Read in a transaction that limits the time of each query."""
+    with database.read(within_ms=STATEMENT_TIMEOUT_MS) as conn:
+        yield conn
+
+
+class Indexes(NamedTuple):
+    """The indexes of ours that are missing, and those that queries cannot use."""
+
+    missing: list[str]
+    invalid: list[str]
+
+
+def indexes(conn: Connection) -> Indexes:
+    """Compare the indexes of our tables with those of a migration."""
+    dialect = dialect_of(conn)
+    found = dialect.indexes(conn)
+    missing = dialect.own_indexes - found.keys()
+    return Indexes(sorted(missing), sorted(name for name, is_valid in found.items() if not is_valid))
+
+
+def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
+    """Return running jobs whose lease expired longer ago than that, at most 1,000, and the seconds since. A
+    rescue should have taken them."""
+    # a row that was reserved by hand may have no lease end
+    until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
+    query = select(jobs.c.id, since_ms(until)).where(IS_RESERVED, until < ago(longer_than_ms))
+    return {id: float(ms) / 1000 for id, ms in conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT))}
+
+
+def lost_again(conn: Connection) -> list[int]:
+    """Return running jobs, at most five, that have lost workers before, again and again."""
+    query = select(jobs.c.id).where(IS_RESERVED, jobs.c.losses > 1)
+    return list(conn.scalars(query.order_by(jobs.c.id).limit(5)))
+
+
+def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
+    """Return running jobs, at most five, that were to be cancelled longer ago than that."""
+    query = select(jobs.c.id).where(IS_RESERVED, jobs.c.cancel_requested_at < ago(longer_than_ms))
+    return list(conn.scalars(query.order_by(jobs.c.reserved_by, jobs.c.id).limit(5)))  # as in its index
+
+
+class Unknown(NamedTuple):
+    """A task that workers do not know: the number of its released jobs, the seconds since the first release,
+    and a queue of these jobs. `runs` is whether other workers know the task: one of the newest
+    finished jobs is of it, and was completed since."""
+
+    task: str
+    number: int
+    seconds: float
+    queue: str
+    runs: bool
+
+
+PUT_BACK_WITHIN_MS = 3_600_000
+"""A worker releases a job of an unknown task for less than this."""
+LOOKED_AT = 1_000
+LEVELS_LOOKED_AT = 50
+
+
+def unknown_tasks(conn: Connection) -> list[Unknown]:
+    """Return the tasks whose jobs workers release because they do not know them, those waiting longest first.
+
+    No index has these jobs. While workers keep up, they are among the first jobs of each queue and priority
+    that are due, will be due, or are blocked. The search reads only those.
+    """
+    firsts: dict[str, tuple[int, datetime, str]] = {}
+    here = moment(conn)
+    due = jobs.c.available_at <= now()
+    soon = jobs.c.available_at <= after(PUT_BACK_WITHIN_MS)
+    for level in levels(conn)[:LEVELS_LOOKED_AT]:
+        for when in (due, ~due & soon, jobs.c.available_at >= far()):
+            some = (
+                select(jobs.c.task, jobs.c.unknown_since)
+                .where(jobs.c.queue == level.queue, jobs.c.priority == level.priority)
+                .where(IS_UNRESERVED, when)
+                .order_by(jobs.c.available_at)
+                .limit(LOOKED_AT)
+                .subquery()
+            )
+            since = func.min(some.c.unknown_since)
+            known = some.c.unknown_since.is_not(None)
+            query = select(some.c.task, func.count(), since).where(known).group_by(some.c.task)
+            for task, number, first in conn.execute(query):
+                before, earliest, queue = firsts.get(task, (0, first, level.queue))
+                firsts[task] = (before + number, min(first, earliest), queue)
+    runs = _last_completions(conn)
+    found = [
+        Unknown(task, number, (here - first).total_seconds(), queue, runs.get(task, first) > first)
+        for task, (number, first, queue) in firsts.items()
+    ]
+    return sorted(found, key=lambda unknown: -unknown.seconds)
+
+
+def _last_completions(conn: Connection) -> dict[str, datetime]:
+    """Return when a job of each task was last completed, by the newest finished jobs."""
+    newest = select(finished_jobs).order_by(finished_jobs.c.id.desc()).limit(LOOKED_AT).subquery()
+    last = func.max(newest.c.finished_at)
+    completed = select(newest.c.task, last).where(newest.c.outcome == "completed")
+    return dict(conn.execute(completed.group_by(newest.c.task)).all())
