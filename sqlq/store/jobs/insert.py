@@ -58,7 +58,7 @@ from sqlq.store.jobs.rows import (
     slices,
     texts_of,
 )
-from sqlq.store.limits import wakes
+from sqlq.store.limits import admit
 
 # -- insert --------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     """
     if any(job.limit_key is not None for job in new):
         require_read_committed(conn, new)
-        wakes.write(conn, wakes.of(new))  # guard: a-limited-job-is-looked-at
+        admit.wake(conn, admit.wakes_of(new))  # guard: a-limited-job-is-looked-at
     elif len(new) == 1 and new[0].unique_key is None:
         statement = insert_statement(new[0], conn.dialect, schema_of(conn))
         return [inserted(new[0], conn.exec_driver_sql(*statement).one())]

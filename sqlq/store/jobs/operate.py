@@ -45,7 +45,7 @@ from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.prune import Gone
 from sqlq.store.jobs.rows import columns_but, in_line, slices
 from sqlq.store.jobs.settle import keys_of
-from sqlq.store.limits.wakes import Wake, write
+from sqlq.store.limits.admit import Wake, wake, wake_lines
 from sqlq.store.workers import notify, workers
 
 BATCH = 500
@@ -119,7 +119,7 @@ def cancel(
     waiting = [row for row in rows if not row.running]
     held = [row.id for row in rows if row.running]
     # guard: cancelled-slots-are-looked-at
-    settle.wake(conn, keys_of(rows if force else waiting).values())
+    wake_lines(conn, rows if force else waiting)
     settle.cancel(conn, [row.id for row in waiting], reason or ON_REQUEST)
     if force:
         settle.revoke(conn, held)
@@ -220,7 +220,7 @@ def _postpone(conn: Connection, rows: Sequence[Any], at: datetime | None, delay_
     keys = set(keys_of(rows).values())
     later = {Wake(key, delay_ms=delay_ms, moment=at) for key in keys}
     # now for the slots that are free, and at the new time; guard: the-rescheduled-are-looked-at
-    write(conn, {Wake(key) for key in keys} | later)
+    wake(conn, {Wake(key) for key in keys} | later)
 
 
 # -- retry ---------------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     given = [{**_put_back(row), "in_line": int(row.id in keys)} for row in ordered]
-    moved = sorted(id for (id,) in inserted(conn, statement, given))
-    write(conn, {Wake(keys[id]) for id in moved if id in keys})
-    dialect.delete(conn, failed_jobs.c.id, moved)
-    return moved, [row.id for row in rows if row.id not in set(moved)]
+    moved = {id for (id,) in inserted(conn, statement, given)}
+    wake_lines(conn, (row for row in rows if row.id in moved))
+    dialect.delete(conn, failed_jobs.c.id, sorted(moved))
+    return sorted(moved), [row.id for row in rows if row.id not in moved]
 
 
 # guard: a-failed-retry-holds-no-slot
@@ -334,7 +334,7 @@ def replay(
     ids.sort()
     # several statements, since the time for an answer is bounded
     replays = [each for some in slices(ids, lookup.BATCH) for each in _copy(conn, some)]
-    write(conn, map(Wake, {*keys_of(replays).values()}))  # guard: a-limited-replay-is-looked-at
+    wake_lines(conn, replays)  # guard: a-limited-replay-is-looked-at
     if replays:
         notify.wake_others(conn)
     return replays

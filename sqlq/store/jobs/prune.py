@@ -15,7 +15,7 @@ from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.rows import TABLES
-from sqlq.store.limits.wakes import Wake, write
+from sqlq.store.limits.admit import wake_lines
 
 
 class Gone(NamedTuple):
@@ -49,8 +49,7 @@ def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> 
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
     returning = (source.c.id, source.c.flow_id, source.c.limit_key)
     rows = dialect.change(conn, Change(source, ids.limit(lookup.BATCH), returning=returning))
-    held = {Wake(row.limit_key) for row in rows if row.limit_key is not None}
-    write(conn, held)  # guard: forgetting-lets-a-line-go-on
+    wake_lines(conn, rows)  # guard: forgetting-lets-a-line-go-on
     gone = Gone.of(rows)
     _clear_up_after(conn, gone)
     return gone

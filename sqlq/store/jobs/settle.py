@@ -75,7 +75,7 @@ from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert
 from sqlq.store.jobs.lease import HOLD
 from sqlq.store.jobs.lookup import records
-from sqlq.store.limits.wakes import Wake, write
+from sqlq.store.limits.admit import Wake, wake, wake_lines
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def _put_back(conn: Connection, batch: Batch, rows: Sequence[Row], keys: Mapping
         for id, token, ms, at, *_ in rows
         if id in keys and (id, token) in done
     }
-    write(conn, in_lines)  # guard: a-put-back-is-looked-at
+    wake(conn, in_lines)  # guard: a-put-back-is-looked-at
     return done
 
 
@@ -382,7 +382,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
     ]
     settle(conn, ends)
     # guard: the-slots-of-the-lost-are-looked-at
-    wake(conn, keys_of(row for row, _ in over).values())
+    wake_lines(conn, (row for row, _ in over))
     return taken
 
 
@@ -393,11 +393,6 @@ def _course_of_lost(row: Any) -> AttemptTimes:
 def keys_of(rows: Iterable[Any]) -> dict[int, str]:
     """Return the keys of the limits of jobs, by their ids."""
     return {row.id: row.limit_key for row in rows if row.limit_key is not None}
-
-
-def wake(conn: Connection, keys: Iterable[str]) -> None:
-    """Schedule a look at these keys at the commit of this transaction, which frees their slots."""
-    write(conn, {Wake(key) for key in keys})
 
 
 def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[NewJob | None]:
@@ -482,7 +477,7 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
         query = select(table.c.id, table.c.limit_key).where(table.c.id == step, waits)
         rows = dialect_of(conn).lock(conn, query, waits=True)
         if rows:
-            wake(conn, keys_of(rows).values())  # guard: skipping-lets-a-line-go-on
+            wake_lines(conn, rows)  # guard: skipping-lets-a-line-go-on
             _finish(conn, table, [step], "completed", reason)
             return True
     return False

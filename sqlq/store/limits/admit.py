@@ -1,4 +1,9 @@
-"""Admission: choose the jobs in the line of a limit that may run now (a semaphore for each key).
+"""Limits: choose the jobs in the line of a limit that may run now (a semaphore for each key).
+
+The transaction that blocks a job by its limit writes a wake, and so does one that frees a slot without a
+look. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake says which key
+an admission has to look at, and when. It carries the limit's rule, since only admissions may write the row
+that many jobs share.
 
 A slot is a row: an unblocked job with the key, from its admission until it ends or is released. So a slot
 lives and dies with its job, and no crash can lose or double one. One statement locks a key, and a second one
@@ -23,7 +28,9 @@ from sqlalchemy import (
     Connection,
     Integer,
     Table,
+    Text,
     bindparam,
+    case,
     exists,
     func,
     literal,
@@ -39,11 +46,11 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
+from sqlq.model.job import NewJob
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
 from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
-from sqlq.store.limits.wakes import UNSAID, Wake, write
 from sqlq.store.workers import workers
 
 WAKES_AT_ONCE = 500
@@ -57,6 +64,82 @@ before its next start that is not granted yet."""
 A_DAY = timedelta(days=1)
 SAYS = Rule._fields
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
+
+
+# -- wakes ---------------------------------------------------------------------------------------------------
+
+UNSAID = Rule()
+"""The rule of a wake that does not know the limit's rule."""
+
+
+class Wake(NamedTuple):
+    """A key to look at, after a delay or at a time, and its limit's rule."""
+
+    key: str
+    rule: Rule = UNSAID
+    delay_ms: int = 0
+    moment: datetime | None = None
+
+
+def wakes_of(new: Iterable[NewJob]) -> set[Wake]:
+    """Return the wakes for new jobs: one for each key and time.
+
+    A wake brings the rule at once, even for a job that is due later. Otherwise it would arrive after the
+    rules of newer jobs, and undo them.
+    """
+    found: set[Wake] = set()
+    for job in new:
+        if job.limit_key is not None:
+            rule = job.rule or UNSAID
+            if job.delay_ms or job.available_at is not None:
+                found.add(Wake(job.limit_key, UNSAID, job.delay_ms, job.available_at))
+            if rule != UNSAID or not (job.delay_ms or job.available_at is not None):
+                found.add(Wake(job.limit_key, rule))  # guard: a-rule-is-said-at-once
+    return found
+
+
+def wake(conn: Connection, found: Iterable[Wake]) -> None:
+    """Insert wakes, on a caller's connection or one of sqlq's."""
+    rows = [
+        (wake.key, *wake.rule[:3], int(wake.rule.in_order), int(wake.rule.holds), wake.moment, wake.delay_ms)
+        for wake in found
+    ]
+    if rows:
+        dialect = dialect_of(conn)
+        conn.execute(_insert_wakes(dialect), dialect.batch_parameters(_WAKES, rows))
+
+
+def wake_lines(conn: Connection, rows: Iterable[Any]) -> None:
+    """Schedule a look at the keys of these jobs at the commit of this transaction: it frees their slots."""
+    wake(conn, {Wake(row.limit_key) for row in rows if row.limit_key is not None})
+
+
+_WAKES = Batch(
+    limit_key=Text,
+    max_running=Integer,
+    rate=Integer,
+    period_ms=BigInteger,
+    in_order=Integer,
+    holds=Integer,
+    moment=Moment,
+    delay_ms=BigInteger,
+)
+
+
+@cache
+def _insert_wakes(dialect: Dialect) -> Any:
+    rows = dialect.batch_table(_WAKES)
+    columns: dict[str, Any] = {
+        name: rows.c[name] for name in ("limit_key", "max_running", "rate", "period_ms")
+    }
+    columns |= {name: case((rows.c[name] == 1, True), else_=False) for name in ("in_order", "holds")}
+    due = case((rows.c.delay_ms == 0, now()), else_=after(rows.c.delay_ms))
+    columns["at"] = case((rows.c.moment.is_not(None), rows.c.moment), else_=due)
+    # a driver's own connection needs rows to fetch
+    return dialect.insert(wakes, columns, order_by=rows.c.limit_key, returning=(wakes.c.id,))
+
+
+# -- looks ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -162,7 +245,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     most = max(1, JOBS_AT_ONCE // len(keys))
     grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), said, most)}
     if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
-        write(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
+        wake(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
         done.more_wakes = True
     for id, key in dialect.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
         grants[key].ids.append(id)
@@ -189,7 +272,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     free = [grant.key for grant in used if grant.rule.rate is None]
     if free and dialect.locks_on_one_node:  # of two nodes' admissions the second one's COMMIT then fails
         conn.execute(_USED, {"keys": free})
-    write(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
+    wake(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
     done.more |= {grant.key for grant in used if len(grant.ids) == most and not grant.rule.in_order}
     return done
 
@@ -500,13 +583,13 @@ def pin(conn: Connection, key: str, rule: Rule) -> None:
     dialect = dialect_of(conn)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
     conn.execute(dialect.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()}))
-    write(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
+    wake(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
 
 
 def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
     """End the override of a key: the tasks' rule holds again, at once if `rule` is known."""
     conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=null()))
-    write(conn, [Wake(key)] if rule is None else _set(conn, key, rule))
+    wake(conn, [Wake(key)] if rule is None else _set(conn, key, rule))
 
 
 def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
