@@ -10,7 +10,7 @@ import asyncio
 import queue
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
@@ -157,14 +157,11 @@ class AsCompleted(Generic[R]):
         assert seen is not None
         return Job(id, seen.queue, seen.task, seen.state, created=False)
 
-    def refuse_unseen(self) -> None:
-        """Raise `WaitTimeoutError` where nothing is known of a job but its id, since the database was away
-        all the time."""
+    def waited(self) -> Waited[R]:
+        """Return the jobs that have ended, and the others. Raises `WaitTimeoutError` where nothing is known
+        of a job but its id, since the database was away all the time."""
         if any(isinstance(given, int) and id not in self.seen for id, given in self._jobs.items()):
             self._refuse_pending()
-
-    def waited(self) -> Waited[R]:
-        """Return the jobs that have ended, and the others."""
         pending = dict.fromkeys(self._pending())
         ended = [self.job(id) for id in self._jobs if id not in pending]
         return Waited(ended, list(map(self.job, pending)))
@@ -331,20 +328,16 @@ class Results:
     def wait(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.wait`."""
         ends: AsCompleted[R] = AsCompleted(self, distinct(jobs), timeout, whole=False)
-        try:
+        with suppress(WaitTimeoutError):
             ends.wait(lambda _: not all)
-        except WaitTimeoutError:
-            ends.refuse_unseen()
         return ends.waited()
 
     @checks_arguments
     async def await_(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
         """See `App.await_`."""
         ends: AsCompleted[R] = AsCompleted(self, distinct(jobs), timeout, whole=False)
-        try:
+        with suppress(WaitTimeoutError):
             await ends.await_(lambda _: not all)
-        except WaitTimeoutError:
-            ends.refuse_unseen()
         return ends.waited()
 
     @checks_arguments

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
+    CompoundSelect,
     Connection,
     Integer,
     RowMapping,
@@ -441,21 +442,25 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
 
 def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
     """Return the number of the selected jobs by state."""
-    each = union_all(
-        *(select(state.label("state")).where(chosen.where(table)) for table, state in TABLES)
-    ).subquery()
+    each = _everywhere(chosen).subquery()
     query = select(each.c.state, func.count()).group_by(each.c.state)
     return {State(state): number for state, number in conn.execute(query)}
 
 
 def handles(conn: Connection, chosen: Selection) -> list[Job[Any]]:
     """Return the selected jobs in the order of their ids."""
-    each = (
-        select(table.c.id, table.c.queue, table.c.task, state.label("state")).where(chosen.where(table))
-        for table, state in TABLES
+    rows = conn.execute(_everywhere(chosen, "id", "queue", "task").order_by("id"))
+    return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]
+
+
+def _everywhere(chosen: Selection, *names: str) -> CompoundSelect[Any]:
+    """Select columns of the selected jobs from all tables, and then their states."""
+    return union_all(
+        *(
+            select(*(table.c[name] for name in names), state.label("state")).where(chosen.where(table))
+            for table, state in TABLES
+        )
     )
-    rows = conn.execute(union_all(*each).order_by("id"))
-    return [Job(row.id, row.queue, row.task, State(row.state), created=False) for row in rows]
 
 
 def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Integer, Text, case, cast, null, select, union_all
+from sqlalchemy import BigInteger, Connection, Integer, Text, case, cast, null, select, type_coerce, union_all
 
 from sqlq.database.batch import Batch
-from sqlq.database.compiled import Compiled
-from sqlq.database.dialect import Dialect, schema_of
-from sqlq.database.dialects import DIALECTS, dialect_of
+from sqlq.database.dialect import Dialect
+from sqlq.database.dialects import dialect_of
 from sqlq.model.job import State
 from sqlq.schema.tables import jobs
 from sqlq.store.jobs.lookup import possible
@@ -47,20 +46,13 @@ class Seen(NamedTuple):
 def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     """Return the states of jobs, by their ids. All come from one snapshot, in which each job is in one table
     and never between two. Unknown jobs are missing. True in `wanted` requests more than the state."""
-    dialect, compiled = dialect_of(conn), _compiled(conn.dialect, schema_of(conn))
+    dialect = dialect_of(conn)
     found: dict[int, Seen] = {}
     for some in slices(possible(wanted), AT_ONCE):
         rows = [(id, int(wanted[id])) for id in some]
-        given = compiled.parameters(dialect.batch_parameters(_WANTED, rows))
-        for row in conn.exec_driver_sql(compiled.statement, given):
-            found[row[0]] = Seen(row[0], State(row[1]), *row[2:])
+        for id, state, *values in conn.execute(_look(dialect), dialect.batch_parameters(_WANTED, rows)):
+            found[id] = Seen(id, State(state), *values)
     return found
-
-
-@lru_cache(maxsize=16)
-def _compiled(dialect: Any, schema: str | None) -> Compiled:
-    kind = DIALECTS[dialect.name]
-    return Compiled.of(_look(kind), dialect, schema, list(kind.batch_parameters(_WANTED, [(0, 0)])))
 
 
 _WANTED = Batch(id=BigInteger, whole=Integer)
@@ -79,6 +71,6 @@ def _look(dialect: Dialect) -> Any:
         ]
         columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *said)
         if dialect.one_writer:
-            columns = (*columns, table.c.created_at)
+            columns = (*columns, type_coerce(table.c.created_at, BigInteger))
         sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
     return union_all(*sources)
