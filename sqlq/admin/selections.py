@@ -19,8 +19,7 @@ from sqlq.model.job import JobDetails, State
 from sqlq.schema import version
 from sqlq.schema.types import Moment, after
 from sqlq.store.jobs import lookup
-from sqlq.store.jobs.lookup import Selection
-from sqlq.store.jobs.results import look
+from sqlq.store.jobs.lookup import Selection, look
 
 
 class Search(TypedDict, total=False):

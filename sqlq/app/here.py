@@ -14,7 +14,7 @@ from sqlq.model.retry import describe
 from sqlq.model.task import AnyTask
 from sqlq.results.results import JobRunHere
 from sqlq.store.flows.flows import Before
-from sqlq.store.jobs.results import Seen
+from sqlq.store.jobs.lookup import Seen
 from sqlq.worker.attempt.own_row import completion
 
 

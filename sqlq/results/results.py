@@ -36,9 +36,8 @@ from sqlq.model.job import Job, JobDetails, State, error_line
 from sqlq.model.task import Registry, Task
 from sqlq.payload.encryption import Encryption, Unopened
 from sqlq.results.waiter import Message, Waiting, Watch
-from sqlq.store.jobs import results
-from sqlq.store.jobs.lookup import result_shown
-from sqlq.store.jobs.results import Seen
+from sqlq.store.jobs import lookup
+from sqlq.store.jobs.lookup import Seen, result_shown
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -215,7 +214,7 @@ class AsCompleted(Generic[R]):
         try:
             database.require_tables()
             with database.read() as conn:
-                found = results.look(conn, dict.fromkeys(unseen, self._whole))
+                found = lookup.look(conn, dict.fromkeys(unseen, self._whole))
         except DBAPIError as error:
             if self._ms == 0 or not self._results.waiter.may_mend(error):
                 raise

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.database import Database
 from sqlq.errors import SqlqError
-from sqlq.store.jobs import results
-from sqlq.store.jobs.results import Seen
+from sqlq.store.jobs import lookup
+from sqlq.store.jobs.lookup import Seen
 
 log = logging.getLogger("sqlq")
 
@@ -166,7 +166,7 @@ class Waiting:
         if not wanted:
             return
         with self._database.read() as conn:
-            found = results.look(conn, wanted)
+            found = lookup.look(conn, wanted)
             if checks_primary or found.keys() != wanted.keys():
                 self._database.dialect.refuse_standby(conn)  # guard: waiters-leave-a-demoted-primary
         messages: list[tuple[Watch, Message]] = []

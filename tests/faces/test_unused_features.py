@@ -73,7 +73,7 @@ NOT_ASKED_FOR = (
         "worker/claim.py:opened_by",
         "worker/report/meter.py",
         "results/",
-        "store/jobs/results.py",
+        "store/jobs/lookup.py:look",
     ),
 )
 EXTRAS = (

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     CompoundSelect,
     Connection,
@@ -17,20 +19,26 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Table,
+    Text,
     and_,
     case,
+    cast,
     func,
     literal,
     null,
     or_,
     select,
     true,
+    type_coerce,
     union_all,
 )
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.config.constants import LAST_ID
 from sqlq.config.durations import FAR
+from sqlq.database.batch import Batch
+from sqlq.database.dialect import Dialect
+from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.handle import AnyJob, Handle
 from sqlq.model.history import AttemptRecord
@@ -442,18 +450,18 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
 
 def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
     """Return the number of the selected jobs by state."""
-    each = _everywhere(chosen).subquery()
+    each = _in_all_tables(chosen).subquery()
     query = select(each.c.state, func.count()).group_by(each.c.state)
     return {State(state): number for state, number in conn.execute(query)}
 
 
 def handles(conn: Connection, chosen: Selection) -> list[Job[Any]]:
     """Return the selected jobs in the order of their ids."""
-    rows = conn.execute(_everywhere(chosen, "id", "queue", "task").order_by("id"))
+    rows = conn.execute(_in_all_tables(chosen, "id", "queue", "task").order_by("id"))
     return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]
 
 
-def _everywhere(chosen: Selection, *names: str) -> CompoundSelect[Any]:
+def _in_all_tables(chosen: Selection, *names: str) -> CompoundSelect[Any]:
     """Select columns of the selected jobs from all tables, and then their states."""
     return union_all(
         *(
@@ -485,3 +493,66 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
 
 
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+# -- results, for the processes that wait for them -----------------------------------------------------------
+
+AT_ONCE = 10_000
+"""The most jobs that one statement reads."""
+
+
+class Seen(NamedTuple):
+    """The state of a job as one look found it. `result` is JSON text. A job that has not ended has only its
+    state."""
+
+    id: int
+    state: State
+    queue: str
+    task: str
+    attempts: int
+    result: str | None = None
+    reason: str | None = None
+    exception: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    created: int | None = None
+    """When it was created, as SQLite has it, which may give its id to another job."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, with any outcome."""
+        return self.state in OVER
+
+
+def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
+    """Return the states of jobs, by their ids. All come from one snapshot, in which each job is in one table
+    and never between two. Unknown jobs are missing. True in `wanted` requests more than the state."""
+    dialect = dialect_of(conn)
+    found: dict[int, Seen] = {}
+    for some in slices(possible(wanted), AT_ONCE):
+        rows = [(id, int(wanted[id])) for id in some]
+        for id, state, *values in conn.execute(_look(dialect), dialect.batch_parameters(_WANTED, rows)):
+            found[id] = Seen(id, State(state), *values)
+    return found
+
+
+_WANTED = Batch(id=BigInteger, whole=Integer)
+_SAID = ("result", "reason", "exception", "message", "traceback")
+
+
+@cache
+def _look(dialect: Dialect) -> Any:
+    rows = dialect.batch_table(_WANTED)
+    whole = rows.c.whole == 1
+    sources = []
+    for table, state in TABLES:
+        said = [
+            case((whole, table.c[name])) if name in table.c and table is not jobs else cast(null(), Text)
+            for name in _SAID
+        ]
+        columns: list[Any] = [table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts]
+        columns += said
+        if dialect.one_writer:
+            columns.append(type_coerce(table.c.created_at, BigInteger))
+        sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
+    return union_all(*sources)
