@@ -1,8 +1,8 @@
 """Limits: choose the jobs in the line of a limit that may run now (a semaphore for each key).
 
 The transaction that blocks a job by its limit writes a wake, and so does one that frees a slot without a
-look. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake says which key
-an admission has to look at, and when. It carries the limit's rule, since only admissions may write the row
+look. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake names a key that
+an admission has to look at, and the time. It carries the limit's rule, since only admissions may write the row
 that many jobs share.
 
 A slot is a row: an unblocked job with the key, from its admission until it ends or is released. So a slot
