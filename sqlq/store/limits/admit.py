@@ -2,7 +2,7 @@
 
 The transaction that blocks a job by its limit writes a wake, and so does one that frees a slot without a
 look. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake names a key that
-an admission has to look at, and the time. It carries the limit's rule, since only admissions may write the row
+an admission has to look at, and the time. It carries the rule of the limit: only admissions write the row
 that many jobs share.
 
 A slot is a row: an unblocked job with the key, from its admission until it ends or is released. So a slot
