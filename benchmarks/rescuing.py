@@ -67,8 +67,7 @@ def main(url: str) -> None:
         loop.start()
         while changed.wait(QUIET_SECONDS):
             changed.clear()
-        loop.end()
-        loop.join(QUIET_SECONDS)
+        loop.close(QUIET_SECONDS)
     print(json.dumps({"first_at": first_at, "turns": turns, "longest": max(seconds)}), flush=True)
     app.close()
 

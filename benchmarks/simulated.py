@@ -32,7 +32,7 @@ from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look, workers
 from sqlq.worker.claim import Claimer
-from sqlq.worker.ipc.parent import Facts, NoParent
+from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
@@ -51,7 +51,8 @@ class Host:
         self.id = str(uuid.uuid4())
         self.looked = threading.Event()
         self._database = database
-        self._claimer = Claimer(database, self.id, WorkerOptions(None, SLOTS, LEASE_MS))
+        options = WorkerOptions(None, SLOTS, LEASE_MS)
+        self._claimer = Claimer(database, self.id, options)
         with database.begin() as conn:
             workers.register(
                 conn,
@@ -62,9 +63,8 @@ class Host:
                 queues=None,
                 concurrency=SLOTS,
             )
-        facts = Facts(self.id, "", None, None, None, None, SLOTS, LEASE_MS, None, drain=False, poll_ms=None)
         self.lookout = Poller(
-            *(database, facts, self._go),
+            *(database, options, self._go),
             last_look=LastLook(NoParent()),
             looked=lambda look, at: self.looked.set(),
             workers=tuple,

@@ -10,12 +10,12 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import Connection
@@ -173,7 +173,7 @@ class Listener:
 
     def _complain(self, error: BaseException | None = None) -> None:
         """Log what is wrong with this listener, at most once a minute."""
-        moment = time.monotonic()
+        moment = monotonic()
         with self._changed:
             failed, dropped = self._failed, self._dropped
             if not (failed or dropped) or moment < self._complained_at + COMPLAINT_SECONDS:
@@ -255,8 +255,8 @@ class Events:
 
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to their listeners. Return whether all was done within `seconds`."""
-        until = time.monotonic() + seconds
-        return all(listener.flush(max(0.0, until - time.monotonic())) for listener in self._listeners)
+        until = monotonic() + seconds
+        return all(listener.flush(max(0.0, until - monotonic())) for listener in self._listeners)
 
 
 def checked_names(names: Sequence[Any]) -> Sequence[EventName]:

@@ -132,10 +132,12 @@ def _collect_less() -> None:
 
 
 def _announce(context: Context, app: App, processes: int, options: WorkerOptions, facts: Facts) -> None:
-    queues = options.queues or facts.queues or ()
+    queues = facts.options["queues"] or ()
     shown = [f"{name}={weight}" for name, weight in (options.weights or {}).items()] or list(queues)
     named = f"queue{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else "all queues"
-    slots = counted(facts.slots, "slot") + (f" in each of {processes} processes" if processes > 1 else "")
+    slots = counted(options.concurrency, "slot")
+    if processes > 1:
+        slots += f" in each of {processes} processes"
     called = "" if options.name is None else f"{options.name}: "
     log.info(
         "%sworking on %s: %s, %s, %s; Ctrl-C stops",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any, Final, Protocol
 
 from prometheus_client.registry import Collector
@@ -60,25 +60,25 @@ class DatabaseCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         with self._lock:
-            if time.monotonic() >= self._until:  # guard: scrapes-are-no-load
+            if monotonic() >= self._until:  # guard: scrapes-are-no-load
                 self._last = self._answer()
-                self._until = time.monotonic() + KEPT_SECONDS
+                self._until = monotonic() + KEPT_SECONDS
             yield from self._last
 
     def look(self) -> None:
         """Query the database once, and keep the result. Raises the errors of the database."""
         with self._lock:
             self._last = self._ask()
-            self._until = time.monotonic() + KEPT_SECONDS
+            self._until = monotonic() + KEPT_SECONDS
 
     def _answer(self) -> list[Any]:
         try:
             return self._ask()
         except (SQLAlchemyError, SqlqError) as error:
-            if time.monotonic() >= self._complain_at:
-                self._complain_at = time.monotonic() + COMPLAINT_SECONDS
+            if monotonic() >= self._complain_at:
+                self._complain_at = monotonic() + COMPLAINT_SECONDS
                 log.warning("the database does not answer a scrape: %s", refusal(error))
-            return [number(names.UP, 0), version(names.VERSION)]
+            return [number(names.UP, 0), version()]
 
     def _ask(self) -> list[Any]:
         queues, workers = self._app.queues.status(), self._app.workers.list(silent=True)
@@ -97,17 +97,16 @@ class DatabaseCollector(Collector):
             numbers(names.WORKERS, [((state,), states[state]) for state in ("alive", "silent")]),
             number(names.WORKER_SLOTS, sum(worker.concurrency for worker in alive)),
             numbers(names.FAILED_JOBS, [((reason,), n) for reason, n in vitals.failed.items()]),
-            version(names.VERSION),
+            version(),
         ]
         if vitals.rows is not None:
             kinds = {"live": vitals.rows.live, "dead": vitals.rows.dead}
             found.append(numbers(names.TABLE_ROWS, [((kind,), n) for kind, n in kinds.items()]))
-        if vitals.oldest_transaction_seconds is not None:
-            found.append(number(names.OLDEST_TRANSACTION, vitals.oldest_transaction_seconds))
-        if vitals.unpurged_transactions is not None:
-            found.append(number(names.UNPURGED, vitals.unpurged_transactions))
-        if vitals.wal_bytes is not None:
-            found.append(number(names.WAL_BYTES, vitals.wal_bytes))
-        if vitals.behind_seconds is not None:
-            found.append(number(names.REPLICA_BEHIND, vitals.behind_seconds))
+        of_one_database = {
+            names.OLDEST_TRANSACTION: vitals.oldest_transaction_seconds,
+            names.UNPURGED: vitals.unpurged_transactions,
+            names.WAL_BYTES: vitals.wal_bytes,
+            names.REPLICA_BEHIND: vitals.behind_seconds,
+        }
+        found += [number(metric, n) for metric, n in of_one_database.items() if n is not None]
         return found

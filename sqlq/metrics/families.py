@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from sqlq.config.command_hint import escaped
 from sqlq.config.constants import VERSION as SQLQ
-from sqlq.metrics.names import Described
+from sqlq.metrics.names import VERSION, Described
 from sqlq.worker.report.meter import BOUNDS
 
 Labelled = Iterable[tuple[Sequence[str], float]]
@@ -30,8 +30,8 @@ def number(metric: Described, value: float) -> Any:
     return numbers(metric, [((), value)])
 
 
-def version(metric: Described) -> Any:
-    return numbers(metric, [((SQLQ,), 1)])
+def version() -> Any:
+    return numbers(VERSION, [((SQLQ,), 1)])
 
 
 def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[float], float]]) -> Any:

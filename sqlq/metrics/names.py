@@ -16,6 +16,11 @@ class Described(NamedTuple):
     help: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Its name in the counts of workers."""
+        return self.name.removeprefix("sqlq_").removesuffix("_seconds")
+
 
 ATTEMPTS: Final = Described(
     "sqlq_attempts",

@@ -18,11 +18,12 @@ STARTED_BEFORE = "this worker has been started before: make another one by app.w
 class Background:
     """The methods of a worker beside `run`, which blocks."""
 
+    _thread: threading.Thread | None = None
+    _has_run = False
+    _failure: BaseException | None = None
+
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._has_run = False
         self._is_ready = threading.Event()
-        self._failure: BaseException | None = None
 
     def run(self) -> Tally:
         """Work until stopped."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from math import inf
+from time import monotonic
 from typing import Any
 
 from sqlq.database.database import Database
@@ -55,19 +56,20 @@ class Pace:
     count as a burst of short ones.
     """
 
+    _per_second = 0.0
+    _ended, _busy_seconds = 0, 0.0
+    _recent, _recent_seconds = 0.0, 0.0
+    """How many jobs the bound goes by, and how long they ran together."""
+
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._per_second = 0.0
-        self._ended, self._busy_seconds = 0, 0.0
-        self._recent, self._recent_seconds = 0.0, 0.0
-        """How many jobs the bound goes by, and how long they ran together."""
-        self._at = time.monotonic()
+        self._at = monotonic()
 
     def measure(self, ended: int, busy_seconds: float) -> float:
         """Take the number of jobs ended so far, and how long they ran together; return the pace. Each
         measurement at most doubles or halves it. So neither a pause in the claims nor a burst of short jobs
         sets the pace."""
-        moment = time.monotonic()
+        moment = monotonic()
         elapsed = moment - self._at
         if elapsed >= MEASURE_SECONDS:
             seen = (ended - self._ended) / elapsed
@@ -94,22 +96,23 @@ class ScanCursor:
     and new priorities.
     """
 
+    _goes_on_until = -inf
+    _was_dear = False
+
     def __init__(self) -> None:
         self._positions: dict[tuple[str, int], tuple[int, int]] = {}
-        self._goes_on_until = float("-inf")
-        self._was_dear = False
 
     def note(self, claimed: Sequence[ClaimedJob], head_seconds: float = 0.0) -> None:
         """Note the claimed jobs, in the order of the queue, and how long a claim from the head took. After an
         empty claim the next one is from the head."""
         if not claimed:
-            self._goes_on_until = float("-inf")
+            self._goes_on_until = -inf
         elif head_seconds:
             is_dear = head_seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
             # A COMMIT may wait seconds for a standby, once, and no scan was long.
             if is_dear and self._was_dear:  # guard: dear-claims-are-measured
                 rest = min(head_seconds * ANEW_ONCE_IN, LONGEST_SECONDS)
-                self._goes_on_until = time.monotonic() + rest
+                self._goes_on_until = monotonic() + rest
             self._was_dear = is_dear
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
@@ -118,7 +121,7 @@ class ScanCursor:
     def positions(self, names: Sequence[str]) -> list[QueuePosition]:
         """Return where to go on in these queues, in the order in which jobs should start. Without any, the
         next claim is one from the head."""
-        if time.monotonic() >= self._goes_on_until:
+        if monotonic() >= self._goes_on_until:
             return []
         order = {name: i for i, name in enumerate(names)}
         known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]
@@ -128,6 +131,16 @@ class ScanCursor:
 class Claimer:
     """Claims for one worker. Without queues in its options it serves every queue there is, in rotation.
     Queues with weights come in a random order by weight."""
+
+    _tasks_say = "{}"
+    _looked_at = -inf
+    _short = True
+    """Whether the last claim found less than it looked for."""
+    next_due = inf
+    """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
+    _turn = 0
+    passes_again_at = -inf
+    """When jobs may be claimed again past those that are held until they get processes of their own."""
 
     def __init__(
         self,
@@ -155,18 +168,9 @@ class Claimer:
         self._known = look.KnownQueues(self._fixed, {task.queue for task in self._tasks.values()})
         self._claimed_from: set[str] = set()
         """The queues of the jobs that were claimed since the last look."""
-        self._tasks_say = "{}"
         self._seen_tasks: tuple[Any, ...] = ()
-        self._looked_at = float("-inf")
-        self._short = True
-        """Whether the last claim found less than it looked for."""
-        self.next_due = float("inf")
-        """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
-        self._turn = 0
         self._most = self._largest
         """How many jobs a claim may bring, by the time and the bytes that the last ones took."""
-        self.passes_again_at = float("-inf")
-        """When jobs may be claimed again past those that are held until they get processes of their own."""
 
     def demand(
         self, running: int, waiting: int, ended: int, busy_seconds: float, *, blocked: bool = False
@@ -182,7 +186,7 @@ class Claimer:
         if free <= 0 and waiting * 2 > ahead:
             return 0
         wanted = free + ahead - waiting
-        if wanted <= 0 and blocked and not self._drain and time.monotonic() >= self.passes_again_at:
+        if wanted <= 0 and blocked and not self._drain and monotonic() >= self.passes_again_at:
             wanted = free
         return min(max(0, wanted), self._most)
 
@@ -194,11 +198,11 @@ class Claimer:
         lock and a look does not. It also comes first when the database is `quiet`, since nothing is likely to
         be due. A look sets `next_due`, the time of the next job that is due later.
         """
-        began, self.next_due = time.monotonic(), float("inf")
+        began, self.next_due = monotonic(), inf
         looks_first = (
             quiet
             or (self._short and self._database.dialect.one_writer)
-            or (self._fixed is None and time.monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
+            or (self._fixed is None and monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
         )
         names = self._look() if looks_first else (self._fixed or self._known.with_jobs)
         claimed = self._claim(self._in_turn(names), limit)
@@ -208,7 +212,7 @@ class Claimer:
                 claimed = self._claim([name for name in found if name not in names], limit)
         self._claimed_from.update(job.queue for job in claimed)
         self._short = len(claimed) < limit
-        seconds = time.monotonic() - began
+        seconds = monotonic() - began
         # guard: slow-claims-get-smaller
         self._most = (
             max(1, int(len(claimed) / seconds))
@@ -221,28 +225,18 @@ class Claimer:
         return claimed
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        if self._newest_first.isdisjoint(names):
-            return self._claim_oldest(names, limit)
         claimed: list[ClaimedJob] = []
         for newest, group in groupby(names, self._newest_first.__contains__):
-            claim = self._claim_newest if newest else self._claim_oldest
             if len(claimed) < limit:
+                claim = self._claim_newest if newest else self._claim_oldest
                 claimed += claim(list(group), limit - len(claimed))
         return claimed
 
     def _claim_newest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         """Claim the newest jobs first. It always begins at the head, where new jobs come in."""
-
-        def work(ask: Ask) -> list[ClaimedJob]:
-            dialect, schema = self._database.dialect, self._database.schema
-            found = dialect.claim(ask, schema, names, limit, self._claimant(), "newest")
-            return claiming.claimed(found, names, limit, "newest")
-
-        return self._database.run_raw(work)
+        return self._claim_from_head(names, limit, "newest")
 
     def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        if not names:
-            return []
         dialect, schema = self._database.dialect, self._database.schema
         positions = self._cursor.positions(names)
         has_turns = self._fixed is None or self._weights is not None
@@ -250,27 +244,33 @@ class Claimer:
         if positions and (not has_turns or positions[0][0] == names[0]):
             claimed = self._run(
                 lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
-                names,
-                limit,
+                *(names, limit, self._order),
             )
             self._cursor.note(claimed)
             if claimed or not self._drain:  # guard: drain-claims-anew
                 return claimed
-        begun = time.monotonic()
-        claimed = self._run(
-            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), self._order),
-            names,
-            limit,
-        )
+        begun = monotonic()
+        claimed = self._claim_from_head(names, limit, self._order)
         if dialect.claims_beyond:
             parts = len({job.queue for job in claimed}) if dialect.claims_queues_apart else 1
-            self._cursor.note(claimed, (time.monotonic() - begun) / max(1, parts))
+            self._cursor.note(claimed, (monotonic() - begun) / max(1, parts))
         return claimed
 
+    def _claim_from_head(self, names: Sequence[str], limit: int, order: ClaimOrder) -> list[ClaimedJob]:
+        dialect, schema = self._database.dialect, self._database.schema
+        return self._run(
+            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), order),
+            *(names, limit, order),
+        )
+
     def _run(
-        self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int
+        self,
+        claim: Callable[[Ask], Iterable[Sequence[Any]]],
+        names: Sequence[str],
+        limit: int,
+        order: ClaimOrder,
     ) -> list[ClaimedJob]:
-        return self._database.run_raw(lambda ask: claiming.claimed(claim(ask), names, limit, self._order))
+        return self._database.run_raw(lambda ask: claiming.claimed(claim(ask), names, limit, order))
 
     def _claimant(self) -> Claimant:
         """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts, for
@@ -296,11 +296,11 @@ class Claimer:
 
     def _look(self) -> list[str]:
         """Return those of the served queues that have due jobs, and note when the next job will be due."""
-        self._looked_at = time.monotonic()
+        self._looked_at = monotonic()
         found = look.due_in(self._database, self._known, self._claimed_from)
         self._claimed_from.clear()
         later = [ms for ms in found.values() if ms > 0]
-        self.next_due = time.monotonic() + min(later) / 1000 if later else float("inf")
+        self.next_due = monotonic() + min(later) / 1000 if later else inf
         order = self._fixed or found
         return [name for name in order if found.get(name, 1) <= 0]
 
@@ -313,6 +313,9 @@ class Intake:
 
     target: Target
     """The place where a handler completes its job; known once the worker has its row in the database."""
+
+    on_start: Callable[[Attempt], None] | None = None
+    """Called with each job that starts; None without listeners."""
 
     def __init__(
         self,
@@ -332,8 +335,6 @@ class Intake:
         self._lifespan = lifespan
         self._has_isolates = has_isolates
         self._all_isolated = all_isolated
-        self.on_start: Callable[[Attempt], None] | None = None
-        """Called with each job that starts; None without listeners."""
 
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their

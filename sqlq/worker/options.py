@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from sqlq.config import pyproject
 from sqlq.config.constants import CONCURRENCY, LEASE_MS
-from sqlq.config.durations import Duration, milliseconds, readable
+from sqlq.config.durations import milliseconds, readable
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
@@ -43,10 +43,10 @@ class AppParts:
 class WorkerOptions:
     """The options of a worker; `of` makes and checks them."""
 
-    queues: tuple[str, ...] | None
-    concurrency: int
-    lease_ms: int
-    grace_ms: int = 30_000
+    queues: tuple[str, ...] | None = None
+    concurrency: int = CONCURRENCY
+    lease_ms: int = LEASE_MS
+    grace_ms: int = 25_000
     drain: bool = False
     max_jobs: int | None = None
     name: str | None = None
@@ -67,50 +67,24 @@ class WorkerOptions:
     """The retention of the App; None for the default."""
 
     @classmethod
-    def of(
-        cls,
-        *,
-        queues: Sequence[str] | Mapping[str, int] | None = None,
-        concurrency: int | None = None,
-        lease: Duration | None = None,
-        grace: Duration | None = None,
-        drain: bool = False,
-        max_jobs: int | None = None,
-        name: str | None = None,
-        max_rss: str | int | None = None,
-        max_idle: Duration | None = None,
-        isolate: bool = False,
-        poll: Duration | None = None,
-        claim_batch: int | None = None,
-        ahead: Duration | None = None,
-    ) -> WorkerOptions:
+    def of(cls, queues: Sequence[str] | Mapping[str, int] | None = None, **options: Any) -> WorkerOptions:
+        """Check options that are named as in `App.worker`. Settings that are not given are looked up."""
         if isinstance(queues, str):
             raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
-        weights = checked_weights(queues) if isinstance(queues, Mapping) else None
-        names = None if queues is None else tuple(checked_queue(name) for name in queues)
-        if names == ():
+        if queues is not None and not queues:
             raise ConfigurationError(
                 "queues is an empty list: name at least one queue, or leave it out to serve all"
             )
-        max_idle_ms = None if max_idle is None else milliseconds(max_idle, "max_idle")
-        if max_idle_ms == 0:
-            raise ConfigurationError("max_idle is zero: leave it out for no limit, or drain to end at once")
-        return cls(
-            names,
-            setting("concurrency", concurrency, CONCURRENCY),
-            setting("lease", lease, LEASE_MS),
-            setting("grace", grace, GRACE_MS),
-            drain,
-            None if max_jobs is None else SETTINGS["max_jobs"](max_jobs, "max_jobs"),
-            None if name is None else checked_name(name, "name"),
-            None if max_rss is None else checked_bytes(max_rss, "max_rss"),
-            max_idle_ms,
-            weights,
-            isolate,
-            setting("poll", poll),
-            setting("claim_batch", claim_batch),
-            setting("ahead", ahead),
-        )
+        options |= {name: setting(name, options.get(name)) for name in _LOOKED_UP}
+        values = {
+            field.name: _CHECKS[name](value, name) if name in _CHECKS else value
+            for field in fields(cls)
+            if (value := options.get(name := field.name.removesuffix("_ms"))) is not None
+        }
+        if queues is not None:
+            values["weights"] = checked_weights(queues) if isinstance(queues, Mapping) else None
+            values["queues"] = tuple(checked_queue(name) for name in queues)
+        return cls(**values)
 
     def jittered(self) -> WorkerOptions:
         """Return these options with up to a tenth fewer jobs, so that workers started together do not end
@@ -155,8 +129,7 @@ def checked_bytes(value: str | int, what: str) -> int:
 
 # -- settings ------------------------------------------------------------------------------------------------
 
-GRACE_MS: Final = 25_000
-Check = Callable[[Any, str], int]
+Check = Callable[[Any, str], Any]
 """Returns a value as a number, in milliseconds or bytes. Raises `ConfigurationError` for a wrong value; the
 second argument is its name."""
 
@@ -178,6 +151,12 @@ def _duration(least_ms: int, most_ms: int) -> Check:
         return ms
 
     return check
+
+
+def _max_idle(value: Any, what: str) -> int:
+    if (ms := milliseconds(value, what)) == 0:
+        raise ConfigurationError(f"{what} is zero: leave it out for no limit, or drain to end at once")
+    return ms
 
 
 SETTINGS: Final[Mapping[str, Check]] = {
@@ -202,3 +181,12 @@ def setting(name: str, argument: Any, default: int | None = None) -> Any:
     [tool.sqlq], else the default. Raises `ConfigurationError` for a wrong value."""
     what, value = pyproject.setting(argument, name, f"SQLQ_{name.upper()}", name)
     return default if value is None else SETTINGS[name](value, what)
+
+
+_LOOKED_UP = ("concurrency", "lease", "grace", "poll", "claim_batch", "ahead")
+_CHECKS: Mapping[str, Check] = {
+    "max_jobs": SETTINGS["max_jobs"],
+    "max_rss": checked_bytes,
+    "max_idle": _max_idle,
+    "name": checked_name,
+}

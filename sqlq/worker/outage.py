@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
+from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,14 +33,15 @@ TAKES_NO_WRITES = "takes no writes"
 class _Trouble:
     """The state that all loops of this process share that use the same database."""
 
+    since: float | None = None
+    number = 0
+    """How many outages are over."""
+    fault: str | None = None
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.said_at: dict[str, float] = {}
         """When each kind of trouble was last logged."""
-        self.since: float | None = None
-        self.number = 0
-        """How many outages are over."""
-        self.fault: str | None = None
 
 
 _troubles: WeakValueDictionary[Any, _Trouble] = WeakValueDictionary()
@@ -69,6 +70,9 @@ class Outage:
     """The trouble that one loop of a worker has with its database. All loops meet the same outage at the same
     time, so they log it once together."""
 
+    _failures = _odd = 0
+    _met_number = 0
+
     def __init__(
         self, doing: str, database: Database | None = None, *, quiet: bool = False, is_vital: bool = False
     ) -> None:
@@ -80,8 +84,6 @@ class Outage:
         self._doing = doing
         self._quiet = quiet
         self._is_vital = is_vital
-        self._failures = self._odd = 0
-        self._met_number = 0
 
     def met(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
@@ -131,7 +133,7 @@ class Outage:
     def _speak_of(self, error: BaseException) -> None:
         with self._shared.lock:
             if self._shared.since is None:
-                self._shared.since = time.monotonic()
+                self._shared.since = monotonic()
             trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
             trouble = "does not have its tables" if isinstance(error, SchemaVersionError) else trouble
             if self._is_to_be_said(trouble):
@@ -154,7 +156,7 @@ class Outage:
 
     def _is_to_be_said(self, trouble: str) -> bool:
         """Whether it was last logged long ago. Notes that it is logged now."""
-        moment = time.monotonic()
+        moment = monotonic()
         if moment - self._shared.said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
             return False
         self._shared.said_at[trouble] = moment
@@ -176,7 +178,7 @@ class Outage:
                 return
             self._failures = 0
             if self._shared.since is not None:
-                away_ms = (time.monotonic() - self._shared.since) * 1000
+                away_ms = (monotonic() - self._shared.since) * 1000
                 self._shared.since = None
                 self._shared.number += 1
                 self._shared.said_at.clear()

@@ -8,17 +8,19 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.ipc.pipe import handle_here
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import begins
 from sqlq.worker.run.executor import Executor
 
@@ -74,10 +76,11 @@ class Grace:
     """The grace time of one worker. It begins with the first request to stop; at the second the worker leaves
     at once. A worker that retires by itself has no such time, and no deadline."""
 
+    _until = inf
+
     def __init__(self, ms: int, pulse: Callable[[], None]) -> None:
         """The worker calls `pulse` while it waits, to show that the process is alive."""
         self._ms = ms
-        self._until = float("inf")
         self.pulse = pulse
         self.stopping = threading.Event()
         """Set when the worker is to stop."""
@@ -90,24 +93,24 @@ class Grace:
             self._ms = min(grace_ms, self._ms)
         elif self.stopping.is_set():
             self.leaving_now.set()
-            self._until = min(self._until, time.monotonic() - LAST_SETTLES_SECONDS)
-        self._until = min(self._until, time.monotonic() + self._ms / 1000)
+            self._until = min(self._until, monotonic() - LAST_SETTLES_SECONDS)
+        self._until = min(self._until, monotonic() + self._ms / 1000)
         self.stopping.set()
 
     def lasts(self) -> bool:
         """Return whether the worker may still wait for its start."""
-        return not self.leaving_now.is_set() and time.monotonic() < self._until
+        return not self.leaving_now.is_set() and monotonic() < self._until
 
     def last_wait(self) -> Callable[[], bool]:
         """Return a function that returns whether user code may still take time at the end. It may for the
         rest of the grace time, and for `LAST_MOMENT_SECONDS` at least."""
-        began = time.monotonic()
+        began = monotonic()
 
         def may_wait() -> bool:
             self.pulse()
             graceful_until = min(began + self._ms / 1000, self._until)
             until = max(began + LAST_MOMENT_SECONDS, graceful_until)
-            return not self.leaving_now.is_set() and time.monotonic() < until
+            return not self.leaving_now.is_set() and monotonic() < until
 
         return may_wait
 
@@ -115,30 +118,25 @@ class Grace:
         """Return for how many more seconds outcomes may wait to be written. They may until soon after the
         grace time, and without end in a process that retires by itself."""
         until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
-        return max(0.0, until - time.monotonic())  # guard: a-stop-has-an-end
+        return max(0.0, until - monotonic())  # guard: a-stop-has-an-end
 
     def last_statement(self) -> float:
         """Return how many seconds to wait for a thread that executes its last statement."""
         until = self._until + LAST_SETTLES_SECONDS + LAST_STATEMENTS_SECONDS
-        return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
+        return max(0.0, min(STATEMENT_SECONDS, until - monotonic()))
 
     def await_running(self, executors: Executor) -> None:
         """Wait for running jobs. After a stop it waits for the grace time at most. Without one it waits as
         long as they take, but not for handlers past their timeouts, which cannot be stopped."""
         running, _ = executors.load()
-        until = float("inf")
-        while not self.leaving_now.is_set() and time.monotonic() < until:
+        is_told = False
+        while self.lasts():
             self.pulse()
-            if self.stopping.is_set() and until == float("inf"):
-                until = self._until
-                if running:
-                    grace = readable(self._ms)
-                    log.info(
-                        "waiting up to %s for what runs (%d)", grace, running, extra={"event": "stopping"}
-                    )
-            if executors.wait_idle(
-                0.1 if until == float("inf") else max(0.0, min(until - time.monotonic(), 0.1))
-            ):
+            if self.stopping.is_set() and running and not is_told:
+                is_told = True
+                grace = readable(self._ms)
+                log.info("waiting up to %s for what runs (%d)", grace, running, extra={"event": "stopping"})
+            if executors.wait_idle(min(self._until - monotonic(), 0.1)):
                 return
             if not self.stopping.is_set() and all(job.timed_out for job in executors.running()):
                 return
@@ -165,12 +163,12 @@ def readable_bytes(number: int) -> str:
 class Bounds:
     """Watches the bounds of one worker."""
 
-    def __init__(self, max_rss: int | None, max_idle_ms: int | None) -> None:
-        self._max_rss = max_rss
-        self._max_idle_ms = max_idle_ms
-        self._measured_at = float("-inf")
-        self._worked_at: float | None = None  # guard: idleness-begins-with-a-look
-        """When there was work last, or the first look found none; None while that is unknown."""
+    _measured_at = -inf
+    _worked_at: float | None = None  # guard: idleness-begins-with-a-look
+    """When there was work last, or the first look found none; None while that is unknown."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._max_rss, self._max_idle_ms = options.max_rss, options.max_idle_ms
 
     def begin(self) -> None:
         """Begin to count. Raises `ConfigurationError` where the process is too large before its first job: it
@@ -183,12 +181,12 @@ class Bounds:
 
     def works(self) -> None:
         """Note that there is work, or that nothing is to be done for now."""
-        self._worked_at = time.monotonic()
+        self._worked_at = monotonic()
 
     def looked(self) -> None:
         """Note that the database has answered whether there is work."""
         if self._worked_at is None:
-            self._worked_at = time.monotonic()
+            self._worked_at = monotonic()
 
     def cannot_look(self) -> None:
         """Note that the database does not answer. Jobs may wait in it, so no time counts as idle."""
@@ -196,7 +194,7 @@ class Bounds:
 
     def idle_ms(self) -> float:
         """Return for how long there has been no work."""
-        return 0.0 if self._worked_at is None else (time.monotonic() - self._worked_at) * 1000
+        return 0.0 if self._worked_at is None else (monotonic() - self._worked_at) * 1000
 
     def is_idle_for_long(self) -> bool:
         """Whether a worker with `max_idle` has waited for work for that long."""
@@ -204,9 +202,9 @@ class Bounds:
 
     def is_too_large(self) -> str | None:
         """Return why this process should be replaced; None while it need not be."""
-        if self._max_rss is None or time.monotonic() < self._measured_at + MEASURE_SECONDS:
+        if self._max_rss is None or monotonic() < self._measured_at + MEASURE_SECONDS:
             return None
-        self._measured_at = time.monotonic()
+        self._measured_at = monotonic()
         size = resident_bytes()
         if size <= self._max_rss:  # guard: large-processes-are-replaced
             return None
@@ -224,31 +222,25 @@ class Lifespans:
 
     @contextmanager
     def around(self) -> Iterator[bool]:
-        """Enter the App's lifespan, and leave it after the block; yields False when the worker was stopped
-        before it was entered."""
-        lifespan = self._lifespan
+        """Enter the App's lifespan, and leave it after the block, here and in processes of single jobs. One
+        that does not end within the rest of the grace time is left behind. Yields False when the worker was
+        stopped before it was entered."""
+        lifespan, isolates = self._lifespan, self._isolates
         try:
             yield lifespan is None or lifespan.enter(self._grace.lasts)
         finally:
+            may_wait = self._grace.last_wait()
+            if isolates is not None:
+                # guard: isolates-leave-their-lifespan
+                isolates.leave(fresh=lifespan is not None)
             if lifespan is not None:
-                self._leave(lifespan)
-            elif self._isolates is not None:
-                self._isolates.leave(fresh=False)
-                self._isolates.await_left(self._grace.last_wait())
+                # guard: a-lifespan-does-not-outlive-the-grace
+                has_left = lifespan.leave(may_wait)
+                if not has_left:
+                    log.error("the lifespan %s does not end, and is left behind", lifespan.name)
+            if isolates is not None:
+                isolates.await_left(may_wait)
 
     def is_open(self) -> bool:
         """Return whether the lifespan of this process has not ended."""
         return self._lifespan is not None and self._lifespan.is_open()
-
-    def _leave(self, lifespan: Lifespan) -> None:
-        """Leave the lifespan here and in processes of single jobs. One that does not end within the rest of
-        the grace time is left behind."""
-        may_wait = self._grace.last_wait()
-        if self._isolates is not None:
-            self._isolates.leave()  # guard: isolates-leave-their-lifespan
-        # guard: a-lifespan-does-not-outlive-the-grace
-        left = lifespan.leave(may_wait)
-        if not left:
-            log.error("the lifespan %s does not end, and is left behind", lifespan.name)
-        if self._isolates is not None:
-            self._isolates.await_left(may_wait)

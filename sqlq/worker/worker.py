@@ -17,10 +17,10 @@ import logging
 import os
 import socket
 import threading
-import time
 import uuid
 from contextlib import closing
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from sqlq.database.timeouts import waits_while
@@ -75,6 +75,11 @@ class Worker(Background):
     lost a worker, run in its threads like all others. A crash takes every job of the process along. A `def`
     handler past its timeout keeps its slot until it ends."""
 
+    _retiring: str | None = None
+    _claimed = 0
+    _fault: SqlqError | None = None
+    """Why it has stopped by itself, for `run` to raise."""
+
     def __init__(
         self,
         app: AppParts,
@@ -85,7 +90,7 @@ class Worker(Background):
     ) -> None:
         super().__init__()
         self.id = str(uuid.uuid4())
-        self._bounds = Bounds(options.max_rss, options.max_idle_ms)
+        self._bounds = Bounds(options)
         self._app = app
         self._database = database = app.database.for_loops
         self._options = options
@@ -93,7 +98,6 @@ class Worker(Background):
         self._meter = self._supervision.meter(app.tasks)
         self._reporter = reporter = Reporter(app.events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
-        self._retiring: str | None = None
         self._left, self._ending = threading.Event(), threading.Lock()
         self._last_look = LastLook(self._supervision, options.poll_ms)
         self._wake = wake_for(database, self._last_look.is_recent, options.poll_ms)
@@ -111,7 +115,7 @@ class Worker(Background):
             box=self._supervision.box,
         )
         self._progress = ProgressWriter(database)
-        self._unblocker = Unblocker(database, lambda: self._wake.at(time.monotonic()), self._after_unblocking)
+        self._unblocker = Unblocker(database, lambda: self._wake.at(monotonic()), self._after_unblocking)
         self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=app.has_limits)
         self._settler = Settler(
             database,
@@ -146,7 +150,7 @@ class Worker(Background):
         self._claimer = Claimer(*(database, self.id, options), tasks=app.tasks, newest_first=app.newest_first)
         follow = Follow(
             *(database, app.schedules, app.tasks),
-            self._supervision.began_at or time.monotonic(),
+            self._supervision.began_at or monotonic(),
         )
         self._control.maintenance = self._maintenance = Maintenance(
             *(database, options),
@@ -170,9 +174,6 @@ class Worker(Background):
                 workers=lambda: [self.id],
             )
         )
-        self._claimed = 0
-        self._fault: SqlqError | None = None
-        """Why it has stopped by itself, for `run` to raise."""
 
     # -- from outside ----------------------------------------------------------------------------------------
 
@@ -312,16 +313,12 @@ class Worker(Background):
     def _stuck(self, job: Attempt) -> None:
         """Retire this process under a supervisor: a thread cannot be killed, only its process. It ends when
         its other jobs have."""
-        log.error(
-            "job %d: %s goes on past its timeout, and a thread cannot be stopped; %s",
-            *(job.id, job.task),
-            "this process ends when its other jobs have"
-            if self._supervision.supervised
-            else "its slot is lost until it ends",
-            extra=job.fields("stuck"),
-        )
+        text = "%s goes on past its timeout, and a thread cannot be stopped; %s"
         if self._supervision.supervised:
+            job.log(logging.ERROR, "stuck", text, job.task, "this process ends when its other jobs have")
             self._retire("a handler does not stop")
+        else:
+            job.log(logging.ERROR, "stuck", text, job.task, "its slot is lost until it ends")
 
     def _another_file(self) -> None:
         """Leave at once, and write no outcome. Jobs in another file may have the ids and tokens of those that
@@ -451,9 +448,9 @@ class Worker(Background):
         """Rest as long as a poller looks for this worker. Return whether something happened. The rest is
         short while jobs wait for slots: no other thread sees when they have waited for too long."""
         # only this worker knows jobs that are due before the poller can see them
-        seen_by = time.monotonic() + look_seconds(self._options.poll_ms)
+        seen_by = monotonic() + look_seconds(self._options.poll_ms)
         due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
-        began = rested_since = time.monotonic()
+        began = rested_since = monotonic()
         while self._wake.rests and not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse(rests=True)
             if self._wake.wait(due):
@@ -461,10 +458,10 @@ class Worker(Background):
             if self._bounds.is_idle_for_long() and not self._has_work():
                 break
             # guard: who-holds-jobs-rests-no-longer
-            if self._executors.load()[1] and time.monotonic() >= began + UNSTARTED_SECONDS / 4:
+            if self._executors.load()[1] and monotonic() >= began + UNSTARTED_SECONDS / 4:
                 break
-            if time.monotonic() >= rested_since + IDLE_SECONDS:
-                rested_since = time.monotonic()
+            if monotonic() >= rested_since + IDLE_SECONDS:
+                rested_since = monotonic()
                 self._close_idle_connections()
         return False
 
@@ -492,10 +489,10 @@ class Worker(Background):
         return limit
 
     def _claim(self, limit: int, quiet: bool) -> int:
-        sent_at = time.monotonic()
+        sent_at = monotonic()
         claimed = self._claimer.claim(limit, quiet=quiet)
         if self._meter is not None:
-            self._meter.claimed(claimed, time.monotonic() - sent_at)
+            self._meter.claimed(claimed, monotonic() - sent_at)
         if claimed:
             trusted_until = self._leases.trusted_until(sent_at)
             ready, unready = self._intake.readable(claimed)
@@ -503,7 +500,7 @@ class Worker(Background):
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
                 # guard: few-are-claimed-in-vain
-                self._claimer.passes_again_at = time.monotonic() + CROWDED_SECONDS
+                self._claimer.passes_again_at = monotonic() + CROWDED_SECONDS
             self._leases.hold([*running, *(job for job, _ in not_run)])
             self._leases.arrived(trusted_until)
             self._executors.offer(running)
@@ -518,7 +515,7 @@ class Worker(Background):
 
     def _admitted(self, starts: list[float]) -> None:
         """Look for jobs that were admitted, now or when they start."""
-        for moment in starts or [time.monotonic()]:
+        for moment in starts or [monotonic()]:
             self._wake.at(moment)
 
     def _after_unblocking(self) -> None:
@@ -543,7 +540,7 @@ class Worker(Background):
         self._executors.start_no_more()
         self._wake.stop()
         if self._poller is not None:
-            self._poller.stop(self._grace.last_statement())
+            self._poller.close(self._grace.last_statement())
         self._executors.release_ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
@@ -557,11 +554,11 @@ class Worker(Background):
             self._control.sign_off()
         self._left.set()  # outcomes from here on come too late
         for part in (self._settler, self._unblocker, self._admissions, self._progress):
-            part.abandon(self._grace.last_statement())
+            part.close(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
-        self._maintenance.join(self._grace.last_statement())
-        self._leases.abandon(self._grace.last_statement())
-        self._deadlines.abandon()
+        self._maintenance.close(self._grace.last_statement())
+        self._leases.close(self._grace.last_statement())
+        self._deadlines.close()
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:

@@ -215,8 +215,8 @@ def dead(app: sqlq.App, *, started: bool) -> Iterator[None]:
         yield
     finally:
         keeper._dead.clear()
-        keeper._closing = True
-        keeper._changed.set()
+        keeper._closed.set()
+        keeper.wake()
         thread.join(20)
 
 

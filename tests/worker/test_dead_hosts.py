@@ -161,7 +161,7 @@ def test_rescue_pauses_between_batches_on_a_single_writer(
     def tell(rescued: Any, why: str) -> None:
         clock[0] += 0.125
 
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(services, "monotonic", lambda: clock[0])
     monkeypatch.setattr(settle, "rescue", takes)
     service = services.Rescue(app.database, LEASE_MS, tell, lambda: None)
     wait = service.run()

@@ -124,8 +124,7 @@ class Turns:
         try:
             assert self.all_done.wait(10)
         finally:
-            loop.end()
-            loop.join(10)
+            loop.close(10)
 
 
 def fails(error: DBAPIError) -> Callable[[], object]:
@@ -215,8 +214,7 @@ def test_a_failed_check_of_the_tables_waits_before_the_next(app: sqlq.App, datab
     try:
         assert enough.wait(30)
     finally:
-        loop.end()
-        loop.join(10)
+        loop.close(10)
     # at least half of each of its waits: of 0.1, 0.2, 0.4 and 0.8 s
     assert watch.looked_at[4] - watch.looked_at[0] > 0.7
 

@@ -30,13 +30,13 @@ from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, TRUSTED_SECONDS, WINNERS, LastLook, Poller, drawn
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
 from tests.kit import claim, for_each, working
 from tests.waiting import wait_until
-from tests.worker.test_supervising import facts_of
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -92,7 +92,7 @@ def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: boo
     last_look.stands_by = lambda: seen.stands_by  # type: ignore[method-assign]
     seen.lookout = Poller(
         app.database.for_loops,
-        facts_of(app, lease_ms=lease_ms),
+        WorkerOptions(lease_ms=lease_ms),
         seen.go,
         last_look=last_look,
         looked=seen.has_looked,
@@ -103,7 +103,7 @@ def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: boo
     try:
         yield seen
     finally:
-        seen.lookout.stop(5.0)
+        seen.lookout.close(5.0)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_many_hosts_share_the_looks_for_maintenance(
     last_look = LastLook(NoParent())
     for _ in range(1_000):
         each = Poller(
-            *(app.database, facts_of(app), lambda *, again: NEVER),
+            *(app.database, WorkerOptions(), lambda *, again: NEVER),
             last_look=last_look,
             looked=lambda look, at: None,
             workers=tuple,

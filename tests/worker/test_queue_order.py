@@ -163,7 +163,7 @@ def test_a_limited_job_that_never_started_keeps_its_place(app: sqlq.App, engine:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The clock that claims go by."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(claims, "monotonic", lambda: clock.now)
     return clock
 
 

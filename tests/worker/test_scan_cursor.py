@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +30,7 @@ def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
 
 def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(claim, "monotonic", lambda: now)
     cursor = ScanCursor()
     job = jobs_of([("a", 0, 1.0, 7)])
     cursor.note(job, 0.002)

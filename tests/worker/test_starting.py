@@ -421,7 +421,7 @@ def test_an_ended_attempt_does_not_count_as_stuck(monkeypatch: pytest.MonkeyPatc
     try:
         wait_until(lambda: 2 in stuck, what="the one that goes on")
     finally:
-        deadlines.abandon()
+        deadlines.close()
     assert stuck == [2]
 
 
@@ -439,7 +439,7 @@ def test_a_cancelled_handler_past_its_timeout_counts_as_stuck(
         deadlines.ask_to_stop(job)
         wait_until(lambda: stuck == [1], timeout=20, what="the one that goes on past its timeout")
     finally:
-        deadlines.abandon()
+        deadlines.close()
     assert job.timed_out
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from traceback import clear_frames, walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from sqlq.model.task import Task
     from sqlq.payload.codec import Arguments
+
+
+log = logging.getLogger("sqlq.worker")
 
 
 def _no_plan(flow: AnyFlow) -> Plan:
@@ -128,7 +132,7 @@ class Attempt:
             timeout_ms = task.timeout_ms
         self.timeout_ms: int | None = timeout_ms or None
         """The longest that an attempt may take. In a row 0 is no limit, and None leaves it to the task."""
-        self.claimed_at = time.monotonic()
+        self.claimed_at = monotonic()
         self.cancel_requested = claimed.cancel_requested_at is not None
         """Whether an operator cancels the job."""
 
@@ -183,7 +187,7 @@ class Attempt:
         late_ms = self.claimed.late_ms
         if late_ms is None or self.claimed.attempts > 1:  # guard: what-was-started-does-not-expire
             return False
-        return late_ms + 1000 * (time.monotonic() - self.claimed_at) >= 0
+        return late_ms + 1000 * (monotonic() - self.claimed_at) >= 0
 
     @property
     def asked_to_stop(self) -> bool:
@@ -223,24 +227,24 @@ class Attempt:
     def cancel(self) -> None:
         """Request a stop of the handler. A coroutine or a process can be forced to stop, a thread cannot."""
         if self.cancelled_at is None:
-            self.cancelled_at = time.monotonic()
+            self.cancelled_at = monotonic()
         if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile
             stop()
 
     def is_trusted(self) -> bool:
-        return time.monotonic() < self.trusted_until
+        return monotonic() < self.trusted_until
 
     # -- times, and log lines --------------------------------------------------------------------------------
 
     def mark_started(self) -> None:
-        self.started = time.monotonic()
+        self.started = monotonic()
         if self.timeout_ms is not None:
             self.deadline = self.started + self.timeout_ms / 1000
         if self.on_start is not None:
             self.on_start(self)
 
     def seconds(self) -> float:
-        return 0.0 if self.started is None else time.monotonic() - self.started
+        return 0.0 if self.started is None else monotonic() - self.started
 
     @property
     def is_first_claim(self) -> bool:
@@ -250,7 +254,7 @@ class Attempt:
     def times(self, seconds: float) -> tuple[datetime, datetime | None, datetime]:
         """Return when an attempt of so many seconds was claimed, started and ended. Changes of this machine's
         clock meanwhile do no harm."""
-        now, clock = datetime.now(UTC), time.monotonic()
+        now, clock = datetime.now(UTC), monotonic()
         started = None if self.started is None else now - timedelta(seconds=clock - self.started)
         ended = now if started is None else started + timedelta(seconds=seconds)
         return now - timedelta(seconds=clock - self.claimed_at), started, ended
@@ -267,6 +271,7 @@ class Attempt:
             names |= {"trace_id": self.trace_id, "span_id": self.span_id}
         return names if self.claimed.label is None else {**names, "label": self.label}
 
-    def fields(self, event: str) -> dict[str, object]:
-        """Return the fields of a log line about this job."""
-        return {**self.labels(), "event": event}
+    def log(self, level: int, event: str, text: str, *values: object, exc_info: bool = False) -> None:
+        """Write a line about this job to the log."""
+        fields, line = {**self.labels(), "event": event}, f"job %d: {text}"
+        log.log(level, line, self.id, *values, extra=fields, exc_info=exc_info, stacklevel=2)

@@ -15,11 +15,11 @@ import asyncio
 import contextvars
 import logging
 import os
-import time
 import types
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from sqlq.config.durations import readable
@@ -53,8 +53,6 @@ from sqlq.payload.codec import MisfitError
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.context import begin, current_job, leave
 from sqlq.worker.attempt.own_row import completion, decode_cursor
-
-log = logging.getLogger("sqlq.worker")
 
 UNWRITTEN_GROWTH = (
     "steps were added to the flow, but the job was not completed in a transaction with them: add them inside "
@@ -265,11 +263,11 @@ def _ended(attempt: Attempt, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
     if attempt.completed:
         if result is not None and not attempt.has_result:
-            log.warning(
-                "job %d: %s returned a result after it was completed without one; null is stored: give it to "
+            attempt.log(
+                *(logging.WARNING, "result_dropped"),
+                "%s returned a result after it was completed without one; null is stored: give it to "
                 "complete(session, result)",
-                *(attempt.id, attempt.task),
-                extra=attempt.fields("result_dropped"),
+                attempt.task,
             )
         error = ErrorText(
             "sqlq.errors.SqlqError", "complete() was called, but its transaction did not commit"
@@ -292,9 +290,7 @@ def raised(attempt: Attempt, error: BaseException) -> Outcome:
     # an exception that left this function would end the slot's thread; the job's lease would be renewed for
     # ever
     except BaseException as second:  # guard: execute-raises-nothing
-        log.exception(
-            "job %d: how its attempt ended cannot be judged", attempt.id, extra=attempt.fields("unjudged")
-        )
+        attempt.log(logging.ERROR, "unjudged", "how its attempt ended cannot be judged", exc_info=True)
         unjudged = ExecutionError(
             f"the attempt ended by a {type(error).__qualname__}; judging it raised a "
             f"{type(second).__qualname__}"
@@ -350,14 +346,14 @@ def _policy(attempt: Attempt) -> RetryPolicy:
     try:
         return replace(policy, backoff=backoff.read(attempt.claimed.backoff))
     except ConfigurationError as error:
-        log.warning("job %d: %s; its task's is used", attempt.id, error, extra=attempt.fields("backoff"))
+        attempt.log(logging.WARNING, "backoff", "%s; its task's is used", error)
         return policy
 
 
 def late(attempt: Attempt) -> Outcome | None:
     """Return the outcome of an attempt past its timeout, whatever the handler returned or raised; None before
     it."""
-    if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+    if attempt.deadline is not None and monotonic() > attempt.deadline:
         attempt.timed_out = True
     if not attempt.timed_out:
         return None

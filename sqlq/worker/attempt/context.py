@@ -104,7 +104,7 @@ def begin(attempt: Attempt) -> None:
         log.debug(
             "job %d %s (queue %s, attempt %d of %d) starts",
             *(job.id, job.task, job.queue, job.attempts, job.max_attempts),
-            extra=attempt.fields("begun"),
+            extra={**attempt.labels(), "event": "begun"},
         )
 
 
@@ -259,10 +259,9 @@ class JobContext:
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                log.warning(
-                    "job %d: its progress cannot be shown: %s",
-                    *(self.id, scrubbed(str(error), 200)),
-                    extra=self._attempt.fields("progress_dropped"),
+                why = scrubbed(str(error), 200)
+                self._attempt.log(
+                    logging.WARNING, "progress_dropped", "its progress cannot be shown: %s", why
                 )
             return
         self._attempt.has_said(said)

@@ -92,13 +92,14 @@ class _OnLoop:
 class Lifespan:
     """The lifespan of a worker process. It has a thread, so that a stop need not wait for its end."""
 
+    value: Any = None
+    """The value that it yielded."""
+    _error: SqlqError | None = None
+
     def __init__(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
         self.name = scope.name
-        self.value: Any = None
-        """The value that it yielded."""
         self._entered = threading.Event()
         self._leave = threading.Event()
-        self._error: SqlqError | None = None
         self._thread = threading.Thread(
             target=self._run, args=(scope, run, fell), name="sqlq-lifespan", daemon=True
         )

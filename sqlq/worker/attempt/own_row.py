@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
 )
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq.config.constants import CURSOR_BYTES, RESULT_BYTES
@@ -211,7 +211,7 @@ class OwnRow:
         attempt = self.attempt
         if attempt.cancelled_at is None and not attempt.is_async:
             attempt.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
-            attempt.cancelled_at = time.monotonic()
+            attempt.cancelled_at = monotonic()
 
 
 def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Completed:

@@ -17,7 +17,7 @@ from sqlq.database.database import Database
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.gather import Gatherer
+from sqlq.worker.loop import Gatherer
 
 log = logging.getLogger("sqlq.worker")
 
@@ -42,9 +42,8 @@ class Pace(Gatherer[Attempt]):
         """Note that an attempt has new progress; returns at once."""
         if job.right in self._noted:  # it is read after it was taken out there, so this progress is, too
             return
-        with self._changed:
-            self._noted.add(job.right)
-            self._begin()
+        self._noted.add(job.right)
+        self.begin()
         self._items.put(job)
 
     def _add(self, items: list[Attempt]) -> None:
@@ -54,18 +53,20 @@ class Pace(Gatherer[Attempt]):
         jobs, self._pending = list(self._pending.values()), {}
         self._noted.difference_update(job.right for job in jobs)
         self._hand_over(jobs)
-        self._abandoned.wait(EVERY_SECONDS)
+        self._closed.wait(EVERY_SECONDS)
 
 
 class ProgressWriter(Pace):
     """Writes the progress of a worker's jobs, and the retention of their tasks where SQL inserted them."""
 
+    in_use = False
+    """Whether a job has reported progress so far: others cost a settle nothing."""
+
     def __init__(self, database: Database) -> None:
         super().__init__(self._write_new, database)
+        self._database = database
         self._writing = threading.Lock()
         """So that earlier progress is never written later."""
-        self.in_use = False
-        """Whether a job has reported progress so far: others cost a settle nothing."""
 
     def note(self, job: Attempt) -> None:
         """Write an attempt's new progress soon; returns at once."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlq.config.durations import readable
@@ -40,12 +41,7 @@ class Facts(NamedTuple):
     schema: str | None
     listen_url: str | None
     encryption: list[Any] | None
-    queues: Sequence[str] | None
-    slots: int
-    lease_ms: int
-    retention_ms: int | None
-    drain: bool
-    poll_ms: int | None
+    options: dict[str, Any]
 
     @classmethod
     def of(cls, worker: str, database: Database, options: WorkerOptions) -> Facts:
@@ -56,12 +52,7 @@ class Facts(NamedTuple):
             database.schema,
             None if listen_url is None else listen_url.render_as_string(hide_password=False),
             None if database.seal is None else database.seal.facts,
-            options.queues,
-            options.concurrency,
-            options.lease_ms,
-            options.retention_ms,
-            options.drain,
-            options.poll_ms,
+            asdict(options),
         )
 
 
@@ -115,6 +106,10 @@ class Parent(NoParent):
 
     supervised = True
 
+    _meter: Meter | None = None
+    _over = False
+    _report_at = _more_at = 0.0
+
     def __init__(
         self,
         link: Pipe,
@@ -126,13 +121,10 @@ class Parent(NoParent):
     ) -> None:
         self.is_alone = is_alone
         self._is_metered = is_metered
-        self._meter: Meter | None = None
         self._link = link
         self.box: SharedMemory = box
         self.began_at = began_at
-        self._over = False
         self._report: Callable[[], dict[str, Any]] = dict
-        self._report_at = self._more_at = 0.0
         self.announce: Callable[[Facts], None] = lambda facts: None
         """Called when the worker is ready, before it starts anything."""
         self.show: Callable[[str], None] = lambda state: None
@@ -179,8 +171,8 @@ class Parent(NoParent):
         self.box.beat()
 
     def more(self) -> None:
-        if time.monotonic() >= self._more_at:
-            self._more_at = time.monotonic() + MORE_SECONDS
+        if monotonic() >= self._more_at:
+            self._more_at = monotonic() + MORE_SECONDS
             self._link.offer(droppable=True, more=True)
 
     def looked_at(self) -> float:
@@ -192,8 +184,8 @@ class Parent(NoParent):
 
     def pulse(self, *, rests: bool = False) -> None:
         self.box.pulse(rests=rests)
-        if time.monotonic() >= self._report_at:
-            self._report_at = time.monotonic() + REPORT_SECONDS
+        if monotonic() >= self._report_at:
+            self._report_at = monotonic() + REPORT_SECONDS
             report = self._report()
             self._link.offer(droppable=True, report=report)
             if self._meter is not None:

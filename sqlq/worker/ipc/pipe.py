@@ -42,13 +42,14 @@ _SENT: dict[str, type[Any]] = {
 class Pipe:
     """One end of a socket pair. Any thread may send; one thread receives."""
 
+    _ignored = 0
+
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(None)  # the App may have called socket.setdefaulttimeout; guard: pipes-have-no-timeout
         self._socket = end
         self._lines = end.makefile("rb")
         self._lock = threading.Lock()
         self._unsent = bytearray()
-        self._ignored = 0
 
     @classmethod
     def pair(cls) -> tuple[Pipe, socket.socket]:

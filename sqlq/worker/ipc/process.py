@@ -6,9 +6,9 @@ import logging
 import os
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TypeAlias
 from weakref import WeakSet
 
@@ -76,6 +76,31 @@ class Process:
 class Child(Process):
     """A worker process as its supervisor sees it."""
 
+    worker: str | None = None
+    """Its id in the database, once it is ready."""
+    leaving = False
+    replaced = True
+    ended = False
+    """Whether it has sent its last message, the outcomes of its attempts."""
+    running = 0
+    """Both by its last message."""
+    idle_ms = 0.0
+    """For how long it had no work, by its last message."""
+    slots = 0
+    """How many jobs it runs at a time."""
+    sent_at = 0.0
+    """When it was sent to claim the last time, by the monotonic clock."""
+    closed_since: float | None = None
+    dead_since: float | None = None
+    sign = 0.0
+    """The last sign of life, and `sign_at` when it was first seen, by the clock of the watchdog."""
+    sign_at: float | None = None
+    is_silent = False
+    stuck: tuple[str, set[Right]] | None = None
+    """Why it was killed, and the jobs it ran past their timeouts."""
+    all_paused: bool | None = None
+    """Whether all queues are paused, by the last message to it."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -90,31 +115,7 @@ class Child(Process):
             )
         finally:
             os.close(box_fd)
-        self.worker: str | None = None
-        """Its id in the database, once it is ready."""
-        self.leaving = False
-        self.replaced = True
-        self.ended = False
-        """Whether it has sent its last message, the outcomes of its attempts."""
         self.tally: Counter[str] = Counter()
-        self.running = 0
-        """Both by its last message."""
-        self.idle_ms = 0.0
-        """For how long it had no work, by its last message."""
-        self.slots = 0
-        """How many jobs it runs at a time."""
-        self.sent_at = 0.0
-        """When it was sent to claim the last time, by the monotonic clock."""
-        self.closed_since: float | None = None
-        self.dead_since: float | None = None
-        self.sign = 0.0
-        """The last sign of life, and `sign_at` when it was first seen, by the clock of the watchdog."""
-        self.sign_at: float | None = None
-        self.is_silent = False
-        self.stuck: tuple[str, set[Right]] | None = None
-        """Why it was killed, and the jobs it ran past their timeouts."""
-        self.all_paused: bool | None = None
-        """Whether all queues are paused, by the last message to it."""
         self._heard = heard
         try:
             threading.Thread(target=self._hear, name="sqlq-receive", daemon=True).start()
@@ -135,13 +136,13 @@ class Child(Process):
 
     def send(self) -> None:
         """Have it claim now."""
-        self.sent_at = time.monotonic()
+        self.sent_at = monotonic()
         self.box.called()
         self.link.offer(droppable=True, look=True)  # may be lost; guard: a-stopped-child-is-called-once
 
     def end(self) -> int | None:
         """Return the status of a process that has closed its pipe; None while it may still end by itself."""
-        moment = time.monotonic()
+        moment = monotonic()
         self.closed_since = self.closed_since or moment
         try:
             return self.process.wait(TICK_SECONDS)

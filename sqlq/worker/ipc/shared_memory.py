@@ -13,25 +13,22 @@ import os
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Iterable
-from typing import Any
+from time import monotonic
 
 from sqlq.database.batch import Right
 
 CELLS = 8_192
 """More than a worker may hold: jobs in its slots, ready jobs, and jobs that wait to be settled."""
-_HEADER = struct.Struct("<dqqqqdd")
+_PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED, _BEAT = range(7)
 """The last pulse, whether it overflowed, how often the loop has turned, and whether it rests. Then how many
 rights are started, the last look of the supervisor's poller, and the last beat."""
-_PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED, _BEAT = range(7)
-_OFFSETS = (0, 8, 16, 24, 32, 40, 48)
+_FACTS_BYTES = 7 * 8
 _TASK_BYTES = 40
 _CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
 """A right, the deadline of its attempt by the monotonic clock, and the beginning of its task's name."""
-_WORD = struct.Struct("<q")
-_MOMENT = struct.Struct("<d")
-_SIZE = _HEADER.size + CELLS * _CELL.size
+_ID = struct.Struct("<q")
+_SIZE = _FACTS_BYTES + CELLS * _CELL.size
 READS = math.nan
 """The deadline of an attempt whose handler has not begun: its arguments are read, or its process starts."""
 
@@ -45,9 +42,10 @@ class SharedMemory:
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _SIZE)
+        self._facts = memoryview(self._memory)[:_FACTS_BYTES].cast("d")
+        """Each is written as a whole, so that no process reads half of one."""
         self._free = list(range(CELLS))
         self._taken: dict[Right, int] = {}
-        self._turns = 0
         self._lock = threading.Lock()
 
     @classmethod
@@ -70,15 +68,15 @@ class SharedMemory:
         with self._lock:
             cell = self._taken.get(right)
             if cell is None and not self._free:
-                _WORD.pack_into(self._memory, _OFFSETS[_OVERFLOW], 1)  # guard: box-overflow
+                self._facts[_OVERFLOW] = True  # guard: box-overflow
                 return
             if cell is None:
                 cell = self._taken[right] = self._free.pop()
-            _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
+            self._facts[_STARTED] = len(self._taken)
         # The attempt starts after this. A kill in the middle leaves a right that no worker has; its job has
         # not started.
-        until = float("inf") if deadline is None else deadline
-        _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right, until, task.encode())
+        until = math.inf if deadline is None else deadline
+        _CELL.pack_into(self._memory, _place(cell), *right, until, task.encode())
 
     def ended(self, rights: Iterable[Right]) -> None:
         """Note that rights are settled or lost; rights that never started are ignored."""
@@ -86,73 +84,75 @@ class SharedMemory:
             for right in rights:
                 cell = self._taken.pop(right, None)
                 if cell is not None:
-                    _WORD.pack_into(self._memory, _HEADER.size + cell * _CELL.size, 0)
+                    _ID.pack_into(self._memory, _place(cell), 0)
                     self._free.append(cell)
-            _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
+            self._facts[_STARTED] = len(self._taken)
 
     def pulse(self, *, rests: bool = False) -> None:
         """Note that the worker's loop turns; when it `rests` it claims nothing until it is called."""
-        _MOMENT.pack_into(self._memory, _OFFSETS[_PULSE], time.monotonic())
-        if not rests:
-            self._turns += 1
-            _WORD.pack_into(self._memory, _OFFSETS[_TURNS], self._turns)
-        _WORD.pack_into(self._memory, _OFFSETS[_RESTS], rests)
+        self._facts[_PULSE] = monotonic()
+        self._facts[_TURNS] += not rests
+        self._facts[_RESTS] = rests
 
     def beat(self) -> None:
         """Note that the process runs, whatever its loop waits for."""
-        _MOMENT.pack_into(self._memory, _OFFSETS[_BEAT], time.monotonic())
+        self._facts[_BEAT] = monotonic()
 
     def looked_at(self) -> float:
         """Return when the supervisor last looked for this worker, by the monotonic clock of the machine; 0.0
         for never."""
-        return float(self._header()[_LOOKED])
+        return self._facts[_LOOKED]
 
     # -- in the supervisor -----------------------------------------------------------------------------------
 
     def last_pulse(self) -> float:
         """Return the time of the last pulse, by the monotonic clock that all processes of a machine share;
         0.0 for none."""
-        return float(self._header()[_PULSE])
+        return self._facts[_PULSE]
 
     def last_sign(self) -> float:
         """Return the time of the last pulse or beat."""
-        return float(max(self._header()[_PULSE], self._header()[_BEAT]))
+        return max(self._facts[_PULSE], self._facts[_BEAT])
 
-    def turns(self) -> int:
+    def turns(self) -> float:
         """Return how often the worker's loop has begun to claim."""
-        return int(self._header()[_TURNS])
+        return self._facts[_TURNS]
 
     def rests(self) -> bool:
         """Return whether the worker claims nothing until it is called."""
-        return bool(self._header()[_RESTS])
+        return bool(self._facts[_RESTS])
 
-    def started_now(self) -> int:
+    def started_now(self) -> float:
         """Return how many rights are started and not settled."""
-        return int(self._header()[_STARTED])
+        return self._facts[_STARTED]
 
     def called(self) -> None:
         """Note that the worker was called: it rests no more."""
-        _WORD.pack_into(self._memory, _OFFSETS[_RESTS], 0)
+        self._facts[_RESTS] = False
 
     def looked(self, moment: float) -> None:
         """Note that a look was made for this worker."""
-        _MOMENT.pack_into(self._memory, _OFFSETS[_LOOKED], moment)
+        self._facts[_LOOKED] = moment
 
     def read(self) -> set[Right] | None:
         """Return the rights started and not settled; None when there were too many for the cells."""
-        return None if (found := self.running()) is None else {right for right, _, _ in found}
+        return None if (jobs := self.running()) is None else {right for right, _, _ in jobs}
 
     def running(self) -> list[Started] | None:
         """Return the rights started and not settled, with deadlines and tasks; None when there were too many
         for the cells."""
-        if self._header()[_OVERFLOW]:
+        if self._facts[_OVERFLOW]:
             return None
-        cells = _CELL.iter_unpack(self._memory[_HEADER.size :])
-        found = (((id, token), until, task) for id, token, until, task in cells if id)
-        return [(right, until, task.rstrip(b"\0").decode(errors="ignore")) for right, until, task in found]
+        return [
+            ((id, token), until, task.rstrip(b"\0").decode(errors="ignore"))
+            for id, token, until, task in _CELL.iter_unpack(self._memory[_FACTS_BYTES:])
+            if id
+        ]
 
     def close(self) -> None:
+        self._facts.release()
         self._memory.close()
 
-    def _header(self) -> tuple[Any, ...]:
-        return _HEADER.unpack_from(self._memory, 0)
+
+def _place(cell: int) -> int:
+    return _FACTS_BYTES + cell * _CELL.size

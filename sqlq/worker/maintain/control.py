@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Connection
@@ -54,6 +55,15 @@ class Control:
     maintenance: Maintenance | None = None
     """The loop that runs it, once there is one."""
 
+    _told_to_pause = False
+    _all_paused = False
+    _cancels_at: Any = None
+    _commits: int | None = None
+    _look_at = -inf
+    _signed_off = False
+    _has_cancels = False
+    """Whether jobs of this worker are to be cancelled."""
+
     def __init__(
         self,
         database: Database,
@@ -75,16 +85,8 @@ class Control:
         self._schema = schema
         self._supervision = supervision
         self._retire = retire
-        self._told_to_pause = False
-        self._all_paused = False
         self._last: tuple[Any, Any] = (None, None)
-        self._cancels_at: Any = None
-        self._commits: int | None = None
-        self._look_at = float("-inf")
         self._state = self._said = STARTING
-        self._signed_off = False
-        self._has_cancels = False
-        """Whether jobs of this worker are to be cancelled."""
 
     @property
     def is_paused(self) -> bool:
@@ -181,9 +183,9 @@ class Control:
         """Read the requests of operators, where a commit since the last look may have changed them and no
         poller reads them."""
         commits = self._wake.commits()
-        if commits is None or commits == self._commits or time.monotonic() < self._look_at:
+        if commits is None or commits == self._commits or monotonic() < self._look_at:
             return
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._look_at = monotonic() + LOOK_SECONDS
         try:
             with self._database.read() as conn:
                 wanted = workers.read(conn, self._worker)
@@ -240,7 +242,7 @@ class Control:
 
     def enter(self, *, patient: bool | float) -> bool:
         """Enter the worker into the database; return False when it was stopped before it could be."""
-        until = float("inf") if patient is True else time.monotonic() + patient
+        until = inf if patient is True else monotonic() + patient
         outage = Outage("starting", self._database)
         while not self._grace.stopping.is_set():
             try:
@@ -257,7 +259,7 @@ class Control:
                 trouble = self._database.dialect.trouble(error)
                 # a replacement waits for no tables: they were there, and its supervisor reports that
                 is_away = trouble.is_away if isinstance(error, DBAPIError) else patient is not True
-                if not is_away or not (time.monotonic() < until or trouble.only_reads):
+                if not is_away or not (monotonic() < until or trouble.only_reads):
                     raise
                 self._grace.pulse()  # a worker that waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))

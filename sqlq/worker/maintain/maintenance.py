@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import is_
+from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
 from sqlq.store.workers.look import Look
-from sqlq.worker.ipc.parent import Facts
-from sqlq.worker.maintain.pauses import EndPauses
+from sqlq.worker.loop import Loop
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
+    EndPauses,
     Prune,
     Rescue,
     SchemaWatch,
@@ -40,7 +40,7 @@ FAILED_SECONDS = 7.0
 """A service that failed is tried again after so long, unless the database was away."""
 
 
-class ServiceLoop:
+class ServiceLoop(Loop):
     """Runs services in a thread of its own, each when it is due, the earliest first."""
 
     def __init__(
@@ -54,82 +54,64 @@ class ServiceLoop:
     ) -> None:
         """While `others_do` them the `shared` services are left out. With `quiet` others report an outage of
         the `database`."""
+        super().__init__("sqlq-maintenance", Outage("the maintenance", database, quiet=quiet))
         self._shared, self._others_do = shared, others_do
         order = itertools.count()
         self._due = [
             (
-                time.monotonic(),
+                monotonic(),
                 next(order),
                 service,
                 Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue)),
             )
             for service in (*services, *shared)
         ]
-        self._lock = threading.Lock()
-        self._changed = threading.Event()
-        self._ended = threading.Event()
-        self._turn = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sqlq-maintenance", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Begin no other turn."""
-        self._ended.set()
-        self._changed.set()
+        self._serving = threading.Lock()
 
     def call(self, service: Service) -> None:
         """Run a service now; any thread may call this."""
-        self.at(service, time.monotonic())
+        self.at(service, monotonic())
 
     def at(self, service: Service, due_at: float) -> None:
         """Run a service at a time of the monotonic clock, unless it is due before; any thread may call
         this."""
         self._put(partial(is_, service), due_at)
-        self._changed.set()
+        self.wake()
 
     def await_turn(self) -> None:
         """Wait for the turn under way, a few seconds at most: a later claim sees its writes."""
-        if self._turn.acquire(timeout=TURN_SECONDS):
-            self._turn.release()
+        if self._serving.acquire(timeout=TURN_SECONDS):
+            self._serving.release()
 
-    def join(self, seconds: float) -> None:
-        """Wait for the last turn, at most so long."""
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            self._changed.wait(max(0.0, self._due[0][0] - time.monotonic()))
-            self._changed.clear()
-            due_at, _, service, outage = self._due[0]
-            if self._ended.is_set() or time.monotonic() < due_at:
-                continue
+    def _turn(self) -> float:
+        due_at, _, service, outage = self._due[0]
+        if monotonic() >= due_at:
             self._put(partial(is_, service), NEVER, sooner=False)  # a call during its turn comes after this
-            times, writing = asked.times, asked.writing
-            try:
-                with self._turn:
-                    wait = self._serve(service)
-                if asked.times > times:  # guard: who-asked-nothing-knows-nothing
-                    outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
-                else:
-                    outage.forget()
-            except AWAY as error:
-                wait = outage.met(error)
-                # The database may refuse a query for a column that is gone. In an outage the watch would see
-                # nothing; a watch that hastened itself would query without a pause.
-                # guard: who-watches-does-not-hasten-itself
-                if is_refused(error) and not isinstance(service, SchemaWatch):
-                    self._put(lambda other: isinstance(other, SchemaWatch), time.monotonic())
-            except Exception as error:
-                wait = max(FAILED_SECONDS, outage.failed(error))
-            self.at(service, time.monotonic() + wait)
+            self.at(service, monotonic() + self._serve(service, outage))
+        return self._due[0][0] - monotonic()
 
-    def _serve(self, service: Service) -> float:
+    def _serve(self, service: Service, outage: Outage) -> float:
+        """Run a service; return in how many seconds it is due again."""
         # guard: maintenance-is-taken-over
-        if service in self._shared and self._others_do():
-            return jittered(RESCUE_MS / 1000)
-        return service.run()
+        is_done = service in self._shared and self._others_do()
+        times, writing = asked.times, asked.writing
+        try:
+            with self._serving:
+                wait = jittered(RESCUE_MS / 1000) if is_done else service.run()
+        except AWAY as error:
+            # The database may refuse a query for a column that is gone. In an outage the watch would see
+            # nothing; a watch that hastened itself would query without a pause.
+            # guard: who-watches-does-not-hasten-itself
+            if is_refused(error) and not isinstance(service, SchemaWatch):
+                self._put(lambda other: isinstance(other, SchemaWatch), monotonic())
+            return outage.met(error)
+        except Exception as error:
+            return max(FAILED_SECONDS, outage.failed(error))
+        if asked.times > times:  # guard: who-asked-nothing-knows-nothing
+            outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
+        else:
+            outage.forget()
+        return wait
 
     def _put(self, which: Callable[[Service], bool], due_at: float, *, sooner: bool = True) -> None:
         """Set when services are due; with `sooner` none becomes due later than it was."""
@@ -147,7 +129,7 @@ class Maintenance(ServiceLoop):
     def __init__(
         self,
         database: Database,
-        options: WorkerOptions | Facts,
+        options: WorkerOptions,
         own: Sequence[Service],
         *,
         reporter: Reporter,

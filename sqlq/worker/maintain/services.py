@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from time import monotonic
 from typing import Protocol
 
 from sqlq.config.constants import RESCUE_MS
@@ -23,7 +24,7 @@ from sqlq.store import schedules
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import prune, settle
 from sqlq.store.limits import admit
-from sqlq.store.workers import workers
+from sqlq.store.workers import pauses, workers
 
 log = logging.getLogger("sqlq.worker")
 
@@ -48,7 +49,7 @@ RECENT_MS = 3 * RESCUE_MS
 SWEPT_AT_ONCE = 1_000
 SWEEP_SHARE = 50
 BEFORE_ALL = (0, 0)
-NEVER = float("inf")
+NEVER = inf
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
 SHORTEST_RHYTHM = 0.8
@@ -70,15 +71,16 @@ class PolledService:
     """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
     rhythm."""
 
+    is_called = False
+    """Whether there is work."""
+
     def __init__(self, looked_at: Callable[[], float], every: float | None = None) -> None:
         """`looked_at` returns the time of the last look, by the monotonic clock."""
         self._looked_at = looked_at
         self._every = RESCUE_MS / 1000 if every is None else every
-        self.is_called = False
-        """Whether there is work."""
 
     def run(self) -> float:
-        has_poller = time.monotonic() - self._looked_at() < 2 * self._every
+        has_poller = monotonic() - self._looked_at() < 2 * self._every
         # guard: the-poller-asks-for-maintenance
         if has_poller and not self.is_called:
             return jittered(self._every)
@@ -106,7 +108,7 @@ def at_once(database: Database, began: float) -> float:
     database with one writer it is due after about the duration of this one. So others find the lock free."""
     if not database.dialect.one_writer:
         return 0.0
-    return max(BETWEEN_SECONDS, jittered(time.monotonic() - began))  # guard: a-batch-leaves-time
+    return max(BETWEEN_SECONDS, jittered(monotonic() - began))  # guard: a-batch-leaves-time
 
 
 def jittered(seconds: float) -> float:
@@ -124,6 +126,10 @@ class Rescue(PolledService):
 
     doing = "rescuing jobs"
 
+    _here_at: float | None = None
+    """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
+    _waits_until = -NEVER
+
     def __init__(
         self,
         database: Database,
@@ -137,9 +143,6 @@ class Rescue(PolledService):
         self._database = database
         self._tell = tell
         self._patience = lease_ms / 2000
-        self._here_at: float | None = None
-        """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
-        self._waits_until = -NEVER
         self._rescued = rescued
 
     def run(self) -> float:
@@ -153,17 +156,17 @@ class Rescue(PolledService):
     def turn(self) -> float | None:
         if (wait := self._waits_until - since_boot()) > 0:
             return min(self._every, wait)
-        began = time.monotonic()
+        began = monotonic()
         with self._database.begin() as conn:
             rescued = settle.rescue(conn, limit=RESCUE_BATCH)
-        goes_on_at = time.monotonic() + at_once(self._database, began)
+        goes_on_at = monotonic() + at_once(self._database, began)
         unblock.after_losses(self._database.for_claims, rescued)
         self._tell(rescued, "did not renew its lease")
         if rescued:
             self._rescued()
         # Not by their number: each batch has the jobs again whose end the database refuses.
         has_more = bool(rescued)  # guard: a-batch-is-not-the-last
-        return max(0.0, goes_on_at - time.monotonic()) if has_more else None  # the others had the time since
+        return max(0.0, goes_on_at - monotonic()) if has_more else None  # the others had the time since
 
 
 class Prune:
@@ -182,7 +185,7 @@ class Prune:
         if self._waits:  # workers that start together do not prune together
             waits, self._waits = self._waits, 0.0
             return waits
-        began = time.monotonic()
+        began = monotonic()
         pruned = 0
         with self._database.begin() as conn:
             if self._older_than_ms is not None:
@@ -201,7 +204,7 @@ class Sweep:
         self._database = database
 
     def run(self) -> float:
-        began = time.monotonic()
+        began = monotonic()
         with self._database.begin() as conn:
             workers.sweep(conn, silent_ms=SILENT_MS)
             forgotten = admit.forget_unused(conn, unused_ms=UNUSED_MS, most=PRUNE_BATCH)
@@ -217,20 +220,21 @@ class Unblock:
 
     doing = "sweeping for jobs to unblock"
 
+    is_in_use = False
+    _place: unblock.FlowPosition | None = None
+    """Where the sweep over all steps goes on; None between two of them."""
+    _all_at = _recent_at = -inf
+
     def __init__(self, database: Database, freed: Callable[[], None]) -> None:
         self._database = database
         self._freed = freed
-        self.is_in_use = False
-        self._place: unblock.FlowPosition | None = None
-        """Where the sweep over all steps goes on; None between two of them."""
-        self._all_at = self._recent_at = float("-inf")
 
     def run(self) -> float:
         claims = self._database.for_claims
         if not self.is_in_use and not unblock.are_in_use(self._database):
             return jittered(NO_FLOWS_SECONDS)
         self.is_in_use = True
-        began = time.monotonic()
+        began = monotonic()
         free = 0
         if began >= self._recent_at:
             free += unblock.sweep_recent(claims, RECENT_MS).free  # guard: what-ended-lately-is-swept
@@ -239,12 +243,12 @@ class Unblock:
             free += self._sweep_some(claims)
         if free:
             self._freed()
-        return max(0.0, min(self._recent_at, self._all_at) - time.monotonic())
+        return max(0.0, min(self._recent_at, self._all_at) - monotonic())
 
     def _sweep_some(self, claims: Database) -> int:
-        began = time.monotonic()
+        began = monotonic()
         done, self._place = unblock.sweep_all(claims, self._place or BEFORE_ALL, SWEPT_AT_ONCE)
-        self._all_at = time.monotonic() + SWEEP_SHARE * (time.monotonic() - began)
+        self._all_at = monotonic() + SWEEP_SHARE * (monotonic() - began)
         if self._place is None:
             self._all_at = max(self._all_at, began + jittered(ALL_STEPS_SECONDS))
             self.is_in_use = False  # query anew whether there are flows at all
@@ -258,24 +262,25 @@ class Admit(PolledService):
 
     doing = "sweeping for jobs to admit"
 
+    _place: str | None = None
+    """The key after which the sweep goes on; None between two of them."""
+
     def __init__(
         self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
     ) -> None:
         super().__init__(looked_at)
         self._database = database
         self._freed = freed
-        self._place: str | None = None
-        """The key after which the sweep goes on; None between two of them."""
 
     def turn(self) -> float | None:
-        began = time.monotonic()
+        began = monotonic()
         if not admit.are_in_use(self._database):
             return None
         # guard: lines-are-swept
         done, self._place = admit.sweep(self._database.for_claims, self._place or "")
         if done.number:
             self._freed()
-        rest = SWEEP_SHARE * (time.monotonic() - began)
+        rest = SWEEP_SHARE * (monotonic() - began)
         goes_on = self._place is not None or bool(done.more) or done.more_wakes
         return rest if goes_on or rest > self._every else None
 
@@ -285,13 +290,14 @@ class SchemaWatch:
 
     doing = "looking at the tables"
 
+    _seen = False
+
     def __init__(
         self, database: Database, watch: version.Watch, left_behind: Callable[[SchemaVersionError], None]
     ) -> None:
         self._database = database
         self._watch = watch
         self._left_behind = left_behind
-        self._seen = False
 
     def run(self) -> float:
         if self._seen:  # else the worker has looked just now, as it entered
@@ -321,6 +327,9 @@ class Ticks:
 
     doing = "ticking schedules"
 
+    _due_at = NEVER
+    """When the next schedule is due, by the monotonic clock; no query is sent before."""
+
     def __init__(
         self,
         database: Database,
@@ -334,15 +343,13 @@ class Ticks:
         self._database = database
         self._looked_at = looked_at
         self._longest = TICK_SECONDS if database.dialect.sees_commits else RESCUE_MS / 1000
-        self._due_at = NEVER
-        """When the next schedule is due, by the monotonic clock; no query is sent before."""
 
     def expect(self, moment: float) -> None:
         """Note that a schedule is due at a time of the monotonic clock. Any thread may call this."""
         self._due_at = min(self._due_at, moment)
 
     def run(self) -> float:
-        here = time.monotonic()
+        here = monotonic()
         if here < self._due_at:
             if here - self._looked_at() < 2 * self._longest:  # guard: the-lookout-asks-for-all
                 return min(self._due_at - here, self._longest)
@@ -364,7 +371,7 @@ class Ticks:
         wait_ms = schedules.next_in(self._database)  # guard: the-next-moment-is-asked-for
         if wait_ms is None or wait_ms > 0:
             return self._wait(wait_ms)
-        self._due_at = time.monotonic()
+        self._due_at = monotonic()
         # more is due, or another worker ticks it now
         return 0.0 if done.seen else TAKEN_SECONDS
 
@@ -375,7 +382,7 @@ class Ticks:
             self._due_at = NEVER
             return self._longest
         wait = max(wait_ms / 1000, SHORTEST_TICK_SECONDS)
-        self._due_at = time.monotonic() + wait
+        self._due_at = monotonic() + wait
         return min(wait, self._longest)
 
 
@@ -383,6 +390,8 @@ class Follow:
     """Writes the declared schedules, once, when a worker starts."""
 
     doing = "writing the schedules that code declares"
+
+    _is_done = False
 
     def __init__(
         self,
@@ -395,12 +404,11 @@ class Follow:
         self._database = database
         self._given = (schedules.declared, schedules.service, tasks)
         self._began_at = began_at
-        self._is_done = False
 
     def run(self) -> float:
         if not self._is_done:
             done = schedules.follow(
-                self._database, *self._given, lambda: (time.monotonic() - self._began_at) * 1000
+                self._database, *self._given, lambda: (monotonic() - self._began_at) * 1000
             )
             self._is_done = True
             for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):
@@ -414,3 +422,34 @@ class Follow:
                     extra={"event": "schedules"},
                 )
         return UNCALLED_SECONDS
+
+
+class EndPauses:
+    """Resumes queues that were paused until a time, when that has come. Any number of hosts may do so."""
+
+    doing = "ending pauses"
+
+    _due_at = NEVER
+
+    def __init__(self, database: Database, ended: Callable[[list[str]], None]) -> None:
+        self._database = database
+        self._ended = ended
+
+    def expect(self, pause_ms: float) -> float:
+        """Note that the next pause ends in so many milliseconds. Return that time by the monotonic clock."""
+        self._due_at = monotonic() + max(0.0, pause_ms) / 1000
+        return self._due_at
+
+    def run(self) -> float:
+        if (wait := self._due_at - monotonic()) > 0:
+            return min(wait, UNCALLED_SECONDS)
+        with self._database.begin() as conn:
+            queues = pauses.end_pauses(conn)
+            _, next_ms = pauses.read(conn)
+        self._due_at = NEVER
+        for name in queues:
+            which = "all queues" if name == pauses.ALL else f"the queue {name}"
+            log.info("the pause of %s is over", which, extra={"event": "resumed"})
+        if queues:
+            self._ended(queues)
+        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - monotonic()

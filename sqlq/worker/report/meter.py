@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import add
+from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlq.events import JobEvent
@@ -112,7 +113,7 @@ class Meter(Numbers):
             if job.started is None:
                 return
             self._time(seconds, RUN, *labels, name)
-            since_start = time.monotonic() - job.started
+            since_start = monotonic() - job.started
             # due by the database's clock: wrong by as much as the clocks of the machines differ
             waited = time.time() - since_start - job.claimed.due_ms / 1000
             self._time(max(0.0, waited), WAIT, *labels)

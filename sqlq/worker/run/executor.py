@@ -10,11 +10,12 @@ import asyncio
 import contextvars
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from math import inf
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any
 
 from sqlq.model.outcome import Outcome, SelfCompleted
@@ -42,6 +43,14 @@ CANCELLED_SECONDS = 1.0
 class Executor:
     """Runs jobs in slots, and calls `done` with each outcome, in the thread where it came about."""
 
+    _low_water = -1
+    _loop: asyncio.AbstractEventLoop | None = None
+    _ends_loop = True
+    _closing = False
+    _starting = True
+    ended, busy_seconds = 0, 0.0
+    """Jobs ended so far, and how long they ran together; their growth is the pace."""
+
     def __init__(
         self,
         concurrency: int,
@@ -64,17 +73,10 @@ class Executor:
         self._running: set[Attempt] = set()
         self._idle = threading.Condition(self._lock)
         self._room = threading.Event()
-        self._low_water = -1
         self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ends_loop = True
         self._tasks: dict[object, asyncio.Task[None]] = {}
         """By their jobs, or by themselves: the loop keeps weak references only."""
-        self._closing = False
-        self._starting = True
-        self.ended, self.busy_seconds = 0, 0.0
-        """Jobs ended so far, and how long they ran together; their growth is the pace."""
         if isolates is not None:
             isolates.on_room = self.start_ready
             isolates.on_began = starting
@@ -127,17 +129,17 @@ class Executor:
 
     def release_ready(self) -> None:
         """Release the jobs that have not started."""
-        for job in (*self._take_ready(), *self._take_for_processes(float("inf"))):
+        for job in (*self._take_ready(), *self._take_for_processes(inf)):
             self._done(job, given_back(job.claimed))
 
     def release_unstarted(self) -> None:
         """Release jobs that have waited long for a slot, and those behind them."""
-        for job in self._take_ready(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
+        for job in self._take_ready(claimed_before=monotonic() - UNSTARTED_SECONDS):
             self._done(job, given_back(job.claimed))
 
     def release_crowded(self) -> None:
         """Release jobs that have waited long for a subprocess, and those beyond the number of slots."""
-        waits_since = time.monotonic()
+        waits_since = monotonic()
         for job in self._take_for_processes(
             waits_since - ISOLATED_UNSTARTED_SECONDS,
             but=self._concurrency,
@@ -160,7 +162,7 @@ class Executor:
             otherwise = late(job) or (given_back if job.started is None else broken_off)(job.claimed)
             self._done(job, SelfCompleted(otherwise))  # guard: give-back-after-grace
 
-    def _take_ready(self, claimed_before: float = float("inf")) -> list[Attempt]:
+    def _take_ready(self, claimed_before: float = inf) -> list[Attempt]:
         """Take out the jobs that have not started, where the first of them was claimed before a time. The
         jobs behind it are taken out, too: they would start before it."""
         with self._lock:
@@ -171,7 +173,7 @@ class Executor:
         return taken
 
     def _take_for_processes(
-        self, claimed_before: float, *, but: int = 0, more_before: float = float("inf")
+        self, claimed_before: float, *, but: int = 0, more_before: float = inf
     ) -> list[Attempt]:
         """Take out jobs that wait for a subprocess: those claimed before `claimed_before`. Beyond the first
         `but`, also take out the last ones claimed before `more_before`."""
@@ -186,7 +188,7 @@ class Executor:
 
     def _give_up(self, job: Attempt) -> None:
         """Free the slot of a job that never started, so that it does not start later."""
-        job.trusted_until = float("-inf")
+        job.trusted_until = -inf
         with self._lock:
             self._running.discard(job)
             self._idle.notify_all()
@@ -234,11 +236,8 @@ class Executor:
                 self._ensure_threads()
                 self._handed_over.put(job)
         except BaseException as error:  # guard: what-cannot-start-is-given-back
-            log.error(
-                "job %d: it cannot be started here (%s: %s); it is given back",
-                *(job.id, type(error).__name__, error),
-                extra=job.fields("not_started"),
-            )
+            text = "it cannot be started here (%s: %s); it is given back"
+            job.log(logging.ERROR, "not_started", text, type(error).__name__, error)
             if job.isolated and self._isolates is not None:
                 self._isolates.cancel_reservation()
             self._give_up(job)
@@ -269,7 +268,7 @@ class Executor:
             self._running.discard(ended)
             self.ended += 1
             if ended.started is not None:
-                self.busy_seconds += time.monotonic() - ended.started
+                self.busy_seconds += monotonic() - ended.started
             job = self._take()
             if not self._running:
                 self._idle.notify_all()

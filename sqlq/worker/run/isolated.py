@@ -14,11 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -35,8 +35,6 @@ from sqlq.worker.attempt.progress import Pace
 from sqlq.worker.ipc.pipe import Message, Pipe, packed, unpacked
 from sqlq.worker.ipc.process import Process, Spawn
 
-log = logging.getLogger("sqlq.worker")
-
 NOT_STARTED_MS = 5_000
 """How long a job waits whose process did not come up: the cause is seldom over at once."""
 START_SECONDS = 600.0
@@ -52,13 +50,14 @@ INTERRUPT = getattr(signal, "SIGRTMIN", signal.SIGUSR2)
 class Isolate(Process):
     """A process that runs one job at a time, as its worker sees it."""
 
+    running: Attempt | None = None
+    jobs = 0
+    """How many jobs it was given."""
+    leaves_since: float | None = None
+    _up = False
+
     def __init__(self, start: Spawn, setup: Message | None) -> None:
         super().__init__(start, setup)
-        self.running: Attempt | None = None
-        self.jobs = 0
-        """How many jobs it was given."""
-        self.leaves_since: float | None = None
-        self._up = False
 
     def is_up(self) -> bool:
         """Return whether it has ended, or has sent its first message, after it imported the App."""
@@ -95,6 +94,10 @@ class IsolatedProcesses:
     one at once, as after the death of a whole host. Then the oldest get theirs soon, and other jobs go on
     meanwhile."""
 
+    _reserved = 0
+    """How many jobs have been let in and have not taken their process yet."""
+    _closed = False
+
     def __init__(
         self, spawn: Spawn, warm: int = 0, *, at_a_time: int | None = None, setup: Message | None = None
     ) -> None:
@@ -105,9 +108,6 @@ class IsolatedProcesses:
         self._idle: list[Isolate] = []
         self._all: set[Isolate] = set()
         self._leaving: list[Isolate] = []
-        self._reserved = 0
-        """How many jobs have been let in and have not taken their process yet."""
-        self._closed = False
         self.on_room: Callable[[], None] = lambda: None
         """Called when another job may get a process."""
         self.on_began: Callable[[Attempt], None] = lambda job: None
@@ -138,12 +138,7 @@ class IsolatedProcesses:
             isolate = self._take(running)
         except (OSError, RuntimeError, MemoryError) as error:
             self.cancel_reservation()
-            log.error(
-                "job %d: no process can be started for it: %s",
-                running.id,
-                error,
-                extra=running.fields("isolate_lost"),
-            )
+            running.log(logging.ERROR, "isolate_lost", "no process can be started for it: %s", error)
             # guard: what-gets-no-process-is-bounded
             return given_back(running.claimed, delay_ms=NOT_STARTED_MS)
         if isolate is None:
@@ -159,11 +154,8 @@ class IsolatedProcesses:
         # The exception would end the slot's thread, and the job's lease would be renewed for ever. So the
         # process is killed, and the attempt counts.
         except Exception:  # guard: a-slot-outlives-what-it-cannot-read
-            log.exception(
-                "job %d: what its process says cannot be read; the process is killed",
-                running.id,
-                extra=running.fields("isolate_lost"),
-            )
+            text = "what its process says cannot be read; the process is killed"
+            running.log(logging.ERROR, "isolate_lost", text, exc_info=True)
             outcome = None
         finally:
             hanging.cancel()
@@ -242,7 +234,7 @@ class IsolatedProcesses:
 
     def _leave(self, isolate: Isolate) -> None:
         """Let a process leave its lifespan, and end."""
-        isolate.leaves_since = time.monotonic()
+        isolate.leaves_since = monotonic()
         self._leaving.append(isolate)
         isolate.link.offer(leave=True)
 
@@ -253,7 +245,7 @@ class IsolatedProcesses:
                 self._leaving.remove(isolate)
                 self._all.discard(isolate)
                 isolate.close()
-            elif time.monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
+            elif monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
                 isolate.kill()
 
     def _kill(self, isolate: Isolate, running: Attempt) -> None:
@@ -283,12 +275,7 @@ class IsolatedProcesses:
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if running.started is None:
             if not closed:
-                log.error(
-                    "job %d: the process for it %s before it began",
-                    running.id,
-                    how,
-                    extra=running.fields("isolate_lost"),
-                )
+                running.log(logging.ERROR, "isolate_lost", "the process for it %s before it began", how)
             # guard: what-never-comes-up-is-bounded
             return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
         # it may have completed its job before; guard: the-dead-may-have-completed

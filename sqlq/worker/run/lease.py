@@ -8,10 +8,10 @@ The database counts from a later time, so the lease is never shorter than that."
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from math import inf
+from time import monotonic
 
 from sqlalchemy import Connection
 
@@ -21,14 +21,14 @@ from sqlq.database.database import Database
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.gather import Threaded
 from sqlq.worker.ipc.shared_memory import READS, SharedMemory
+from sqlq.worker.loop import Loop
 from sqlq.worker.outage import AWAY, Outage, passed_over
 from sqlq.worker.report.reporter import Reporter
 
 log = logging.getLogger("sqlq.worker")
 
-_UNSUPERVISED = float("-inf")
+_UNSUPERVISED = -inf
 
 
 def heartbeat_seconds(lease_ms: int) -> float:
@@ -36,11 +36,16 @@ def heartbeat_seconds(lease_ms: int) -> float:
     return min(lease_ms / HEARTBEATS_PER_LEASE, HEARTBEAT_MS) / 1000
 
 
-class Leases(Threaded):
+class Leases(Loop):
     """The jobs of a worker, from the claim until their settlements are committed.
 
     The leases of jobs still held at the end run out, and the worker that rescues them takes over.
     """
+
+    _renewed_for_us_at = _UNSUPERVISED
+    _doubts: set[Right] | None = None
+    """The rights to release, after a renewal by the supervisor that this worker has to check."""
+    _claims_begun = _claims_ended = 0
 
     def __init__(
         self,
@@ -52,23 +57,19 @@ class Leases(Threaded):
         deadlines: Deadlines,
         box: SharedMemory | None = None,
     ) -> None:
-        super().__init__("sqlq-heartbeat")
+        super().__init__("sqlq-heartbeat", Outage("renewing leases", database, is_vital=True))
         self._database = database
         self._sign_of_life = sign_of_life
         self._lease_ms = lease_ms
+        self._every = heartbeat_seconds(lease_ms)
         self._reporter = reporter
         self._deadlines = deadlines
         self._box = box
         self._trust_seconds = (lease_ms - min(LEASE_MARGIN_MS, lease_ms / 5)) / 1000
-        self._lock = threading.Lock()
         # By right, not by id: a released job may be claimed again here before its last attempt is dropped.
         self._held: dict[Right, Attempt] = {}
         self._unwritten: set[Right] = set()
         """Jobs that were started here, and whose outcomes could not be written."""
-        self._renewed_for_us_at = _UNSUPERVISED
-        self._doubts: set[Right] | None = None
-        """The rights to release, after a renewal by the supervisor that this worker has to check."""
-        self._claims_begun = self._claims_ended = 0
         self._unknown: dict[Right, int] = {}
         """Jobs of the supervisor's last renewal that this worker does not know. The value is the number of
         claims begun when each was first seen."""
@@ -122,7 +123,7 @@ class Leases(Threaded):
         """Renew all leases where the claim took long to arrive. Large rows, or a wait for the write lock, may
         have used up the lease."""
         # guard: late-rows-are-started
-        if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
+        if monotonic() > trusted_until - self._every:
             try:
                 self.beat()
             except Exception as error:  # the jobs must be started all the same
@@ -153,12 +154,12 @@ class Leases(Threaded):
         missing = self._note(held, renewed, sent_at)
         self._unknown = unknown
         if missing or lost or not entered:
-            with self._changed:
-                # Unknown twice in a row, and the claims under way then have ended: so the reply of a claim
-                # was lost. No other worker would take its jobs, since the supervisor renews all that is in
-                # this worker's name.
+            # Unknown twice in a row, and the claims under way then have ended: so the reply of a claim was
+            # lost. No other worker would take its jobs, since the supervisor renews all that is in this
+            # worker's name.
+            with self._lock:
                 self._doubts = lost  # guard: unknown-claims-are-given-back
-                self._changed.notify()
+            self.wake()
 
     def _give_back(self, unknown: Set[Right]) -> None:
         if not unknown:
@@ -184,35 +185,30 @@ class Leases(Threaded):
         self._reporter.rescued(lost, "could not write the outcome of its attempt")
 
     def _run(self) -> None:
-        outage = Outage("renewing leases", self._database, is_vital=True)
-        every = heartbeat_seconds(self._lease_ms)
-        next_beat = time.monotonic() + every
-        while not self._abandoned.is_set():
-            with self._changed:
-                if self._doubts is None:
-                    self._changed.wait(max(0.0, next_beat - time.monotonic()))
-                doubts, self._doubts = self._doubts, None
-            now = time.monotonic()
-            if doubts is None and now < next_beat:
-                continue
-            next_beat = now + every
-            if doubts is None and now - self._renewed_for_us_at < 1.5 * every:  # the supervisor renews them
-                continue
-            try:
-                self._give_back(doubts or set())
-                self.beat()
-                outage.over()
-            except AWAY as error:
-                next_beat = time.monotonic() + outage.met(error)
-            except Exception as error:
-                next_beat = time.monotonic() + max(every / 2, outage.failed(error))
+        self._woken.wait(self._every)  # nothing is held yet
+        super()._run()
+
+    def _turn(self) -> float:
+        began = monotonic()
+        with self._lock:
+            doubts, self._doubts = self._doubts, None
+        # else the supervisor renews them
+        if doubts is not None or began - self._renewed_for_us_at >= 1.5 * self._every:
+            self._give_back(doubts or set())
+            self.beat()
+            self._outage.over()
+        return began + self._every - monotonic()
+
+    def _failed(self, error: Exception) -> float:
+        wait = super()._failed(error)
+        return wait if isinstance(error, AWAY) else max(self._every / 2, wait)
 
     def beat(self) -> None:
         """Renew the leases of all jobs held. Find out for each job that was not renewed whether it is
         lost."""
         with self._lock:
             held = dict(self._held)
-        sent_at = time.monotonic()
+        sent_at = monotonic()
         # each statement commits by itself: a handler that holds the interpreter's lock must not keep rows
         # locked that the supervisor renews
         with self._database.single_statements() as conn:
@@ -244,11 +240,8 @@ class Leases(Threaded):
     def _cancel(self, job: Attempt) -> None:
         if not job.cancel_noted:  # guard: cancel-is-noted
             job.cancel_requested = job.cancel_noted = True
-            log.warning(
-                "job %d: an operator cancels it; its handler is asked to stop",
-                job.id,
-                extra=job.fields("cancel_requested"),
-            )
+            text = "an operator cancels it; its handler is asked to stop"
+            job.log(logging.WARNING, "cancel_requested", text)
             self._deadlines.ask_to_stop(job)
 
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
@@ -265,10 +258,8 @@ class Leases(Threaded):
         for right in lost:
             job = held[right]
             why = "it was cancelled by force" if right in cancelled else "another worker has taken it"
-            log.error(
-                "job %d: lease lost, %s; what this attempt still does will not count",
-                *(job.id, why),
-                extra=job.fields("lost"),
+            job.log(
+                *(logging.ERROR, "lost"), "lease lost, %s; what this attempt still does will not count", why
             )
             self._reporter.lost(job, why)
             job.trusted_until = 0.0
@@ -282,63 +273,51 @@ UNSTARTED_LOOK_SECONDS = 0.05
 BEAT_SECONDS = 1.0
 
 
-class Deadlines(Threaded):
+class Deadlines(Loop):
     """Watches the jobs that have a timeout, and those with a request to stop, until their handlers end."""
 
     def __init__(self, stuck: Callable[[Attempt], None], beat: Callable[[], None] = lambda: None) -> None:
         """`stuck` is called with a handler past its timeout that nothing can stop. `beat` is called at least
         each second while this thread can run."""
-        super().__init__("sqlq-deadlines")
+        super().__init__("sqlq-deadlines", Outage("seeing to the deadlines"))
         self._stuck = stuck
         self._beat = beat
         self._watched: dict[Right, Attempt] = {}
-        self._changes = 0
 
     def watch(self, jobs: Iterable[Attempt]) -> None:
         """Watch those of these jobs that have a timeout."""
         timed = {job.right: job for job in jobs if job.timeout_ms is not None}
         if timed:
-            with self._changed:
+            with self._lock:
                 self._watched |= timed
-                self._changes += 1
-                self._changed.notify()
+            self.wake()
 
     def ask_to_stop(self, job: Attempt) -> None:
         """Request a stop of a handler, and watch it until it ends."""
         job.cancel()
-        with self._changed:
+        with self._lock:
             if not job.ended:
                 self._watched[job.right] = job
-                self._changes += 1
-                self._changed.notify()
+        self.wake()
 
     def forget(self, rights: Iterable[Right]) -> None:
         """Stop watching these: their handlers have ended, or will not start."""
         if self._watched:
-            with self._changed:
+            with self._lock:
                 for right in rights:
                     self._watched.pop(right, None)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._abandoned.is_set():
-            self._beat()
-            with self._changed:
-                watched, seen = list(self._watched.values()), self._changes
-            try:
-                next_look = self._look_at(watched)
-            except Exception:
-                log.exception("seeing to the deadlines failed; trying again")
-                next_look = time.monotonic() + 1.0
-            with self._changed:
-                if not self._abandoned.is_set() and self._changes == seen:
-                    wait = next_look - time.monotonic()
-                    self._changed.wait(max(0.0, min(wait, BEAT_SECONDS)))
+    def _turn(self) -> float:
+        self._beat()
+        with self._lock:
+            watched = list(self._watched.values())
+        return min(self._look_at(watched) - monotonic(), BEAT_SECONDS)
 
     def _look_at(self, watched: list[Attempt]) -> float:
         """Handle the deadlines that have passed; return when to look again."""
-        moment, next_look = time.monotonic(), float("inf")
+        moment, next_look = monotonic(), inf
         for job in watched:
             if job.deadline is not None and job.deadline <= moment and not job.timed_out:
                 job.timed_out = True

@@ -6,8 +6,8 @@ unblock is under way the next jobs gather."""
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable
+from time import monotonic
 from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
@@ -18,7 +18,7 @@ from sqlq.errors import MissingFileError
 from sqlq.store.flows import unblock
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
-from sqlq.worker.gather import Gatherer
+from sqlq.worker.loop import Gatherer
 from sqlq.worker.outage import passed_over
 
 log = logging.getLogger("sqlq.worker")
@@ -38,23 +38,24 @@ class AfterSettling(NamedTuple):
 class Unblocker(Gatherer[int]):
     """Unblocks for one worker."""
 
+    _owed = 0
+    """How many jobs have been handed in and not been handled."""
+
     def __init__(self, database: Database, freed: Callable[[], None], done: Callable[[], None]) -> None:
         """`freed` is called when steps have become available, `done` when nothing is left to look at."""
         super().__init__("sqlq-unblock", "unblocking jobs", database.for_claims)
-        self._notifying = database
+        self._database, self._notifying = database.for_claims, database
         self._freed = freed
         self._done = done
-        self._owed = 0
-        """How many jobs have been handed in and not been handled."""
         self._pending: list[int] = []
 
     def ended(self, ids: Iterable[int]) -> None:
         """Take jobs that have ended, and whose ends are committed; returns at once. A sweep handles jobs for
         which no thread can start, and those left at the end."""
+        if not self.begin():
+            return
         ids = list(ids)
-        with self._changed:
-            if not self._begin():
-                return
+        with self._lock:
             self._owed += len(ids)
         for id in ids:
             self._items.put(id)
@@ -71,7 +72,7 @@ class Unblocker(Gatherer[int]):
         if unblock.after(self._database, self._pending).free:
             self._freed()
             tell_idle(self._notifying)
-        with self._changed:
+        with self._lock:
             self._owed -= len(self._pending)
         self._pending.clear()
         if self._owed == 0:
@@ -96,6 +97,11 @@ class Admissions(Gatherer[Collection[str]]):
     """Admits for one worker, by the keys of released slots and by wakes. An item without keys requests a look
     at wakes."""
 
+    _owed = 0
+    """How many batches of keys have been handed in and are not pending yet."""
+    _hinted = False
+    _busy = False
+
     def __init__(
         self,
         database: Database,
@@ -108,37 +114,31 @@ class Admissions(Gatherer[Collection[str]]):
         those that do not start at once. `done` is called when nothing is left. `in_use` is True where limits
         are known to exist."""
         super().__init__("sqlq-admit", "admitting jobs", database.for_claims)
-        self._notifying = database
+        self._database, self._notifying = database.for_claims, database
         self._freed = freed
         self._done = done
         self._in_use = in_use
         self._served = admit.Served(POLL_SECONDS)
         self._pending: set[str] = set()
-        self._owed = 0
-        """How many batches of keys have been handed in and are not pending yet."""
-        self._hinted = False
-        self._busy = False
         self._look_at = self._looked_at = float("-inf")
         """When to look at wakes, and when the last look began."""
 
     def start(self) -> None:
         if self._in_use:
-            with self._changed:
-                self._begin()  # or later, where no thread can start now
+            self.begin()  # or later, where no thread can start now
 
     def ended(self, keys: Collection[str]) -> None:
         """Take keys of which a slot was released, in a transaction that is committed. Returns at once."""
-        with self._changed:
+        with self._lock:
             self._in_use = True
             self._owed += 1
-            self._begin()
+        self.begin()
         self._items.put(keys)
 
     def look(self) -> None:
         """Look at wakes soon, since something happened; returns at once."""
         if self._in_use and not self._hinted:
-            with self._changed:
-                self._hinted = self._begin()  # guard: admissions-begin-when-they-can
+            self._hinted = self.begin()  # guard: admissions-begin-when-they-can
             if self._hinted:
                 self._items.put(())
 
@@ -175,16 +175,16 @@ class Admissions(Gatherer[Collection[str]]):
     def _add(self, items: list[Collection[str]]) -> None:
         if () in items:
             self._hinted = False
-            self._look_at = min(self._look_at, max(time.monotonic(), self._looked_at + LOOK_SECONDS))
+            self._look_at = min(self._look_at, max(monotonic(), self._looked_at + LOOK_SECONDS))
         self._pending = self._pending.union(*items)
-        with self._changed:
+        with self._lock:
             self._owed -= sum(map(bool, items))
 
     def _is_due(self) -> bool:
-        return bool(self._pending) or time.monotonic() >= self._look_at
+        return bool(self._pending) or monotonic() >= self._look_at
 
     def _patience(self) -> float:
-        return min(max(0.0, self._look_at - time.monotonic()), POLL_SECONDS)
+        return min(max(0.0, self._look_at - monotonic()), POLL_SECONDS)
 
     def _write(self) -> None:
         self._busy = True
@@ -196,7 +196,7 @@ class Admissions(Gatherer[Collection[str]]):
             self._done()
 
     def _admit(self, keys: Collection[str]) -> None:
-        moment = time.monotonic()
+        moment = monotonic()
         done = admit.look(self._database, keys, served=self._served)
         self._pending = self._pending.difference(keys) | done.more
         self._looked_at = moment
@@ -208,4 +208,4 @@ class Admissions(Gatherer[Collection[str]]):
         elif not (self._pending or self._owed):
             due_ms = admit.next_wake_ms(self._database)
             wait = POLL_SECONDS if due_ms is None else min(max(0.0, due_ms) / 1000, POLL_SECONDS)
-            self._look_at = time.monotonic() + wait
+            self._look_at = monotonic() + wait

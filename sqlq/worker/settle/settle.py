@@ -10,11 +10,11 @@ import json
 import logging
 import random
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 from typing import Any
 from weakref import ref
 
@@ -41,7 +41,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
-from sqlq.worker.gather import Gatherer
+from sqlq.worker.loop import Gatherer
 from sqlq.worker.outage import OFTEN, SAY_EVERY_SECONDS
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
@@ -82,6 +82,11 @@ Item = tuple[Attempt, Outcome, float]
 class Settler(Gatherer[Item]):
     LARGEST_BATCH = 500
 
+    _doubtful = False
+    _failures = 0
+    """How often a batch was not written in a row, outages apart."""
+    _said_at = -SAY_EVERY_SECONDS
+
     def __init__(
         self,
         database: Database,
@@ -94,6 +99,7 @@ class Settler(Gatherer[Item]):
     ) -> None:
         """`worker` is its id, and its host and process for people."""
         super().__init__("sqlq-settle", "settling jobs", database)
+        self._database = database
         self._leases = leases
         self._reporter = reporter
         self._progress = progress
@@ -101,10 +107,6 @@ class Settler(Gatherer[Item]):
         self._worker = worker
         self._most_unwritten = database.dialect.most_unwritten
         self._pending: dict[Right, Item] = {}
-        self._doubtful = False
-        self._failures = 0
-        """How often a batch was not written in a row, outages apart."""
-        self._said_at = -SAY_EVERY_SECONDS
         self._refused_at: dict[str, float] = {}
         """When the database last refused an outcome of a task."""
         self._with_locals: deque[ref[Attempt]] = deque()
@@ -160,8 +162,8 @@ class Settler(Gatherer[Item]):
         if not isinstance(error, REFUSALS):
             if self._failures > 2 * OFTEN:  # guard: a-worker-that-can-write-nothing-ends
                 self._outage.give_up(error)
-                self._abandoned.set()
-                self._after.due_again(time.monotonic())  # the worker may sleep
+                self._closed.set()
+                self._after.due_again(monotonic())  # the worker may sleep
             return super()._failed(error)
         return LOCKED_ROW_SECONDS * random.uniform(0.5, 1.5)
 
@@ -190,7 +192,7 @@ class Settler(Gatherer[Item]):
         finally:
             pending |= held_up
         if pending:
-            self._abandoned.wait(LOCKED_ROW_SECONDS)
+            self._closed.wait(LOCKED_ROW_SECONDS)
 
     def _fates(
         self, wanted: Collection[Right], *, completed: Collection[Right] = ()
@@ -264,7 +266,7 @@ class Settler(Gatherer[Item]):
                     continue
                 self.tally.count(outcome)
                 if isinstance(outcome, (Retried, Released)):
-                    self._after.due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
+                    self._after.due_again(monotonic() + (outcome.delay_ms or 0) / 1000)
                 self._reporter.ended(job, outcome, seconds)
                 job.forget()
         finally:  # guard: what-is-settled-is-let-go
@@ -279,23 +281,20 @@ class Settler(Gatherer[Item]):
         if (
             followed
         ):  # else this worker, and idle ones, would find released jobs and follow-ups within a second
-            self._after.due_again(time.monotonic())
+            self._after.due_again(monotonic())
             tell_idle(self._database)
 
     def _lost(self, job: Attempt, outcome: Outcome) -> None:
         self.tally.lost += 1
-        log.error(
-            "job %d: the lease was lost before %s ended; its outcome (%s) does not count",
-            *(job.id, job.task, NAMES[type(outcome)]),
-            extra=job.fields("lost"),
-        )
+        text = "the lease was lost before %s ended; its outcome (%s) does not count"
+        job.log(logging.ERROR, "lost", text, job.task, NAMES[type(outcome)])
         self._reporter.lost(job, "the lease was lost before the attempt ended")
         job.forget()
 
     def _suspects(self, pending: Mapping[Right, Item]) -> set[Right]:
         """Return the outcomes of tasks of which the database has lately refused one. With them a batch might
         be written in vain."""
-        since = time.monotonic() - SUSPECT_SECONDS
+        since = monotonic() - SUSPECT_SECONDS
         self._refused_at = {task: at for task, at in self._refused_at.items() if at > since}
         if not self._refused_at:
             return set()
@@ -306,23 +305,20 @@ class Settler(Gatherer[Item]):
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
 
         Raises the error where not one of so many outcomes can be written, by no fault of the database."""
-        if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
-            self._said_at = time.monotonic()
+        if monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
+            self._said_at = monotonic()
             log.warning("the database refuses a batch of outcomes; writing it in parts")
         dialect, lost = self._database.dialect, dict[Right, Exception]()
         write = partial(self._write_together, pending)
 
         def refused(right: Right, error: Exception) -> None:
             job, outcome, seconds = pending[right]
-            self._refused_at[job.task] = time.monotonic()
+            self._refused_at[job.task] = monotonic()
             versions = (version for version in _plainer(outcome) if version != outcome)
             for _ in range(MOST_TRIES):
                 if not dialect.trouble(error).rolled_back:  # else this version may pass
-                    log.warning(
-                        "job %d: its outcome could not be stored: %s",
-                        *(job.id, refusal(error)),
-                        extra=job.fields("unstorable"),
-                    )
+                    text = "its outcome could not be stored: %s"
+                    job.log(logging.WARNING, "unstorable", text, refusal(error))
                     if (version := next(versions, None)) is None:
                         lost[right] = error
                         return

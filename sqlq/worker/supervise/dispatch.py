@@ -7,8 +7,8 @@ services, itself."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from sqlq.database.database import Database
@@ -17,6 +17,7 @@ from sqlq.store.workers.pauses import ALL
 from sqlq.store.workers.workers import Request, Wanted
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.maintain.maintenance import Maintenance
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 
@@ -34,17 +35,18 @@ LAST_SECONDS = 1.0
 class Dispatcher:
     """Sends workers to claim, the idle ones first, and runs the services of their host."""
 
+    _database: Database | None = None
+    _poller: Poller | None = None
+    _sent: Child | None = None
+    _turns = 0.0
+    _all_paused = False
+
     def __init__(self, children: Callable[[], Sequence[Child]], heartbeat: Heartbeat) -> None:
         self._children = children
         self._heartbeat = heartbeat
-        self._database: Database | None = None
-        self._poller: Poller | None = None
         self._lock = threading.RLock()
-        self._sent: Child | None = None
-        self._turns = 0
         self._requests: dict[str, Request] = {}
         """The last request that was sent to each worker."""
-        self._all_paused = False
 
     def begin(self, facts: Facts) -> None:
         """Begin for the database of the first worker that is ready; later calls do nothing."""
@@ -53,9 +55,9 @@ class Dispatcher:
         self._database = database = self._heartbeat.database
         if database.dialect.sees_commits:
             return
-        last_look = LastLook(NoParent())
+        last_look, options = LastLook(NoParent()), WorkerOptions(**facts.options)
         self._maintenance = maintenance = Maintenance(
-            *(database, facts, []),
+            *(database, options, []),
             reporter=self._heartbeat.reporter,
             freed=self._send,
             pauses_ended=lambda names: self._pause_all(paused=ALL not in names and self._all_paused),
@@ -63,7 +65,7 @@ class Dispatcher:
             quiet=True,
         )
         poller = Poller(
-            *(database, facts, self._go),
+            *(database, options, self._go),
             last_look=last_look,
             looked=self._looked,
             workers=lambda: [child.worker for child in self._children() if child.worker is not None],
@@ -74,7 +76,7 @@ class Dispatcher:
             maintenance.start()
         except BaseException:
             # workers with a poller of their host leave the services to the host
-            poller.stop(LAST_SECONDS)  # guard: who-does-no-maintenance-does-not-look
+            poller.close(LAST_SECONDS)  # guard: who-does-no-maintenance-does-not-look
             raise
         self._poller = poller
 
@@ -82,8 +84,8 @@ class Dispatcher:
         """End the poller and the services."""
         if self._poller is not None:
             self._maintenance.end()
-            self._poller.stop(LAST_SECONDS)
-            self._maintenance.join(LAST_SECONDS)
+            self._poller.close(LAST_SECONDS)
+            self._maintenance.close(LAST_SECONDS)
 
     def more(self, child: Child) -> None:
         """Send others after a worker that found more than it could take, or does not go."""
@@ -135,7 +137,7 @@ class Dispatcher:
     def _note_look(self) -> None:
         for child in self._children():
             if self._is_kept(child):  # guard: another-database-is-not-watched
-                child.box.looked(time.monotonic())
+                child.box.looked(monotonic())
 
     def _relay(self, wanted: Wanted) -> None:
         """Send each worker the new requests of operators to it."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from pathlib import Path
+from time import monotonic
 
 log = logging.getLogger("sqlq.worker")
 TOUCH_SECONDS = 1.0
@@ -36,16 +36,17 @@ def touch(file: Path) -> None:
 class HealthFile:
     """Keeps a health file young."""
 
+    _touch_at = 0.0
+    _untouchable = False
+
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._touch_at = 0.0
-        self._untouchable = False
 
     def tick(self, *, is_well: bool) -> None:
         """Touch the file, once a second, while all is well."""
-        if time.monotonic() < self._touch_at:
+        if monotonic() < self._touch_at:
             return
-        self._touch_at = time.monotonic() + TOUCH_SECONDS
+        self._touch_at = monotonic() + TOUCH_SECONDS
         if not is_well:
             return
         try:

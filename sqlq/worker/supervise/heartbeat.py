@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
@@ -29,8 +29,9 @@ from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
+from sqlq.worker.loop import Loop
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
-from sqlq.worker.outage import Outage, begins
+from sqlq.worker.outage import Outage
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
@@ -72,17 +73,21 @@ class _ToListeners(Reporter):
         return events
 
 
-class Heartbeat:
+class Heartbeat(Loop):
     """Stands in for children in the database: renews their leases, and releases the jobs of one that died.
 
     In a thread of its own, since a database may be slow to answer. It may fail: a child without news of its
     leases renews them itself, and the rescue takes jobs not released here."""
 
+    _database: Database | None = None
+    _next_beat = -inf
+    _failures = 0
+
     def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
+        super().__init__("sqlq-heartbeat", Outage("standing in for the workers"))
         self._lease_ms = lease_ms
         self._totals = totals
         self._every = heartbeat_seconds(lease_ms)
-        self._lock = threading.Lock()
         self._kept: dict[str, Pipe] = {}
         self._dead: list[Dead] = []
         self._stuck: list[tuple[str, bool]] = []
@@ -92,13 +97,8 @@ class Heartbeat:
         """Events of the jobs of dead workers, for a live worker to pass on to listeners of the App."""
         self._known: set[str] = set()
         """Workers seen in the database at least once."""
-        self._database: Database | None = None
-        self._next_beat = float("-inf")
-        self._changed = threading.Event()
-        self._closing = False
         self.tally: Counter[str] = Counter()
         """How the attempts of dead workers ended."""
-        self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
 
     def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks
@@ -110,15 +110,14 @@ class Heartbeat:
             seal = None if facts.encryption is None else Encryption(*facts.encryption)
             self._database.seal = seal  # guard: the-supervisor-seals
             self._kept[facts.worker] = link
-            self._next_beat = time.monotonic()
-        self._changed.set()
+            self._next_beat = monotonic()
+        self.wake()
         self.begin()
         self.tell([])
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """Begin to renew, once there is a worker. Where no thread can start now, a later call starts it."""
-        if self._database is not None and self._thread.ident is None:
-            begins(self._thread)
+        return self._database is not None and super().begin()
 
     def keep_no_more(self, worker: str) -> None:
         """Renew for this worker no longer."""
@@ -153,48 +152,46 @@ class Heartbeat:
     def worker_stuck(self, worker: str, *, stuck: bool) -> None:
         """Write in the worker's row that it is stuck, or have it write its state itself."""
         self._stuck.append((worker, stuck))
-        self._changed.set()
+        self.wake()
 
     def worker_died(
         self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
     ) -> None:
         """Release the jobs of a dead worker. Those `started` count as attempts that lost their worker, or, if
         `late`, met their timeout. The rest never began."""
-        self._dead.append(Dead(worker, started, why, time.monotonic() + self._lease_ms / 1000, late))
-        self._changed.set()
+        self._dead.append(Dead(worker, started, why, monotonic() + self._lease_ms / 1000, late))
+        self.wake()
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
         """Release the jobs that are still to be released, and end."""
-        self._closing = True
-        self._changed.set()
+        super().close(seconds or (LAST_SECONDS if self._dead else LAST_STATEMENT_SECONDS))
         if self._database is not None:
-            if self._thread.ident is not None:
-                self._thread.join(LAST_SECONDS if self._dead else LAST_STATEMENT_SECONDS)
             self._database.close()
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        wait, failures, outage = 0.0, 0, Outage("standing in for the workers")
-        while not (self._closing and not self._dead):
-            self._changed.wait(max(0.0, wait))
-            self._changed.clear()
-            try:
-                if time.monotonic() >= self._next_beat:
-                    self._next_beat = time.monotonic() + self._every
-                    self._beat()
-                wait = min(self._give_back(), self._next_beat - time.monotonic())
-                self._say_who_is_stuck()
-                failures = 0
-            except (DBAPIError, SqlqError) as error:
-                if self._closing:
-                    return
-                # at debug level: the workers meet the same outage, and log it
-                log.debug("the supervisor cannot use the database: %s", error)
-                failures += 1
-                wait = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-            except Exception as error:
-                wait = outage.failed(error)
+    def _turn(self) -> float:
+        if monotonic() >= self._next_beat:
+            self._next_beat = monotonic() + self._every
+            self._beat()
+        wait = min(self._give_back(), self._next_beat - monotonic())
+        self._say_who_is_stuck()
+        self._failures = 0
+        return wait
+
+    def _is_over(self) -> bool:
+        return super()._is_over() and not self._dead
+
+    def _failed(self, error: Exception) -> float:
+        if not isinstance(error, (DBAPIError, SqlqError)):
+            return self._outage.failed(error)
+        if self._closed.is_set():
+            self._dead.clear()  # their leases run out
+        # at debug level: the workers meet the same outage, and log it
+        log.debug("the supervisor cannot use the database: %s", error)
+        self._failures += 1
+        longest: float = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10))
+        return longest * random.uniform(0.5, 1.0)
 
     def _beat(self) -> None:
         database = self._database
@@ -203,7 +200,7 @@ class Heartbeat:
             kept = dict(self._kept)
         if not kept:
             return
-        sent_at = time.monotonic()
+        sent_at = monotonic()
         with database.single_statements() as conn:
             # guard: supervisor-renews
             entered, renewed = workers.stand_in(conn, kept, lease_ms=self._lease_ms)
@@ -233,7 +230,7 @@ class Heartbeat:
 
     def _give_back(self) -> float:
         """Release a batch of each dead worker's jobs. Return in how many seconds there is more to do."""
-        wait = float("inf")
+        wait = inf
         for dead in list(self._dead):
             try:
                 rest = self._give_back_of(dead)
@@ -243,7 +240,7 @@ class Heartbeat:
                     raise
                 log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
                 rest = None
-            if rest is None or time.monotonic() > dead.until:
+            if rest is None or monotonic() > dead.until:
                 self._dead.remove(dead)
             else:
                 wait = min(wait, rest)
@@ -252,7 +249,7 @@ class Heartbeat:
     def _give_back_of(self, dead: Dead) -> float | None:
         """Release a batch. Return in how many seconds the next is due, None where nothing is left."""
         database, worker, why = self.database, dead.worker, dead.why
-        began = time.monotonic()
+        began = monotonic()
         with database.begin() as conn:
             held = lease.owned(conn, worker) if dead.held is None else dead.held
             batch, later = held[:RESCUE_BATCH], held[RESCUE_BATCH:]

@@ -14,10 +14,10 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from sqlq.config.durations import readable
 from sqlq.worker.ipc.parent import Facts
@@ -67,6 +67,21 @@ class Supervisor:
     """Keeps a number of children at work. `run` blocks; `stop`, `pause`, `resume` and `kill` may be called
     from any thread."""
 
+    _any_ready = False
+    _started = 0
+    _failed_starts = 0
+    _pause_until = 0.0
+    _warm = 0
+    _code = 0
+    _stopping_since: float | None = None
+    _is_paused = False
+    ready_since: float | None = None
+    """Since when a child is at work, by the monotonic clock."""
+    lost = 0
+    """How many children have died that were at work."""
+    place: tuple[str, str | None] | None = None
+    """URL and schema of the database, once a child has sent them."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -79,30 +94,16 @@ class Supervisor:
         self._setup = setup or {}
         self.totals = totals
         self._options = options
-        self._any_ready = False
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._heartbeat = Heartbeat(options.lease_ms, totals)
         self._vigil = Watchdog(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
-        self._started = 0
-        self._began_at = time.monotonic()
-        self._failed_starts = 0
-        self._pause_until = 0.0
-        self._warm = 0
-        self._code = 0
+        self._began_at = monotonic()
         self._wanted = options.processes
         self._stop_asked = threading.Event()
-        self._stopping_since: float | None = None
-        self._is_paused = False
         self._ended: Counter[str] = Counter()
         """How many attempts ended how, in children that are gone."""
-        self.ready_since: float | None = None
-        """Since when a child is at work, by the monotonic clock."""
-        self.lost = 0
-        """How many children have died that were at work."""
-        self.place: tuple[str, str | None] | None = None
-        """URL and schema of the database, once a child has sent them."""
 
     def stop(self) -> None:
         """Let children finish their running jobs within the grace time, and end."""
@@ -176,7 +177,7 @@ class Supervisor:
 
     def _fill(self) -> None:
         """Start the children that are missing."""
-        if self._stopping_since is not None or time.monotonic() < self._pause_until:
+        if self._stopping_since is not None or monotonic() < self._pause_until:
             return
         try:
             while sum(not child.leaving for child in self._children) < self._wanted:
@@ -184,7 +185,7 @@ class Supervisor:
                 self._warm = 0
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, extra={"event": "worker_lost"})
-            self._pause_until = time.monotonic() + SHORTAGE_SECONDS
+            self._pause_until = monotonic() + SHORTAGE_SECONDS
 
     def _start(self, warm: int) -> Child:
         facts = {
@@ -247,8 +248,8 @@ class Supervisor:
             self._stop_idle()
 
     def _ready(self, child: Child, facts: Facts) -> None:
-        child.slots, child.worker = facts.slots, facts.worker
-        self.ready_since = self.ready_since or time.monotonic()
+        child.slots, child.worker = facts.options["concurrency"], facts.worker
+        self.ready_since = self.ready_since or monotonic()
         self.place = (facts.url, facts.schema)
         self._any_ready, self._failed_starts = True, 0
         self._heartbeat.keep(facts, child.link)
@@ -314,7 +315,7 @@ class Supervisor:
             pause,
             extra={"event": "worker_lost"},
         )
-        self._pause_until = time.monotonic() + pause
+        self._pause_until = monotonic() + pause
         return None
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -338,12 +339,12 @@ class Supervisor:
             self._begin_to_stop()
 
     def _begin_to_stop(self) -> None:
-        self._stopping_since = time.monotonic()
+        self._stopping_since = monotonic()
         for child in list(self._children):
             child.link.offer(stop=None)
 
     def _tick(self) -> None:
-        moment = time.monotonic()
+        moment = monotonic()
         self._heartbeat.begin()
         self._vigil.look(self._children, wanted=self._wanted)
         for child in list(self._children):

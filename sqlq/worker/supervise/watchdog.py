@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from sqlq.config.durations import readable
@@ -31,6 +31,8 @@ LONGEST_TICK_SECONDS = 1.0
 class Watchdog:
     """Watches the children of one supervisor."""
 
+    _now = _whole_at = 0.0
+
     def __init__(self, heartbeat: Heartbeat, *, start_ms: int, stuck_ms: int) -> None:
         """A child may take `start_ms` to be at work. Without a sign of life it is killed after `stuck_ms`, or
         after both while it begins. It is killed sooner where it runs no handler, or one past its
@@ -38,12 +40,11 @@ class Watchdog:
         self._heartbeat = heartbeat
         self._start_seconds, self._stuck_seconds = start_ms / 1000, stuck_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
-        self._now = self._whole_at = 0.0
-        self._looked_at = time.monotonic()
+        self._looked_at = monotonic()
 
     def look(self, children: Sequence[Child], *, wanted: int) -> None:
         """Look at the children; `wanted` of them should be there."""
-        moment = time.monotonic()
+        moment = monotonic()
         # guard: who-did-not-run-heard-nothing
         self._now += min(moment - self._looked_at, LONGEST_TICK_SECONDS)
         self._looked_at = moment
@@ -63,7 +64,7 @@ class Watchdog:
 
     def all_is_well(self, children: Sequence[Child]) -> bool:
         """Whether all children are there, are at work in time, and turn their loops."""
-        turned_since = time.monotonic() - SILENT_SECONDS
+        turned_since = monotonic() - SILENT_SECONDS
         return self._now - self._whole_at < self._start_seconds and not any(
             child.is_silent or (child.worker is not None and child.box.last_pulse() <= turned_since)
             for child in children  # guard: who-never-begins-is-not-well
@@ -86,7 +87,7 @@ class Watchdog:
 
     def _judge(self, child: Child, silent: float) -> None:
         """Kill a silent child when nothing it does may take so long."""
-        moment, running = time.monotonic(), child.box.running()
+        moment, running = monotonic(), child.box.running()
         is_late = any(until + self._silent_seconds <= moment for _, until, _ in running or ())
         begins = child.worker is None
         runs_none = running is not None and all(math.isnan(until) for _, until, _ in running)
@@ -100,4 +101,4 @@ class Watchdog:
 
 def _named(job: Started) -> str:
     (id, _), until, task = job
-    return f"job {id} ({task}{', past its timeout' if until <= time.monotonic() else ''})"
+    return f"job {id} ({task}{', past its timeout' if until <= monotonic() else ''})"

@@ -20,10 +20,10 @@ import logging
 import random
 import selectors
 import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from math import inf
+from time import monotonic
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
@@ -34,7 +34,8 @@ from sqlq.database.database import Database
 from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
-from sqlq.worker.ipc.parent import Facts, NoParent
+from sqlq.worker.ipc.parent import NoParent
+from sqlq.worker.loop import STOP_SECONDS, Loop
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
 
@@ -52,7 +53,7 @@ HOSTS_SECONDS = EAR_SECONDS = 10.0
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
-NEVER = float("inf")
+NEVER = inf
 
 
 def look_seconds(poll_ms: int | None) -> float:
@@ -72,18 +73,19 @@ class Send(Protocol):
 class LastLook:
     """When a poller last looked for one worker, by the monotonic clock: its own, or its supervisor's."""
 
+    _began_at = _looked_at = _leases_at = -NEVER
+
     def __init__(self, supervision: NoParent, poll_ms: int | None = None) -> None:
         self._supervision = supervision
         self._trusted_seconds = max(TRUSTED_SECONDS, 3 * look_seconds(poll_ms))
-        self._began_at = self._looked_at = self._leases_at = -NEVER
 
     def begin(self) -> None:
         """Note that the worker begins to work."""
-        self._began_at = time.monotonic()
+        self._began_at = monotonic()
 
     def note(self, *, leases: bool) -> None:
         """Note a look of the own poller, and whether it was for expired leases and other work of services."""
-        self._looked_at = time.monotonic()
+        self._looked_at = monotonic()
         if leases:
             self._leases_at = self._looked_at
 
@@ -102,16 +104,16 @@ class LastLook:
     def is_recent(self) -> bool:
         """Whether a poller looks for jobs."""
         # guard: a-silent-lookout-is-noticed
-        return time.monotonic() - self.at() < self._trusted_seconds
+        return monotonic() - self.at() < self._trusted_seconds
 
     def supervisor_looks(self) -> bool:
-        return time.monotonic() - self._supervision.looked_at() < self._trusted_seconds
+        return monotonic() - self._supervision.looked_at() < self._trusted_seconds
 
     def stands_by(self) -> bool:
         """Whether the worker's own poller rests: the supervisor's looks, or is about to."""
         since = max(self._supervision.looked_at(), self._began_at)
         # guard: who-is-alone-looks
-        return not self._supervision.is_alone and time.monotonic() - since < STAND_BY_SECONDS
+        return not self._supervision.is_alone and monotonic() - since < STAND_BY_SECONDS
 
 
 def drawn(hosts: int) -> float:
@@ -123,17 +125,23 @@ def drawn(hosts: int) -> float:
     return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** earliness)
 
 
-class Poller:
+class Poller(Loop):
     """Looks for work for the workers of a host, in a thread of its own.
 
     A connection can die without a sign. So each look is made on the one that LISTENs, and checks that it
     still does. When the answer does not come, the connection is replaced. With a separate URL for LISTEN,
     whose role may see no table, looks have a connection of their own."""
 
+    _listening: Database | None = None
+    _looking: Database | None = None
+    _hosts = 1
+    _hosts_at = _maintenance_at = -inf
+    _look_at = _go_at = _check_at = NEVER
+
     def __init__(
         self,
         database: Database,
-        options: WorkerOptions | Facts,
+        options: WorkerOptions,
         send: Send,
         *,
         last_look: LastLook,
@@ -144,6 +152,9 @@ class Poller:
         """`looked` is called with each look, and the time of its answer by the monotonic clock. `workers`
         returns the workers whose requests are read. With `quiet` others report an outage of the database.
         """
+        super().__init__("sqlq-poller", Outage("looking for jobs", database, quiet=quiet))
+        # also the driver's own errors: notifications are read without SQLAlchemy
+        self._away = (*AWAY, database.engine.dialect.loaded_dbapi.Error)
         self._database = database
         self._queues = workers_look.KnownQueues(options.queues)
         self._look_seconds = look_seconds(options.poll_ms)
@@ -152,57 +163,43 @@ class Poller:
         self._last_look = last_look
         self._looked = looked
         self._workers = workers
-        self._outage = Outage("looking for jobs", database, quiet=quiet)
-        self._hosts = 1
-        self._hosts_at = self._maintenance_at = float("-inf")
-        self._look_at = self._go_at = self._check_at = NEVER
-        self._stopping = threading.Event()
         self._hearing = Hearing()
-        self._thread = threading.Thread(target=self._run, name="sqlq-poller", daemon=True)
 
     def start(self) -> None:
         self._bell, self._ring = socket.socketpair()
-        self._thread.start()
+        super().start()
 
-    def stop(self, seconds: float) -> None:
-        """End looking. Wait so long for a look that does not come back."""
-        self._stopping.set()
-        if not self._thread.ident:
-            return
+    def wake(self) -> None:
+        super().wake()
         self._ring.close()  # which the selector takes for readable
-        self._thread.join(seconds)
+
+    def close(self, seconds: float = STOP_SECONDS) -> None:
+        super().close(seconds)
         self._bell.close()
 
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        listening: Database | None = None
-        looking: Database | None = None
-        while not self._stopping.is_set():
-            if self._last_look.stands_by():
-                self._stopping.wait(self._look_seconds)
-                continue
-            try:
-                # made here: the schema to listen for may need a query
-                listening = listening or self._database.for_listening()
-                looking = looking or self._database.for_looking(listening)
-                with listening.patience, looking.patience, ExitStack() as open_:
-                    ear = open_.enter_context(listening.connect(isolation_level="AUTOCOMMIT"))
-                    open_.callback(ear.invalidate)  # a listening connection must not return to the pool
-                    eye = (
-                        ear
-                        if looking is listening
-                        else open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
-                    )
-                    self._look_out(ear, eye)
-            # also the driver's own errors: notifications are read without SQLAlchemy
-            except (*AWAY, self._database.engine.dialect.loaded_dbapi.Error) as error:
-                self._stopping.wait(self._outage.met(error))
-            except Exception as error:
-                self._stopping.wait(self._outage.failed(error))  # guard: a-poller-tells-its-mistakes
-        for opened in (listening, looking):
-            if opened is not None:
-                opened.close()
+        try:
+            super()._run()
+        finally:
+            for opened in (self._listening, self._looking):
+                if opened is not None:
+                    opened.close()
+
+    def _turn(self) -> float:
+        if self._last_look.stands_by():
+            return self._look_seconds
+        # made here: the schema to listen for may need a query
+        self._listening = listening = self._listening or self._database.for_listening()
+        self._looking = looking = self._looking or self._database.for_looking(listening)
+        with listening.patience, looking.patience, ExitStack() as open_:
+            ear = eye = open_.enter_context(listening.connect(isolation_level="AUTOCOMMIT"))
+            open_.callback(ear.invalidate)  # a listening connection must not return to the pool
+            if looking is not listening:
+                eye = open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
+            self._look_out(ear, eye)
+        return 0.0
 
     def _look_out(self, ear: Connection, eye: Connection) -> None:
         """Look, and pass on notifications, until stopped. Raises when a connection breaks or does not
@@ -212,14 +209,14 @@ class Poller:
         if listens:
             self._hearing.begin(driver)
             notify.listen(ear)
-        self._look_at, self._go_at, self._check_at = time.monotonic(), NEVER, NEVER
+        self._look_at, self._go_at, self._check_at = monotonic(), NEVER, NEVER
         self._listened_at = -NEVER
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             if listens:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
-            while not (self._stopping.is_set() or self._last_look.stands_by()):
-                moment = time.monotonic()
+            while not (self._closed.is_set() or self._last_look.stands_by()):
+                moment = monotonic()
                 # All unread notifications of a flood would come with the answer.
                 # guard: a-flood-is-read-before-a-look
                 looks = moment >= self._look_at and (not listens or self._hearing.is_dry)
@@ -235,19 +232,19 @@ class Poller:
                 if moment >= self._go_at:
                     self._send()
                 if moment >= self._check_at:
-                    self._check_at = time.monotonic() + self._send_one(again=True)
+                    self._check_at = monotonic() + self._send_one(again=True)
                 until = min(self._look_at, self._go_at, self._check_at)
                 # The selector does not see notifications that came together with an answer.
                 # guard: no-hint-waits-for-a-look
-                selector.select(0.0 if looks else max(0.0, until - time.monotonic()))
+                selector.select(0.0 if looks else max(0.0, until - monotonic()))
                 if listens and self._hearing.read():
-                    self._go_or_look(time.monotonic())
+                    self._go_or_look(monotonic())
 
     def _still_hears(self, ear: Connection) -> bool:
         """Whether a connection that only LISTENs does so; queried rarely."""
-        if time.monotonic() < self._listened_at + EAR_SECONDS:
+        if monotonic() < self._listened_at + EAR_SECONDS:
             return True
-        self._listened_at = time.monotonic()
+        self._listened_at = monotonic()
         return notify.listens(ear)
 
     def _can_listen(self, driver: Any) -> bool:
@@ -284,7 +281,7 @@ class Poller:
     # -- looks and notifications -----------------------------------------------------------------------------
 
     def _look(self, conn: Connection) -> workers_look.Look:
-        moment = time.monotonic()
+        moment = monotonic()
         asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
         is_due = moment - self._maintenance_at >= self._rescue_seconds
         # Such a look reads what all hosts hold. Without one of ten in a while, the next is due soon.
@@ -299,7 +296,7 @@ class Poller:
             workers=self._workers(),
         )
         # The server counts milliseconds until a job is due from its look, which was no later than this.
-        answered = time.monotonic()
+        answered = monotonic()
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
         if is_due:
@@ -331,4 +328,4 @@ class Poller:
 
     def _send(self) -> None:
         self._go_at = NEVER
-        self._check_at = time.monotonic() + self._send_one(again=False)
+        self._check_at = monotonic() + self._send_one(again=False)

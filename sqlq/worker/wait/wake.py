@@ -11,9 +11,9 @@ import heapq
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
@@ -34,20 +34,27 @@ CLOSE_SECONDS = 0.05
 
 
 class Wake:
-    """The waiting of a claim loop. This form has no notifications and only polls."""
+    """The waiting of a claim loop. A poller wakes it, and also looks while nothing happens. Without these
+    looks the worker polls."""
 
-    def __init__(self, database: Database) -> None:
+    _interval = _waited = FIRST_LOOK_SECONDS
+
+    def __init__(self, database: Database, is_watched: Callable[[], bool] = lambda: False) -> None:
+        """`is_watched` returns whether a poller looks."""
         self._database = database
+        self._is_watched = is_watched
         self._called = threading.Event()
-        self._interval = self._waited = FIRST_LOOK_SECONDS
         self._due: list[float] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Begin to receive notifications."""
+        if not self._database.dialect.notifies:
+            wait_here(self._database.engine.url, self.hinted)
 
     def stop(self) -> None:
         """Stop receiving notifications."""
+        wait_no_more(self._database.engine.url, self.hinted)
 
     def call(self) -> None:
         """End the wait now, from any thread."""
@@ -55,6 +62,7 @@ class Wake:
 
     def hinted(self) -> None:
         """End the wait now: there may be work, or will be soon."""
+        self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
         self._called.set()
 
     def at(self, moment: float) -> None:
@@ -73,7 +81,7 @@ class Wake:
     def wait(self, next_due: float = float("inf")) -> bool:
         """Wait for a notification, a known time, the next look, or the time at which the last look saw a job
         due. Return whether anything happened of late."""
-        moment = time.monotonic()
+        moment = monotonic()
         self._waited = self._interval
         until, self._interval = moment + self._interval, min(self._interval * 3, POLL_SECONDS)
         until = min(until, next_due)
@@ -86,7 +94,8 @@ class Wake:
         called = self._called.is_set()
         if called:  # a call that comes only now is for the next wait; guard: no-call-is-lost
             self._called.clear()
-        return called or self._interval < self._longest or time.monotonic() >= next_due
+        longest = CLOSE_SECONDS if self._is_watched() else POLL_SECONDS
+        return called or self._interval < longest or monotonic() >= next_due
 
     def commits(self) -> int | None:
         """Return a number that changes with each commit of other connections; None where a poller finds such
@@ -96,43 +105,10 @@ class Wake:
     @property
     def rests(self) -> bool:
         """Whether nothing has happened of late, and a poller calls when something does."""
-        return False
-
-    @property
-    def _longest(self) -> float:
-        """Nothing has happened of late when the time between two looks is at least this."""
-        return POLL_SECONDS
-
-    def _wait_until(self, moment: float) -> None:
-        self._called.wait(max(0.0, moment - time.monotonic()))
-
-
-class HintedWake(Wake):
-    """Woken by a poller, which also looks while nothing happens. Without its looks the worker polls."""
-
-    def __init__(self, database: Database, is_watched: Callable[[], bool]) -> None:
-        """`is_watched` returns whether a poller looks."""
-        super().__init__(database)
-        self._is_watched = is_watched
-
-    def start(self) -> None:
-        if not self._database.dialect.notifies:
-            wait_here(self._database.engine.url, self.hinted)
-
-    def stop(self) -> None:
-        wait_no_more(self._database.engine.url, self.hinted)
-
-    @property
-    def rests(self) -> bool:
         return self._waited >= CLOSE_SECONDS and self._is_watched()
 
-    @property
-    def _longest(self) -> float:
-        return CLOSE_SECONDS if self._is_watched() else POLL_SECONDS
-
-    def hinted(self) -> None:
-        self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
-        self._called.set()
+    def _wait_until(self, moment: float) -> None:
+        self._called.wait(max(0.0, moment - monotonic()))
 
 
 class WatchingWake(Wake):
@@ -179,7 +155,7 @@ class WatchingWake(Wake):
             return self._version
 
     def _wait_until(self, moment: float) -> None:
-        while (left := moment - time.monotonic()) > 0:
+        while (left := moment - monotonic()) > 0:
             if self._called.wait(min(self._pause, left)):
                 return
             version = self._data_version()
@@ -193,7 +169,7 @@ class WatchingWake(Wake):
 def wake_for(database: Database, is_watched: Callable[[], bool], poll_ms: int | None = None) -> Wake:
     """Return the waiting that suits a database. `is_watched` returns whether a poller looks."""
     if not database.dialect.sees_commits:
-        return HintedWake(database, is_watched)
+        return Wake(database, is_watched)
     wake = WatchingWake(database)
     if poll_ms is not None:
         wake.longest_seconds = poll_ms / 1000
