@@ -307,7 +307,7 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
             elif received[0] in PAUSING:
                 supervisor.pause()
             elif received[0] in RESUMING:
-                supervisor.resume()
+                supervisor.pause(paused=False)
             if received[0] not in (*STOPPING, *AT_ONCE):
                 continue
             # guard: a-repeat-is-one-request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import Collector
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from sqlq.worker.supervise.supervisor import Supervisor
 
 
+@dataclass(eq=False)
 class WorkCollector(Collector):
     """Shows the totals of all children, and their number."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    _supervisor: Supervisor
 
     def collect(self) -> Iterator[Any]:
         supervisor = self._supervisor

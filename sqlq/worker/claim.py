@@ -9,6 +9,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
 from time import monotonic
@@ -30,8 +31,6 @@ from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.options import WorkerOptions
 
-AHEAD_SECONDS = 0.1
-LARGEST_BATCH = 1_000
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
 RECENT_JOBS = 50
@@ -151,17 +150,12 @@ class Claimer:
         tasks: Mapping[str, Task[..., Any]] | None = None,
         newest_first: frozenset[str] = frozenset(),
     ) -> None:
-        self._largest = LARGEST_BATCH if options.claim_batch is None else options.claim_batch
-        self._ahead_seconds = AHEAD_SECONDS if options.ahead_ms is None else options.ahead_ms / 1000
+        self._options = options
         self._newest_first = newest_first
-        self._weights = options.weights
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if options.queues is None else list(dict.fromkeys(options.queues))
         self._order: ClaimOrder = "evenly" if options.queues is None else "oldest"
-        self._concurrency = options.concurrency
-        self._lease_ms = options.lease_ms
-        self._drain = options.drain
         self._pace = Pace(options.concurrency)
         self._cursor = ScanCursor()
         self._tasks = {} if tasks is None else tasks
@@ -169,7 +163,7 @@ class Claimer:
         self._claimed_from: set[str] = set()
         """The queues of the jobs that were claimed since the last look."""
         self._seen_tasks: tuple[Any, ...] = ()
-        self._most = self._largest
+        self._most = options.claim_batch
         """How many jobs a claim may bring, by the time and the bytes that the last ones took."""
 
     def demand(
@@ -181,12 +175,12 @@ class Claimer:
         free slot at once. A claim past them may be in vain, and its jobs are then released. So the worker
         tries it once in a while. A drain never does: it would leave the released jobs behind.
         """
-        ahead = int(self._pace.measure(ended, busy_seconds) * self._ahead_seconds)
-        free = self._concurrency - running
+        ahead = int(self._pace.measure(ended, busy_seconds) * self._options.ahead_ms / 1000)
+        free = self._options.concurrency - running
         if free <= 0 and waiting * 2 > ahead:
             return 0
         wanted = free + ahead - waiting
-        if wanted <= 0 and blocked and not self._drain and monotonic() >= self.passes_again_at:
+        if wanted <= 0 and blocked and not self._options.drain and monotonic() >= self.passes_again_at:
             wanted = free
         return min(max(0, wanted), self._most)
 
@@ -217,7 +211,7 @@ class Claimer:
         self._most = (
             max(1, int(len(claimed) / seconds))
             if seconds > SLOW_SECONDS
-            else min(2 * self._most, self._largest)
+            else min(2 * self._most, self._options.claim_batch)
         )
         if payload_bytes := sum(len(job.payload) for job in claimed):
             fits = len(claimed) * CLAIM_BYTES // payload_bytes
@@ -239,7 +233,7 @@ class Claimer:
     def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         dialect, schema = self._database.dialect, self._database.schema
         positions = self._cursor.positions(names)
-        has_turns = self._fixed is None or self._weights is not None
+        has_turns = self._fixed is None or self._options.weights is not None
         # guard: a-turn-finds-its-queue
         if positions and (not has_turns or positions[0][0] == names[0]):
             claimed = self._run(
@@ -247,7 +241,7 @@ class Claimer:
                 *(names, limit, self._order),
             )
             self._cursor.note(claimed)
-            if claimed or not self._drain:  # guard: drain-claims-anew
+            if claimed or not self._options.drain:  # guard: drain-claims-anew
                 return claimed
         begun = monotonic()
         claimed = self._claim_from_head(names, limit, self._order)
@@ -280,12 +274,12 @@ class Claimer:
             self._seen_tasks = tasks
             named = {name: task.max_attempts for task in tasks for name in (task.name, *task.aliases)}
             self._tasks_say = json.dumps(named, ensure_ascii=False)
-        return Claimant(self._owner, self._lease_ms, self._tasks_say)
+        return Claimant(self._owner, self._options.lease_ms, self._tasks_say)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Return the queues in the order of this claim. Queues without a given order take turns, so that a
         busy one starves no other."""
-        if (weights := self._weights) is not None:
+        if (weights := self._options.weights) is not None:
             return sorted(names, key=lambda name: random.random() ** (1 / weights[name]), reverse=True)
         if not names or self._fixed is not None:
             return list(names)
@@ -308,33 +302,23 @@ class Claimer:
 log = logging.getLogger("sqlq.worker")
 
 
+@dataclass(eq=False)
 class Intake:
     """Makes attempts of the jobs that one worker has claimed."""
 
-    target: Target
+    _database: Database
+    _worker: str
+    _tasks: Registry
+    _progress: ProgressWriter
+    _lifespan: Lifespan | None
+    _has_isolates: bool
+    _all_isolated: bool
+
+    target: Target = field(init=False)
     """The place where a handler completes its job; known once the worker has its row in the database."""
 
     on_start: Callable[[Attempt], None] | None = None
     """Called with each job that starts; None without listeners."""
-
-    def __init__(
-        self,
-        database: Database,
-        worker: str,
-        tasks: Registry,
-        progress: ProgressWriter,
-        lifespan: Lifespan | None,
-        *,
-        has_isolates: bool,
-        all_isolated: bool,
-    ) -> None:
-        self._database = database
-        self._worker = worker
-        self._tasks = tasks
-        self._progress = progress
-        self._lifespan = lifespan
-        self._has_isolates = has_isolates
-        self._all_isolated = all_isolated
 
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their

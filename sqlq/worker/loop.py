@@ -1,14 +1,206 @@
-"""Threads of a worker. Each takes turns, when they are due or when it is woken; some write in batches."""
+"""Threads of a worker. Each takes turns, when they are due or when it is woken; some write in batches.
+
+While the database is away they wait with jitter, and log it now and then instead of each time."""
 
 from __future__ import annotations
 
+import logging
+import random
 import threading
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import ClassVar, Generic, TypeVar
+from time import monotonic
+from typing import Any, ClassVar, Generic, TypeVar
+from weakref import WeakValueDictionary
 
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config.durations import readable
 from sqlq.database.database import Database
-from sqlq.worker.outage import AWAY, Outage, begins
+from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes, was_rolled_back
+from sqlq.errors import MissingFileError, SchemaVersionError, SqlqError
+
+AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
+"""The loops of a worker wait these out: the database does not answer, or its file was moved."""
+log = logging.getLogger("sqlq.worker")
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
+"""The longest wait, and a connection attempt that is given up, leave a worker back at work within five
+seconds."""
+SAY_EVERY_SECONDS = 60.0
+OFTEN = 3
+"""After so many failures in a row, by no outage, a loop does not try the same again."""
+ODD_SECONDS = 1.0
+TAKES_NO_WRITES = "takes no writes"
+
+
+class _Trouble:
+    """The state that all loops of this process share that use the same database."""
+
+    since: float | None = None
+    number = 0
+    """How many outages are over."""
+    fault: str | None = None
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.said_at: dict[str, float] = {}
+        """When each kind of trouble was last logged."""
+
+
+_troubles: WeakValueDictionary[Any, _Trouble] = WeakValueDictionary()
+"""By the place of the database, as long as a loop uses it."""
+
+
+def begins(thread: threading.Thread) -> bool:
+    """Start a thread and return whether it has begun. The system may have none left; the caller makes another
+    one the next time."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:  # guard: without-a-thread-the-rest-goes-on
+        log.debug("the thread %s cannot be started now: %s", thread.name, error)
+        return False
+    return True
+
+
+@contextmanager
+def passing_over(what: str) -> Iterator[None]:
+    """Log an error of the block, after which the worker goes on. The loops log those of the database, so here
+    they are for debugging. Any other is a mistake, and needs its traceback."""
+    try:
+        yield
+    except Exception as error:
+        is_away = isinstance(error, AWAY)  # guard: a-mistake-is-no-outage
+        log.log(logging.DEBUG if is_away else logging.ERROR, "%s: %s", what, error, exc_info=not is_away)
+
+
+class Outage:
+    """The trouble that one loop of a worker has with its database. All loops meet the same outage at the same
+    time, so they log it once together."""
+
+    _failures = _odd = 0
+    _met_number = 0
+
+    def __init__(
+        self, doing: str, database: Database | None = None, *, quiet: bool = False, is_vital: bool = False
+    ) -> None:
+        """With `quiet` this loop does not log an outage, since other loops meet and log the same one. It logs
+        refusals of the database, which it meets alone. Without a loop that `is_vital` no worker goes on."""
+        url = None if database is None else database.engine.url
+        place = None if url is None else (url.host, url.port, url.database, str(url.query))
+        self._shared = _troubles.setdefault(place, _Trouble())  # guard: each-database-has-its-own-outages
+        self._doing = doing
+        self._quiet = quiet
+        self._is_vital = is_vital
+
+    def met(self, error: BaseException) -> float:
+        """Note a failure; return how many seconds to wait before trying again.
+
+        After a broken connection the first other try follows at once, and nothing is logged. Pooled
+        connections break now and then: a ping before each use would cost each claim and settle a round trip.
+        The same holds after an outage: a loop may still have a connection from that time, to a standby for
+        example."""
+        with self._shared.lock:
+            if self._met_number != self._shared.number:  # guard: an-outage-is-told-once
+                self._failures, self._met_number = 0, self._shared.number
+        self._failures += 1
+        # a driver's own error: LISTEN's connection broke
+        if self._failures == 1 and getattr(error, "connection_invalidated", True):
+            log.debug("a connection broke while %s: %s", self._doing, error)
+            return 0.0
+        if self._failures == 1 and was_rolled_back(error):
+            log.debug("the database rolled back a transaction while %s: %s", self._doing, error)
+            return SHORTEST_SECONDS * random.uniform(0.0, 1.0)
+        if is_refused(error):
+            self._speak_of_refusal(error)
+        elif not self._quiet:
+            self._speak_of(error)
+        seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
+        return seconds * random.uniform(0.5, 1.0)
+
+    def failed(self, error: Exception) -> float:
+        """Note an error that is not the database's; return how many seconds to wait before trying again."""
+        self._odd += not isinstance(error, SqlqError)
+        with self._shared.lock:
+            if self._is_to_be_said(f"{self._doing}: {type(error).__name__}"):
+                log.error("%s failed; trying again", self._doing, exc_info=error)
+        if self._is_vital and self._odd >= OFTEN:  # guard: a-fault-ends-the-worker
+            self.give_up(error)
+        return ODD_SECONDS
+
+    def wait_after(self, error: Exception, away: tuple[type[Exception], ...] = AWAY) -> float:
+        """Note any error; return how many seconds to wait before trying again."""
+        if isinstance(error, away):
+            return self.met(error)
+        return self.failed(error)  # guard: a-poller-tells-its-mistakes
+
+    def give_up(self, error: Exception) -> None:
+        """Have the workers of this process end: they cannot go on, by no fault of the database."""
+        cause = f"{type(error).__name__}: {error}"
+        self._shared.fault = f"{self._doing} fails again and again, by no fault of the database: {cause}"
+
+    def fault(self) -> str | None:
+        """Take the reason why the workers of this process cannot go on."""
+        fault, self._shared.fault = self._shared.fault, None
+        return fault
+
+    def _speak_of(self, error: BaseException) -> None:
+        with self._shared.lock:
+            if self._shared.since is None:
+                self._shared.since = monotonic()
+            trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
+            trouble = "does not have its tables" if isinstance(error, SchemaVersionError) else trouble
+            if self._is_to_be_said(trouble):
+                log.warning(
+                    "the database %s (while %s: %s); trying again until it does",
+                    *(trouble, self._doing, refusal(error)),
+                    extra={"event": "database_away"},
+                )
+
+    def _speak_of_refusal(self, error: BaseException) -> None:
+        grant = missing_grant(error, kind="worker")
+        with self._shared.lock:
+            # guard: what-is-refused-is-told
+            if self._is_to_be_said(self._doing):
+                log.error(
+                    "the database refuses what %s needs: %s%s; trying again once it is mended",
+                    *(self._doing, refusal(error), f"; {grant}" if grant else ""),
+                    extra={"event": "database_refuses"},
+                )
+
+    def _is_to_be_said(self, trouble: str) -> bool:
+        """Whether it was last logged long ago. Notes that it is logged now."""
+        moment = monotonic()
+        if moment - self._shared.said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
+            return False
+        self._shared.said_at[trouble] = moment
+        return True
+
+    def forget(self) -> None:
+        """Count this loop's failures anew, after a turn without a query. The database may still be away, so
+        nothing is logged."""
+        self._failures = self._odd = 0
+
+    def over(self, *, wrote: bool = True) -> None:
+        """Note that the database answered. If it was not `wrote` to, it may be a standby, or its disk
+        full."""
+        self._odd = 0
+        if self._failures == 0:
+            return
+        with self._shared.lock:
+            if not wrote and TAKES_NO_WRITES in self._shared.said_at:  # guard: standby-is-an-outage
+                return
+            self._failures = 0
+            if self._shared.since is not None:
+                away_ms = (monotonic() - self._shared.since) * 1000
+                self._shared.since = None
+                self._shared.number += 1
+                self._shared.said_at.clear()
+                log.warning(
+                    "the database is back after %s", readable(away_ms), extra={"event": "database_back"}
+                )
+
 
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 5.0
@@ -83,9 +275,7 @@ class Loop:
 
     def _failed(self, error: Exception) -> float:
         """Note that a turn has failed; return in how many seconds to try again."""
-        if isinstance(error, self._away):
-            return self._outage.met(error)
-        return self._outage.failed(error)  # guard: a-poller-tells-its-mistakes
+        return self._outage.wait_after(error, self._away)
 
 
 class Gatherer(Loop, Generic[T]):

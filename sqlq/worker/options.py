@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from sqlq.config import pyproject
@@ -31,11 +31,11 @@ class AppParts:
     tasks: Registry
     plan: Callable[[AnyFlow], Plan]
     """Returns a flow as it is written."""
-    lifespan: Scope | None = None
-    events: Events = field(default_factory=Events)
-    schedules: Declarations = field(default_factory=Declarations)
-    has_limits: bool = False
-    newest_first: frozenset[str] = frozenset()
+    lifespan: Scope | None
+    events: Events
+    schedules: Declarations
+    has_limits: bool
+    newest_first: frozenset[str]
     """The queues whose newest jobs are claimed first."""
 
 
@@ -59,10 +59,10 @@ class WorkerOptions:
     """Whether every job runs in a subprocess, whatever option its task has."""
     poll_ms: int | None = None
     """How long an idle host waits for its next look; None for the default of its database."""
-    claim_batch: int | None = None
-    """The most jobs that a claim brings; None for the default."""
-    ahead_ms: int | None = None
-    """Jobs are held that start within so long; None for the default."""
+    claim_batch: int = 1_000
+    """The most jobs that a claim brings."""
+    ahead_ms: int = 100
+    """Jobs are held that start within so long, by the measured pace."""
     retention_ms: int | None = None
     """The retention of the App; None for the default."""
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,8 +21,8 @@ from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.ipc.pipe import handle_here
+from sqlq.worker.loop import begins
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import begins
 from sqlq.worker.run.executor import Executor
 
 if TYPE_CHECKING:
@@ -211,14 +212,14 @@ class Bounds:
         return f"it has {readable_bytes(size)} in use, more than {readable_bytes(self._max_rss)}"
 
 
+@dataclass(eq=False)
 class Lifespans:
     """All lifespans of one worker: in its own process, and in those of single jobs."""
 
-    def __init__(self, lifespan: Lifespan | None, isolates: IsolatedProcesses | None, grace: Grace) -> None:
-        """`lifespan` is that of this process, where the App has one."""
-        self._lifespan = lifespan
-        self._isolates = isolates
-        self._grace = grace
+    _lifespan: Lifespan | None
+    """The lifespan of this process, where the App has one."""
+    _isolates: IsolatedProcesses | None
+    _grace: Grace
 
     @contextmanager
     def around(self) -> Iterator[bool]:

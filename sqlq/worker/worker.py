@@ -44,11 +44,11 @@ from sqlq.worker.background import STARTED_BEFORE, Background
 from sqlq.worker.claim import Claimer, Intake
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
+from sqlq.worker.loop import Outage, begins
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import Follow, SchemaWatch
 from sqlq.worker.options import AppParts, WorkerOptions
-from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
@@ -144,8 +144,8 @@ class Worker(Background):
             app.tasks,
             self._progress,
             own_lifespan,
-            has_isolates=isolates is not None,
-            all_isolated=options.isolate,
+            isolates is not None,
+            options.isolate,
         )
         self._claimer = Claimer(*(database, self.id, options), tasks=app.tasks, newest_first=app.newest_first)
         follow = Follow(
@@ -402,13 +402,9 @@ class Worker(Background):
             try:
                 with self._leases.claiming():  # guard: the-loop-says-that-it-claims
                     claimed = self._claim(limit, quiet)
-            except AWAY as error:
-                self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
-                self._grace.stopping.wait(outage.met(error))
-                continue
             except Exception as error:
-                self._bounds.cannot_look()
-                self._grace.stopping.wait(outage.failed(error))
+                self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
+                self._grace.stopping.wait(outage.wait_after(error))
                 continue
             outage.over(wrote=claimed > 0)
             self._bounds.looked()

@@ -1596,7 +1596,7 @@ class TestGrants:
     def test_a_workers_role_may_run_every_service(self, roles: tuple[Engine, dict[str, str]]) -> None:
         """A drain ends before some services. Each is run twice, since some begin with a wait."""
         with closing(sqlq.App(roles[1]["shop_worker"])) as app:
-            services = [service for _, _, service, _ in app.worker()._maintenance._due]
+            services = list(app.worker()._maintenance._due)
             assert {type(service).__name__ for service in services} > {"Rescue", "Prune"}
             for service in services * 2:
                 service.run()

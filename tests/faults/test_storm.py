@@ -24,7 +24,7 @@ from sqlq.database.mariadb.dialect import LOCK_WAIT_SECONDS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from sqlq.worker.outage import OFTEN
+from sqlq.worker.loop import OFTEN
 from sqlq.worker.settle.settle import Settler
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT

@@ -98,7 +98,7 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     service = services.Rescue(
         app.database, LEASE_MS, tell, lambda: None, looked_at=lambda: NOBODY if somebody_looks else -NOBODY
     )
-    service.is_called = somebody_looks
+    service.calls += somebody_looks
     waits: list[float] = []
     while not waits or waits[-1] < RHYTHM:
         waits.append(service.run())

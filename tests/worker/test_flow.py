@@ -13,9 +13,11 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
+from sqlq.config.durations import milliseconds
 from sqlq.store.jobs import prune as pruning
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
+from sqlq.worker.options import SETTINGS
 from sqlq.worker.wait import wake
 from tests.kit import NOW, drain, for_each, span, working
 from tests.waiting import wait_until
@@ -237,12 +239,12 @@ def test_a_resting_worker_releases_jobs_that_it_cannot_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held all jobs there were, found no more, and rested: nothing called it."""
-    monkeypatch.setattr("sqlq.worker.claim.AHEAD_SECONDS", 60.0)
+    monkeypatch.setitem(SETTINGS, "ahead", milliseconds)
     release = threading.Event()
     quick = app.task(name="quick")(lambda: None)
     slow = app.task(name="slow")(lambda: release.wait(120))
     app.enqueue_many([quick.new() for _ in range(300)] + [slow.new() for _ in range(10)])
-    with working(app, concurrency=2):
+    with working(app, concurrency=2, ahead="60s"):
         wait_until(
             lambda: len(app.jobs.list(state="running", limit=400)) == 10, what="all of them being held"
         )

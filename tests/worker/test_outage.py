@@ -18,10 +18,10 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 import sqlq
 from sqlq.database.timeouts import waits_while
 from sqlq.store.workers import notify
-from sqlq.worker import outage as outages
+from sqlq.worker import loop as loops
+from sqlq.worker.loop import Outage
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import SchemaWatch, Service
-from sqlq.worker.outage import Outage
 from sqlq.worker.settle.after import tell_idle
 from tests.conftest import SERVERS
 
@@ -31,7 +31,7 @@ on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 @pytest.fixture(autouse=True)
 def outages_end() -> Iterator[None]:
     yield
-    outages._troubles.clear()
+    loops._troubles.clear()
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_two_databases_have_each_their_own_outage(
 
 def test_the_services_of_a_worker_share_the_outage_of_its_database(app: sqlq.App) -> None:
     worker = app.worker()
-    outages_of = {outage._shared for *_, outage in worker._maintenance._due}
+    outages_of = {outage._shared for outage in worker._maintenance._outages.values()}
     assert outages_of == {Outage("claiming", app.database)._shared}
 
 

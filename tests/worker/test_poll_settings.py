@@ -132,9 +132,9 @@ def test_a_claim_brings_no_more_than_its_batch(app: sqlq.App) -> None:
     assert taken == [3, 3, 3, 1]
 
 
-@pytest.mark.parametrize(("ahead_ms", "wanted"), [(None, 105), (50, 55), (0, 5)])
+@pytest.mark.parametrize(("ahead_ms", "wanted"), [(100, 105), (50, 55), (0, 5)])
 def test_a_worker_wants_as_many_as_start_within_its_time(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, ahead_ms: int | None, wanted: int
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, wanted: int
 ) -> None:
     monkeypatch.setattr(claim.Pace, "measure", lambda self, ended, busy_seconds: 1_000.0)
     claimer = Claimer(app.database, "me", WorkerOptions(("default",), 5, 30_000, ahead_ms=ahead_ms))

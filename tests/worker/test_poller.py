@@ -370,7 +370,7 @@ def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
     rhythm = RESCUE_MS / 1000 * services.SHORTEST_RHYTHM
     assert service.run() >= rhythm
     assert noted.turns == 0
-    service.is_called = True
+    service.calls += 1
     noted.wait = 0.0  # there is more to do
     assert service.run() == 0.0
     noted.wait = None

@@ -261,15 +261,16 @@ class Attempt:
 
     def labels(self) -> dict[str, object]:
         """Return the fields that name this job and attempt in a log line."""
-        names: dict[str, object] = {
+        labels: dict[str, object] = {
             "job_id": self.id,
             "task": self.task,
             "queue": self.queue,
             "attempt": self.claimed.attempts,
+            "trace_id": self.trace_id,
+            "span_id": self.span_id,
+            "label": self.label,
         }
-        if self.trace_id is not None:
-            names |= {"trace_id": self.trace_id, "span_id": self.span_id}
-        return names if self.claimed.label is None else {**names, "label": self.label}
+        return {name: label for name, label in labels.items() if label is not None}
 
     def log(self, level: int, event: str, text: str, *values: object, exc_info: bool = False) -> None:
         """Write a line about this job to the log."""

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlq.errors import SqlqError
@@ -45,16 +46,16 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
             log.error("the lifespan %s failed when it was left", scope.name, exc_info=error)
 
 
+@dataclass(eq=False)
 class _OnLoop:
     """An asynchronous lifespan as a synchronous context manager.
 
     It lives in one asyncio task: the task that enters a task group or a cancel scope must also leave it.
     """
 
-    def __init__(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
-        self._scope = scope
-        self._run = run
-        self._fell = fell
+    _scope: Scope
+    _run: Run
+    _fell: Callable[[], None]
 
     def open(self) -> _OnLoop:
         return self

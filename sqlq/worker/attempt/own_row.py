@@ -15,6 +15,7 @@ from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
 )
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -100,11 +101,11 @@ def steps_in(text: str | None) -> dict[str, Any] | None:
     return dict(found) if isinstance(found, dict) else None
 
 
+@dataclass(eq=False)
 class OwnRow:
     """The row of the job that a handler runs."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
+    attempt: Attempt
 
     @property
     def cursor(self) -> str | None:

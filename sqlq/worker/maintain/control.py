@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any
@@ -29,10 +30,10 @@ from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
 from sqlq.worker.ipc.parent import Handlers, NoParent
+from sqlq.worker.loop import Outage, passing_over
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import Outage, passed_over
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.stop import Grace
 from sqlq.worker.wait.wake import Wake
@@ -45,13 +46,27 @@ PAUSES = "paused: this worker claims nothing until it is resumed; what runs goes
 RESUMES = "resumed: this worker claims again"
 
 
+@dataclass(eq=False)
 class Control:
     """The row of one worker, and the requests of operators to it. As a service it writes the worker's state,
     when that has changed, and looks for jobs to cancel, when there are some."""
 
+    _database: Database
+    _worker: str
+    _options: WorkerOptions
+    _wake: Wake
+    _grace: Grace
+    _schema: version.Watch
+    _supervision: NoParent
+    _retire: Callable[..., None]
+    """Ends the worker when its running jobs have ended. Its `replace` decides whether another takes its
+    place."""
+
     doing = "writing the state of this worker"
-    leases: Leases
+    leases: Leases = field(init=False)
     """The jobs that may be cancelled."""
+    _last: tuple[Any, Any] = (None, None)
+    _state = _said = STARTING
     maintenance: Maintenance | None = None
     """The loop that runs it, once there is one."""
 
@@ -63,30 +78,6 @@ class Control:
     _signed_off = False
     _has_cancels = False
     """Whether jobs of this worker are to be cancelled."""
-
-    def __init__(
-        self,
-        database: Database,
-        worker: str,
-        options: WorkerOptions,
-        wake: Wake,
-        grace: Grace,
-        schema: version.Watch,
-        supervision: NoParent,
-        retire: Callable[..., None],
-    ) -> None:
-        """`retire` ends the worker when its running jobs have ended; its `replace` decides whether another
-        takes its place."""
-        self._database = database
-        self._worker = worker
-        self._options = options
-        self._wake = wake
-        self._grace = grace
-        self._schema = schema
-        self._supervision = supervision
-        self._retire = retire
-        self._last: tuple[Any, Any] = (None, None)
-        self._state = self._said = STARTING
 
     @property
     def is_paused(self) -> bool:
@@ -107,10 +98,8 @@ class Control:
         """Write that the worker claims no more and ends after its running jobs. Does nothing where the
         database is away."""
         self._state = STOPPING
-        try:
+        with passing_over("could not say that this worker stops"):
             self.write()
-        except Exception as error:
-            passed_over("could not say that this worker stops", error)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -186,15 +175,12 @@ class Control:
         if commits is None or commits == self._commits or monotonic() < self._look_at:
             return
         self._look_at = monotonic() + LOOK_SECONDS
-        try:
+        # for example, every connection of the pool may be in use; guard: no-look-ends-the-worker
+        with passing_over("what operators want could not be read; trying again"):
             with self._database.read() as conn:
                 wanted = workers.read(conn, self._worker)
-        # for example, every connection of the pool is in use
-        except Exception as error:  # guard: no-look-ends-the-worker
-            passed_over("what operators want could not be read; trying again", error)
-            return
-        self._commits = commits
-        self.heed(wanted)
+            self._commits = commits
+            self.heed(wanted)
 
     # -- the state in its row --------------------------------------------------------------------------------
 
@@ -295,8 +281,6 @@ class Control:
         if self._signed_off or not self._grace.patience():
             return
         self._signed_off = True
-        try:
-            with self._database.begin() as conn:
-                workers.leave(conn, self._worker)
-        except Exception as error:  # guard: a-stop-needs-no-database
-            passed_over("could not sign off", error)
+        # guard: a-stop-needs-no-database
+        with passing_over("could not sign off"), self._database.begin() as conn:
+            workers.leave(conn, self._worker)

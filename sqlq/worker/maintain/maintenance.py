@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import is_
 from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
 from sqlq.store.workers.look import Look
-from sqlq.worker.loop import Loop
+from sqlq.worker.loop import AWAY, Loop, Outage
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
@@ -29,7 +26,6 @@ from sqlq.worker.maintain.services import (
     jittered,
 )
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.wait.poller import LastLook
 
@@ -56,16 +52,11 @@ class ServiceLoop(Loop):
         the `database`."""
         super().__init__("sqlq-maintenance", Outage("the maintenance", database, quiet=quiet))
         self._shared, self._others_do = shared, others_do
-        order = itertools.count()
-        self._due = [
-            (
-                monotonic(),
-                next(order),
-                service,
-                Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue)),
-            )
+        self._outages = {
+            service: Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue))
             for service in (*services, *shared)
-        ]
+        }
+        self._due = dict.fromkeys(self._outages, monotonic())
         self._serving = threading.Lock()
 
     def call(self, service: Service) -> None:
@@ -75,7 +66,8 @@ class ServiceLoop(Loop):
     def at(self, service: Service, due_at: float) -> None:
         """Run a service at a time of the monotonic clock, unless it is due before; any thread may call
         this."""
-        self._put(partial(is_, service), due_at)
+        with self._lock:
+            self._due[service] = min(due_at, self._due[service])
         self.wake()
 
     def await_turn(self) -> None:
@@ -84,11 +76,11 @@ class ServiceLoop(Loop):
             self._serving.release()
 
     def _turn(self) -> float:
-        due_at, _, service, outage = self._due[0]
-        if monotonic() >= due_at:
-            self._put(partial(is_, service), NEVER, sooner=False)  # a call during its turn comes after this
-            self.at(service, monotonic() + self._serve(service, outage))
-        return self._due[0][0] - monotonic()
+        service = min(self._due, key=self._due.__getitem__)
+        if monotonic() >= self._due[service]:
+            self._due[service] = NEVER  # a call during its turn comes after this
+            self.at(service, monotonic() + self._serve(service, self._outages[service]))
+        return min(self._due.values()) - monotonic()
 
     def _serve(self, service: Service, outage: Outage) -> float:
         """Run a service; return in how many seconds it is due again."""
@@ -103,7 +95,9 @@ class ServiceLoop(Loop):
             # nothing; a watch that hastened itself would query without a pause.
             # guard: who-watches-does-not-hasten-itself
             if is_refused(error) and not isinstance(service, SchemaWatch):
-                self._put(lambda other: isinstance(other, SchemaWatch), monotonic())
+                for watch in self._due:
+                    if isinstance(watch, SchemaWatch):
+                        self.call(watch)
             return outage.met(error)
         except Exception as error:
             return max(FAILED_SECONDS, outage.failed(error))
@@ -112,14 +106,6 @@ class ServiceLoop(Loop):
         else:
             outage.forget()
         return wait
-
-    def _put(self, which: Callable[[Service], bool], due_at: float, *, sooner: bool = True) -> None:
-        """Set when services are due; with `sooner` none becomes due later than it was."""
-        with self._lock:
-            self._due = sorted(
-                (min(due_at, entry[0]) if sooner else due_at, *entry[1:]) if which(entry[2]) else entry
-                for entry in self._due
-            )
 
 
 class Maintenance(ServiceLoop):
@@ -169,7 +155,7 @@ class Maintenance(ServiceLoop):
             (look.limited, self._admit),
         ):
             if is_found:
-                service.is_called = True  # guard: a-look-calls-to-services
+                service.calls += 1  # guard: a-look-calls-to-services
                 self.call(service)
         if look.tick_ms is not None:
             due_at = at + look.tick_ms / 1000

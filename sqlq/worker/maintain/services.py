@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import Protocol
@@ -71,8 +72,8 @@ class PolledService:
     """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
     rhythm."""
 
-    is_called = False
-    """Whether there is work."""
+    calls = _answered = 0
+    """How often a poller has found work, and how many of these times it was done."""
 
     def __init__(self, looked_at: Callable[[], float], every: float | None = None) -> None:
         """`looked_at` returns the time of the last look, by the monotonic clock."""
@@ -82,16 +83,13 @@ class PolledService:
     def run(self) -> float:
         has_poller = monotonic() - self._looked_at() < 2 * self._every
         # guard: the-poller-asks-for-maintenance
-        if has_poller and not self.is_called:
+        if has_poller and self.calls == self._answered:
             return jittered(self._every)
-        was_called, self.is_called = self.is_called, False
-        try:
-            wait = self.turn()
-        except BaseException:
-            self.is_called = self.is_called or was_called  # a look may have called it in between
-            raise
-        self.is_called = self.is_called or wait is not None
-        return jittered(self._every) if wait is None else wait
+        calls = self.calls
+        if (wait := self.turn()) is not None:
+            return wait
+        self._answered = calls  # a look may have called it in between
+        return jittered(self._every)
 
     def turn(self) -> float | None:
         """Do one turn; return in how many seconds the next is due, None where nothing is left."""
@@ -194,14 +192,14 @@ class Prune:
         return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
 
+@dataclass(eq=False)
 class Sweep:
     """Deletes the rows of workers that fell silent a day ago, and keys of limits unused for a month. One
     batch a turn."""
 
-    doing = "sweeping out workers and keys of limits"
+    _database: Database
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    doing = "sweeping out workers and keys of limits"
 
     def run(self) -> float:
         began = monotonic()
@@ -211,6 +209,7 @@ class Sweep:
         return at_once(self._database, began) if forgotten == PRUNE_BATCH else jittered(SWEEP_SECONDS)
 
 
+@dataclass(eq=False)
 class Unblock:
     """Unblocks the steps that a dead process has left blocked. Every few seconds it looks at the steps after
     jobs that ended lately. Now and then it looks at all steps, for at most a fiftieth of the time.
@@ -218,16 +217,16 @@ class Unblock:
     Without flows it only looks for some once a minute.
     """
 
+    _database: Database
+    _freed: Callable[[], None]
+    """Called when there are new jobs to claim."""
+
     doing = "sweeping for jobs to unblock"
 
     is_in_use = False
     _place: unblock.FlowPosition | None = None
     """Where the sweep over all steps goes on; None between two of them."""
     _all_at = _recent_at = -inf
-
-    def __init__(self, database: Database, freed: Callable[[], None]) -> None:
-        self._database = database
-        self._freed = freed
 
     def run(self) -> float:
         claims = self._database.for_claims
@@ -285,19 +284,17 @@ class Admit(PolledService):
         return rest if goes_on or rest > self._every else None
 
 
+@dataclass(eq=False)
 class SchemaWatch:
     """Checks whether a migration has left this sqlq behind."""
+
+    _database: Database
+    _watch: version.Watch
+    _left_behind: Callable[[SchemaVersionError], None]
 
     doing = "looking at the tables"
 
     _seen = False
-
-    def __init__(
-        self, database: Database, watch: version.Watch, left_behind: Callable[[SchemaVersionError], None]
-    ) -> None:
-        self._database = database
-        self._watch = watch
-        self._left_behind = left_behind
 
     def run(self) -> float:
         if self._seen:  # else the worker has looked just now, as it entered
@@ -424,16 +421,16 @@ class Follow:
         return UNCALLED_SECONDS
 
 
+@dataclass(eq=False)
 class EndPauses:
     """Resumes queues that were paused until a time, when that has come. Any number of hosts may do so."""
+
+    _database: Database
+    _ended: Callable[[list[str]], None]
 
     doing = "ending pauses"
 
     _due_at = NEVER
-
-    def __init__(self, database: Database, ended: Callable[[list[str]], None]) -> None:
-        self._database = database
-        self._ended = ended
 
     def expect(self, pause_ms: float) -> float:
         """Note that the next pause ends in so many milliseconds. Return that time by the monotonic clock."""

@@ -74,13 +74,12 @@ def hear(event: JobEvent) -> None:
         "queue": event.queue,
         "attempt": event.attempt,
         "event": event.name,
+        "label": event.label,
+        "trace_id": event.trace_id,
+        "span_id": event.span_id,
+        "duration_ms": None if event.seconds is None else round(event.seconds * 1000, 1),
     }
-    if event.label is not None:
-        fields["label"] = event.label
-    if event.trace_id is not None:
-        fields |= {"trace_id": event.trace_id, "span_id": event.span_id}
-    if event.seconds is not None:
-        fields["duration_ms"] = round(event.seconds * 1000, 1)
+    fields = {name: field for name, field in fields.items() if field is not None}
     shown = event.name == "failed" or (event.name == "retried" and log.isEnabledFor(logging.DEBUG))
     # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if shown and event.reason not in NEVER_BEGAN else None

@@ -231,7 +231,7 @@ class Executor:
                 # waits for the worker
                 context = contextvars.Context()  # guard: a-context-of-no-caller
                 loop = self._event_loop()
-                loop.call_soon_threadsafe(self._spawn, loop, job, context=context)
+                loop.call_soon_threadsafe(self._spawn, loop, context, job, context=context)
             else:
                 self._ensure_threads()
                 self._handed_over.put(job)
@@ -294,10 +294,9 @@ class Executor:
         if isolates is not None:
             self._tell(job)
             try:
-                outcome = isolates.execute(job)
+                return isolates.execute(job)
             except BaseException as error:  # guard: a-slot-outlives-its-isolate
-                outcome = raised(job, error)
-            return outcome
+                return raised(job, error)
         return execute(job, self._tell, self.run_coroutine)
 
     # -- the event loop --------------------------------------------------------------------------------------
@@ -359,10 +358,7 @@ class Executor:
         self._event_loop().call_soon_threadsafe(spawn)
         return done.result()
 
-    def _spawn(self, loop: asyncio.AbstractEventLoop, job: Attempt) -> None:
-        self._spawn_in(loop, contextvars.copy_context(), job)
-
-    def _spawn_in(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, job: Attempt) -> None:
+    def _spawn(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, job: Attempt) -> None:
         """Run a job in an asyncio task of its own, which a cancel of the job cancels. It has a copy of the
         context, so the next job does not see its changes."""
         run = self._run_on_loop(loop, context, job)
@@ -376,7 +372,7 @@ class Executor:
         outcome = await aexecute(job, self._tell) if job.is_trusted() else given_back(job.claimed)
         self._done(job, outcome)
         if (following := self._next(job, on_loop=True)) is not None:
-            self._spawn_in(loop, context, following)
+            self._spawn(loop, context, following)
         del self._tasks[job]
 
     def close(self) -> None:

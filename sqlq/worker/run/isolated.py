@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from sqlq.database.batch import Right
-from sqlq.errors import WorkerLostError
 from sqlq.model.job import Progress
 from sqlq.model.middleware import Scope
 from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Outcome, SelfCompleted
@@ -288,8 +287,7 @@ class IsolatedProcesses:
             return Cancelled(ON_REQUEST)
         if running.asked_to_stop or closed:
             return broken_off(running.claimed)
-        name = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
-        lost = ErrorText(name, f"the process of its own in which this job ran {how}")
+        lost = ErrorText("sqlq.errors.WorkerLostError", f"the process of its own in which this job ran {how}")
         # its row counts no loss for it: the worker lives
         losses = max(running.claimed.losses, running.claimed.attempts - 1)
         wait_ms = wait_after_loss_ms(losses)  # guard: a-process-that-dies-again-waits

@@ -22,8 +22,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.ipc.shared_memory import READS, SharedMemory
-from sqlq.worker.loop import Loop
-from sqlq.worker.outage import AWAY, Outage, passed_over
+from sqlq.worker.loop import AWAY, Loop, Outage, passing_over
 from sqlq.worker.report.reporter import Reporter
 
 log = logging.getLogger("sqlq.worker")
@@ -124,10 +123,9 @@ class Leases(Loop):
         have used up the lease."""
         # guard: late-rows-are-started
         if monotonic() > trusted_until - self._every:
-            try:
+            # the jobs must be started all the same
+            with passing_over("what has just been claimed could not be renewed"):
                 self.beat()
-            except Exception as error:  # the jobs must be started all the same
-                passed_over("what has just been claimed could not be renewed", error)
 
     def __len__(self) -> int:
         return len(self._held)

@@ -18,8 +18,7 @@ from sqlq.errors import MissingFileError
 from sqlq.store.flows import unblock
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
-from sqlq.worker.loop import Gatherer
-from sqlq.worker.outage import passed_over
+from sqlq.worker.loop import Gatherer, passing_over
 
 log = logging.getLogger("sqlq.worker")
 
@@ -82,10 +81,8 @@ class Unblocker(Gatherer[int]):
 def tell_idle(database: Database) -> None:
     """Have idle workers look at once. Without this they would within a second."""
     if database.dialect.notifies:
-        try:
+        with passing_over("a hint to idle workers was not sent"):
             notify.notify(database)
-        except Exception as error:
-            passed_over("a hint to idle workers was not sent", error)
 
 
 POLL_SECONDS = POLL_MS / 1000

@@ -41,8 +41,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
-from sqlq.worker.loop import Gatherer
-from sqlq.worker.outage import OFTEN, SAY_EVERY_SECONDS
+from sqlq.worker.loop import OFTEN, SAY_EVERY_SECONDS, Gatherer
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.settle.after import AfterSettling, tell_idle
@@ -69,9 +68,6 @@ class Tally:
     lost: int = 0
 
     def count(self, outcome: Outcome) -> None:
-        if type(outcome) is Completed:
-            self.completed += 1
-            return
         name = type(outcome).__name__.lower()
         setattr(self, name, getattr(self, name) + 1)
 

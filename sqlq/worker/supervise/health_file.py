@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -33,14 +34,14 @@ def touch(file: Path) -> None:
         os.utime(fd)
 
 
+@dataclass(eq=False)
 class HealthFile:
     """Keeps a health file young."""
 
+    _file: Path
+
     _touch_at = 0.0
     _untouchable = False
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
 
     def tick(self, *, is_well: bool) -> None:
         """Touch the file, once a second, while all is well."""

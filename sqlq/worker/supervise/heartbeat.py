@@ -29,9 +29,8 @@ from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
-from sqlq.worker.loop import Loop
+from sqlq.worker.loop import Loop, Outage
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
-from sqlq.worker.outage import Outage
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
@@ -194,14 +193,12 @@ class Heartbeat(Loop):
         return longest * random.uniform(0.5, 1.0)
 
     def _beat(self) -> None:
-        database = self._database
-        assert database is not None
         with self._lock:
             kept = dict(self._kept)
         if not kept:
             return
         sent_at = monotonic()
-        with database.single_statements() as conn:
+        with self.database.single_statements() as conn:
             # guard: supervisor-renews
             entered, renewed = workers.stand_in(conn, kept, lease_ms=self._lease_ms)
         for worker, link in kept.items():

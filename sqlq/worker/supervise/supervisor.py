@@ -110,14 +110,10 @@ class Supervisor:
         self._stop_asked.set()
         self._events.put((None, None))
 
-    def pause(self) -> None:
-        """Have the children claim nothing until `resume`, those started later included. Running jobs go
+    def pause(self, *, paused: bool = True) -> None:
+        """Have the children claim nothing, those started later included, or claim again. Running jobs go
         on."""
-        self._events.put((None, {"paused": True}))
-
-    def resume(self) -> None:
-        """Have the children claim again."""
-        self._events.put((None, {"paused": False}))
+        self._events.put((None, {"paused": paused}))
 
     def kill(self) -> None:
         """Kill the children now. While `run` goes on, it gives their jobs back."""

@@ -35,9 +35,8 @@ from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.loop import STOP_SECONDS, Loop
+from sqlq.worker.loop import AWAY, STOP_SECONDS, Loop, Outage
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import AWAY, Outage
 
 log = logging.getLogger("sqlq.worker")
 
@@ -226,7 +225,8 @@ class Poller(Loop):
                         hears = self._still_hears(ear)
                     self._outage.over(wrote=False)
                     if listens and not hears:
-                        self._warn_of_deaf_pooler()
+                        why = "the URL to listen at leads through a pooler that does not carry LISTEN"
+                        self._polls(logging.WARNING, why)
                         selector.unregister(driver.fileno())
                         listens = False
                 if moment >= self._go_at:
@@ -260,21 +260,15 @@ class Poller(Loop):
         named = self._database.address is not None and self._database.address.listen_url is not None
         if named or leads_to_one_server(driver):
             return True
-        log.info(
-            "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each "
-            "%s; "
-            "to be told of them at once, name a direct connection in SQLQ_LISTEN_URL",
-            readable(self._look_seconds * 1000),
-            extra={"event": "polling"},
-        )
+        self._polls(logging.INFO, "the connection leads through a pooler, which may not carry LISTEN")
         return False
 
-    def _warn_of_deaf_pooler(self) -> None:
-        log.warning(
-            "the URL to listen at leads through a pooler that does not carry LISTEN: "
-            "looking for new jobs each %s; "
-            "name a direct connection in SQLQ_LISTEN_URL",
-            readable(self._look_seconds * 1000),
+    def _polls(self, level: int, why: str) -> None:
+        log.log(
+            level,
+            "%s: looking for new jobs each %s; to be told of them at once, name a direct connection in "
+            "SQLQ_LISTEN_URL",
+            *(why, readable(self._look_seconds * 1000)),
             extra={"event": "polling"},
         )
 
