@@ -79,28 +79,29 @@ class Grace:
 
     _until = inf
 
+    leaves_now = False
+    """Whether nothing is to be waited for any more."""
+
     def __init__(self, ms: int, pulse: Callable[[], None]) -> None:
         """The worker calls `pulse` while it waits, to show that the process is alive."""
         self._ms = ms
         self.pulse = pulse
         self.stopping = threading.Event()
         """Set when the worker is to stop."""
-        self.leaving_now = threading.Event()
-        """Set when nothing is to be waited for any more."""
 
     def stop(self, grace_ms: int | None) -> None:
         """Begin the grace time, or end it at the second call; with `grace_ms` it is no longer than that."""
         if grace_ms is not None:
             self._ms = min(grace_ms, self._ms)
         elif self.stopping.is_set():
-            self.leaving_now.set()
+            self.leaves_now = True
             self._until = min(self._until, monotonic() - LAST_SETTLES_SECONDS)
         self._until = min(self._until, monotonic() + self._ms / 1000)
         self.stopping.set()
 
     def lasts(self) -> bool:
         """Return whether the worker may still wait for its start."""
-        return not self.leaving_now.is_set() and monotonic() < self._until
+        return not self.leaves_now and monotonic() < self._until
 
     def last_wait(self) -> Callable[[], bool]:
         """Return a function that returns whether user code may still take time at the end. It may for the
@@ -111,7 +112,7 @@ class Grace:
             self.pulse()
             graceful_until = min(began + self._ms / 1000, self._until)
             until = max(began + LAST_MOMENT_SECONDS, graceful_until)
-            return not self.leaving_now.is_set() and monotonic() < until
+            return not self.leaves_now and monotonic() < until
 
         return may_wait
 

@@ -44,7 +44,7 @@ from sqlq.worker.background import STARTED_BEFORE, Background
 from sqlq.worker.claim import Claimer, Intake
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
-from sqlq.worker.loop import Outage, begins
+from sqlq.worker.loop import Outage, begins, passing_over
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import Follow, SchemaWatch
@@ -76,6 +76,8 @@ class Worker(Background):
     handler past its timeout keeps its slot until it ends."""
 
     _retiring: str | None = None
+    _has_left = False
+    """Whether outcomes come too late."""
     _claimed = 0
     _fault: SqlqError | None = None
     """Why it has stopped by itself, for `run` to raise."""
@@ -98,7 +100,7 @@ class Worker(Background):
         self._meter = self._supervision.meter(app.tasks)
         self._reporter = reporter = Reporter(app.events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
-        self._left, self._ending = threading.Event(), threading.Lock()
+        self._ending = threading.Lock()
         self._last_look = LastLook(self._supervision, options.poll_ms)
         self._wake = wake_for(database, self._last_look.is_recent, options.poll_ms)
         self._deadlines = Deadlines(self._stuck, self._supervision.beat)
@@ -156,7 +158,7 @@ class Worker(Background):
             *(database, options),
             [
                 *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
-                SchemaWatch(database, schema, self._stop_behind),
+                SchemaWatch(database, schema, self._stop_for),
                 self._control,
             ],
             reporter=reporter,
@@ -324,8 +326,8 @@ class Worker(Background):
         """Leave at once, and write no outcome. Jobs in another file may have the ids and tokens of those that
         run here."""
         why = "the database file was replaced by another one"
-        if not self._left.is_set():
-            self._left.set()
+        if not self._has_left:
+            self._has_left = True
             log.error("stopping at once: %s", why, extra={"event": "stopping"})
             self._supervision.leaving(why, replace=True)
             self.stop()
@@ -356,16 +358,14 @@ class Worker(Background):
             self._wake.hinted()
         return NEVER
 
-    def _stop_behind(self, error: SchemaVersionError) -> None:
-        """Stop in good order: a migration has left this sqlq behind."""
+    def _stop_for(self, fault: SqlqError) -> None:
+        """Stop in good order: this sqlq cannot go on, or a migration has left it behind."""
         if self._fault is None:  # the service that found it may have another turn before its thread ends
-            self._stop_for(error, "schema_changed")
-
-    def _stop_for(self, fault: SqlqError, event: str) -> None:
-        self._fault = fault
-        log.error("stopping: %s", fault, extra={"event": event})
-        if not self._grace.stopping.is_set():
-            self.stop()
+            self._fault = fault
+            event = "schema_changed" if isinstance(fault, SchemaVersionError) else "stopping"
+            log.error("stopping: %s", fault, extra={"event": event})
+            if not self._grace.stopping.is_set():
+                self.stop()
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -375,7 +375,7 @@ class Worker(Background):
         while not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse()
             if (fault := outage.fault()) is not None:
-                self._stop_for(ExecutionError(fault), "stopping")
+                self._stop_for(ExecutionError(fault))
                 return
             if (why := self._bounds.is_too_large()) is not None:
                 self._retire(why)
@@ -463,11 +463,9 @@ class Worker(Background):
 
     def _close_idle_connections(self) -> None:
         """Close connections that a busy time has left open: all workers together would have many."""
-        try:
+        with passing_over("idle connections could not be closed"):
             self._app.database.close_idle()
             self._database.close_idle(more_than=1)
-        except Exception:
-            log.exception("idle connections could not be closed")
 
     def _room(self) -> int:
         """Return how many jobs to claim; 0 after having waited shortly for room."""
@@ -526,7 +524,7 @@ class Worker(Background):
                 return
             job.ended = True
         self._deadlines.forget([job.right])
-        if not self._left.is_set():
+        if not self._has_left:
             self._settler.settle(job, outcome)
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -542,13 +540,13 @@ class Worker(Background):
             # its database may take long, and is not waited for
             begins(threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True))
         self._grace.await_running(self._executors)
-        if not self._grace.leaving_now.is_set():
+        if not self._grace.leaves_now:
             self._executors.release_running()
             self._settler.finish(self._grace.patience)
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)
             self._control.sign_off()
-        self._left.set()  # outcomes from here on come too late
+        self._has_left = True  # outcomes from here on come too late
         for part in (self._settler, self._unblocker, self._admissions, self._progress):
             part.close(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open

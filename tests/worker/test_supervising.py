@@ -35,7 +35,7 @@ from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.run.isolated import IsolatedProcesses
-from sqlq.worker.supervise import watchdog
+from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
@@ -543,7 +543,7 @@ def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
 def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example the machine slept: then no child could give a sign of life."""
     now, killed = [100.0], list[int]()
-    monkeypatch.setattr(watchdog, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supervisor, "monotonic", lambda: now[0])
     child: Any = SimpleNamespace(
         worker="w",
         leaving=False,
@@ -556,12 +556,12 @@ def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: 
         process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)),
     )
     heartbeat: Any = SimpleNamespace(worker_stuck=lambda worker, stuck: None)
-    dog = watchdog.Watchdog(heartbeat, start_ms=60_000, stuck_ms=600_000)
+    dog = supervisor.Watchdog(heartbeat, start_ms=60_000, stuck_ms=600_000)
     dog.look([child], wanted=1)
     now[0] += 3_600
     dog.look([child], wanted=1)
     assert not killed
-    for _ in range(int(watchdog.SILENT_SECONDS)):
+    for _ in range(int(supervisor.SILENT_SECONDS)):
         now[0] += 1
         dog.look([child], wanted=1)
     assert killed == [1]

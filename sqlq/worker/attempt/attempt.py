@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.errors import ConfigurationError
 from sqlq.model.flow import AnyFlow, Growth, Plan
 from sqlq.model.job import ClaimedJob, Progress
 from sqlq.payload.encryption import Encryption
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq.worker")
 
 
-def _no_plan(flow: AnyFlow) -> Plan:
-    raise ConfigurationError("no App plans this flow")
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The place of a job: its database, the tasks of its App, and how that App plans the steps of flows."""
@@ -44,7 +39,7 @@ class Target:
     encryption: Encryption | None = None
     schema: str | None = None
     tasks: Mapping[str, Task[..., Any]] = field(default_factory=dict)
-    plan: Callable[[AnyFlow], Plan] = _no_plan
+    plan: Callable[[AnyFlow], Plan] | None = None
 
 
 NOWHERE = Target()

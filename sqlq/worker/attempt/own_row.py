@@ -175,6 +175,7 @@ class OwnRow:
         if attempt.growth is None or not attempt.growth.steps:
             return
         assert attempt.claimed.flow_id is not None
+        assert attempt.target.plan is not None
         grown = attempt.target.plan(attempt.growth)
         if (encryption := attempt.target.encryption) is not None:
             encrypted = [job.sealed_by(encryption) for job in grown.jobs]

@@ -42,7 +42,7 @@ _SENT: dict[str, type[Any]] = {
 class Pipe:
     """One end of a socket pair. Any thread may send; one thread receives."""
 
-    _ignored = 0
+    _has_warned = False
 
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(None)  # the App may have called socket.setdefaulttimeout; guard: pipes-have-no-timeout
@@ -121,9 +121,9 @@ class Pipe:
                 return message
             if strictly:  # guard: what-an-isolate-says-can-be-read
                 raise ValueError("a word that is no message")
-            if not self._ignored:  # the first of them is logged
+            if not self._has_warned:  # the first of them is logged
+                self._has_warned = True
                 log.warning("another process of this worker says what is no message: it is ignored")
-            self._ignored += 1
 
     def has_word(self) -> bool:
         """Return whether a message has come that was not received yet, or the other side is gone."""

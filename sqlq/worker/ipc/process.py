@@ -13,6 +13,7 @@ from typing import TypeAlias
 from weakref import WeakSet
 
 from sqlq.database.batch import Right
+from sqlq.store.workers.workers import Request
 from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
@@ -96,6 +97,8 @@ class Child(Process):
     """The last sign of life, and `sign_at` when it was first seen, by the clock of the watchdog."""
     sign_at: float | None = None
     is_silent = False
+    request: Request | None = None
+    """The last request of an operator that was sent to it."""
     stuck: tuple[str, set[Right]] | None = None
     """Why it was killed, and the jobs it ran past their timeouts."""
     all_paused: bool | None = None

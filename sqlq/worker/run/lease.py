@@ -41,7 +41,7 @@ class Leases(Loop):
     The leases of jobs still held at the end run out, and the worker that rescues them takes over.
     """
 
-    _renewed_for_us_at = _UNSUPERVISED
+    _renewed_for_us_at = -inf
     _doubts: set[Right] | None = None
     """The rights to release, after a renewal by the supervisor that this worker has to check."""
     _claims_begun = _claims_ended = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sqlq.database.database import Database
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.pauses import ALL
-from sqlq.store.workers.workers import Request, Wanted
+from sqlq.store.workers.workers import Wanted
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.options import WorkerOptions
@@ -45,8 +45,6 @@ class Dispatcher:
         self._children = children
         self._heartbeat = heartbeat
         self._lock = threading.RLock()
-        self._requests: dict[str, Request] = {}
-        """The last request that was sent to each worker."""
 
     def begin(self, facts: Facts) -> None:
         """Begin for the database of the first worker that is ready; later calls do nothing."""
@@ -141,12 +139,11 @@ class Dispatcher:
 
     def _relay(self, wanted: Wanted) -> None:
         """Send each worker the new requests of operators to it."""
-        children = {child.worker: child for child in self._children() if child.worker is not None}
-        self._requests = {id: known for id, known in self._requests.items() if id in children}
-        for request in wanted.requests:
-            child = children.get(request.worker)
-            if child is not None and request != self._requests.get(request.worker):
-                self._requests[request.worker] = request
+        requests = {request.worker: request for request in wanted.requests}
+        for child in self._children():
+            request = requests.get(child.worker or "")
+            if request is not None and request != child.request:
+                child.request = request
                 child.link.offer(request=list(request))
         self._pause_all(paused=wanted.all_paused)
 
