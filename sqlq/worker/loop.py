@@ -256,7 +256,7 @@ class Loop:
 
     def _run(self) -> None:
         wait = 0.0
-        while True:
+        while not self._is_over():
             self._woken.wait(wait)
             self._woken.clear()
             if self._is_over():
