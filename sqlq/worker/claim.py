@@ -6,7 +6,6 @@ measured pace. So another worker finds its share."""
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
+from sqlq.worker.log import log
 from sqlq.worker.options import WorkerOptions
 
 MEASURE_SECONDS = 0.01
@@ -297,9 +297,6 @@ class Claimer:
         self.next_due = monotonic() + min(later) / 1000 if later else inf
         order = self._fixed or found
         return [name for name in order if found.get(name, 1) <= 0]
-
-
-log = logging.getLogger("sqlq.worker")
 
 
 @dataclass(eq=False)

@@ -20,10 +20,10 @@ from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes, was_rolled_back
 from sqlq.errors import MissingFileError, SchemaVersionError, SqlqError
+from sqlq.worker.log import log
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """The loops of a worker wait these out: the database does not answer, or its file was moved."""
-log = logging.getLogger("sqlq.worker")
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
 """The longest wait, and a connection attempt that is given up, leave a worker back at work within five
@@ -155,7 +155,7 @@ class Outage:
                 log.warning(
                     "the database %s (while %s: %s); trying again until it does",
                     *(trouble, self._doing, refusal(error)),
-                    extra={"event": "database_away"},
+                    event="database_away",
                 )
 
     def _speak_of_refusal(self, error: BaseException) -> None:
@@ -166,7 +166,7 @@ class Outage:
                 log.error(
                     "the database refuses what %s needs: %s%s; trying again once it is mended",
                     *(self._doing, refusal(error), f"; {grant}" if grant else ""),
-                    extra={"event": "database_refuses"},
+                    event="database_refuses",
                 )
 
     def _is_to_be_said(self, trouble: str) -> bool:
@@ -197,9 +197,7 @@ class Outage:
                 self._shared.since = None
                 self._shared.number += 1
                 self._shared.said_at.clear()
-                log.warning(
-                    "the database is back after %s", readable(away_ms), extra={"event": "database_back"}
-                )
+                log.warning("the database is back after %s", readable(away_ms), event="database_back")
 
 
 LOOK_SECONDS = 0.1

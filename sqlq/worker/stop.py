@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -21,6 +20,7 @@ from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.ipc.pipe import handle_here
+from sqlq.worker.log import log
 from sqlq.worker.loop import begins
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.executor import Executor
@@ -28,7 +28,6 @@ from sqlq.worker.run.executor import Executor
 if TYPE_CHECKING:
     from sqlq.worker.run.isolated import IsolatedProcesses
 
-log = logging.getLogger("sqlq.worker")
 
 LAST_SETTLES_SECONDS = 4.0
 """How long after the grace time outcomes may still be written."""
@@ -137,7 +136,7 @@ class Grace:
             if self.stopping.is_set() and running and not is_told:
                 is_told = True
                 grace = readable(self._ms)
-                log.info("waiting up to %s for what runs (%d)", grace, running, extra={"event": "stopping"})
+                log.info("waiting up to %s for what runs (%d)", grace, running, event="stopping")
             if executors.wait_idle(min(self._until - monotonic(), 0.1)):
                 return
             if not self.stopping.is_set() and all(job.timed_out for job in executors.running()):

@@ -44,6 +44,7 @@ from sqlq.worker.background import STARTED_BEFORE, Background
 from sqlq.worker.claim import Claimer, Intake
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
+from sqlq.worker.log import log
 from sqlq.worker.loop import Outage, begins, passing_over
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
@@ -58,8 +59,6 @@ from sqlq.worker.settle.settle import Settler, Tally
 from sqlq.worker.stop import Bounds, Grace, Lifespans, stopped_by_signals
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
-
-log = logging.getLogger("sqlq.worker")
 
 BACKLOG_SECONDS = 0.005
 LOOK_SECONDS = 0.1
@@ -328,7 +327,7 @@ class Worker(Background):
         why = "the database file was replaced by another one"
         if not self._has_left:
             self._has_left = True
-            log.error("stopping at once: %s", why, extra={"event": "stopping"})
+            log.error("stopping at once: %s", why, event="stopping")
             self._supervision.leaving(why, replace=True)
             self.stop()
             self.stop()
@@ -363,7 +362,7 @@ class Worker(Background):
         if self._fault is None:  # the service that found it may have another turn before its thread ends
             self._fault = fault
             event = "schema_changed" if isinstance(fault, SchemaVersionError) else "stopping"
-            log.error("stopping: %s", fault, extra={"event": event})
+            log.error("stopping: %s", fault, event=event)
             if not self._grace.stopping.is_set():
                 self.stop()
 

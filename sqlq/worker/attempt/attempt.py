@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,15 +18,13 @@ from sqlq.model.job import ClaimedJob, Progress
 from sqlq.payload.encryption import Encryption
 from sqlq.store.flows.flows import Before
 from sqlq.store.jobs.lease import Note
+from sqlq.worker.log import log
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from sqlq.model.task import Task
     from sqlq.payload.codec import Arguments
-
-
-log = logging.getLogger("sqlq.worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +251,9 @@ class Attempt:
         ended = now if started is None else started + timedelta(seconds=seconds)
         return now - timedelta(seconds=clock - self.claimed_at), started, ended
 
-    def labels(self) -> dict[str, object]:
+    def labels(self) -> dict[str, Any]:
         """Return the fields that name this job and attempt in a log line."""
-        labels: dict[str, object] = {
+        labels = {
             "job_id": self.id,
             "task": self.task,
             "queue": self.queue,
@@ -269,5 +266,5 @@ class Attempt:
 
     def log(self, level: int, event: str, text: str, *values: object, exc_info: bool = False) -> None:
         """Write a line about this job to the log."""
-        fields, line = {**self.labels(), "event": event}, f"job %d: {text}"
-        log.log(level, line, self.id, *values, extra=fields, exc_info=exc_info, stacklevel=2)
+        line = f"job %d: {text}"
+        log.log(level, line, self.id, *values, **self.labels(), event=event, exc_info=exc_info, stacklevel=2)

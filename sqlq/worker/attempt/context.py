@@ -34,13 +34,13 @@ from sqlq.store.flows import flows
 from sqlq.store.flows.flows import Before
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.own_row import AD, D, OwnRow, Step, decode_cursor, encode_cursor, steps_in
+from sqlq.worker.log import log
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-log = logging.getLogger("sqlq.worker")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _current: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
@@ -104,7 +104,8 @@ def begin(attempt: Attempt) -> None:
         log.debug(
             "job %d %s (queue %s, attempt %d of %d) starts",
             *(job.id, job.task, job.queue, job.attempts, job.max_attempts),
-            extra={**attempt.labels(), "event": "begun"},
+            **attempt.labels(),
+            event="begun",
         )
 
 

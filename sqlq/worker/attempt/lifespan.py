@@ -4,7 +4,6 @@ and leaves it after the last."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,7 @@ from typing import Any
 from sqlq.errors import SqlqError
 from sqlq.model.middleware import Scope
 from sqlq.worker.attempt.call import Run
-
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.log import log
 
 LOOK_SECONDS = 0.1
 

@@ -8,7 +8,6 @@ the cursor holds the cursor of each.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -46,6 +45,7 @@ from sqlq.store.flows import flows
 from sqlq.store.jobs import lease as leases
 from sqlq.store.jobs import settle
 from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.log import log
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from sqlq.model.task import Task
 
-log = logging.getLogger("sqlq.worker")
 D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 
@@ -240,13 +239,11 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Com
     log.warning(
         "job %d: %s finished, but its result %s; null is stored",
         *(job.id, job.task, why),
-        extra={
-            "job_id": job.id,
-            "task": job.task,
-            "queue": job.queue,
-            "attempt": job.attempts,
-            "event": "result_dropped",
-        },
+        job_id=job.id,
+        task=job.task,
+        queue=job.queue,
+        attempt=job.attempts,
+        event="result_dropped",
     )
     return Completed(None, f"its result {why}; null is stored")
 

@@ -5,7 +5,6 @@ new progress of all jobs in one statement. Heartbeats and settles never wait for
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -17,9 +16,8 @@ from sqlq.database.database import Database
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease
 from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.log import log
 from sqlq.worker.loop import Gatherer
-
-log = logging.getLogger("sqlq.worker")
 
 EVERY_SECONDS = 1.0
 

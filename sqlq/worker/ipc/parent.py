@@ -5,7 +5,6 @@ A worker in a program of its own making (`app.worker()`) has no supervisor: `NoP
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -16,10 +15,9 @@ from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.log import log
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Meter
-
-log = logging.getLogger("sqlq.worker")
 
 ORPHANED_MS = 5_000
 """How long jobs may go on when the supervisor is gone, and no process watches."""
@@ -145,7 +143,7 @@ class Parent(NoParent):
                 log.error(
                     "the supervisor is gone: this worker stops within %s",
                     readable(ORPHANED_MS),
-                    extra={"event": "stopping"},
+                    event="stopping",
                 )
             handlers["stop"](ORPHANED_MS)  # guard: orphans-stop
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import select
 import signal
@@ -24,11 +23,11 @@ from sqlq.model.job import ClaimedJob, Progress
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, Forked
+from sqlq.worker.log import log
 
 Message = dict[str, Any]
 # the App may replace json.dumps and json.loads
 _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
-log = logging.getLogger("sqlq.worker")
 
 _SENT: dict[str, type[Any]] = {
     kind.__name__: kind

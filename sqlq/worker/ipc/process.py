@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import threading
@@ -17,8 +16,7 @@ from sqlq.store.workers.workers import Request
 from sqlq.worker.ipc.forkserver import Forked
 from sqlq.worker.ipc.pipe import Message, Pipe, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
-
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.log import log
 
 TICK_SECONDS = 0.2
 LAST_SECONDS = 10.0

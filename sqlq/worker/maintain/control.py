@@ -11,7 +11,6 @@ SQLite the worker reads them after a commit.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
 from sqlq.worker.ipc.parent import Handlers, NoParent
+from sqlq.worker.log import log
 from sqlq.worker.loop import Outage, passing_over
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import UNCALLED_SECONDS
@@ -37,8 +37,6 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.stop import Grace
 from sqlq.worker.wait.wake import Wake
-
-log = logging.getLogger("sqlq.worker")
 
 LOOK_SECONDS = 0.5
 """On SQLite a worker looks no more often, however much is committed."""
@@ -117,7 +115,7 @@ class Control:
                 "an operator has paused all queues: claiming nothing"
                 if paused
                 else "the pause of all queues is over: claiming again",
-                extra={"event": "paused" if paused else "resumed"},
+                event="paused" if paused else "resumed",
             )
             self._changed()
 
@@ -156,12 +154,10 @@ class Control:
         if request.asked in ("pause", "resume"):
             paused = request.asked == "pause"
             if not self._supervision.paused(paused) and paused != self._told_to_pause:
-                log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
+                log.info(PAUSES if paused else RESUMES, event="paused" if paused else "resumed")
             self.pause(paused=paused)
         elif request.asked == "stop":
-            log.info(
-                "stopping: an operator stops this worker; what runs may finish", extra={"event": "stopping"}
-            )
+            log.info("stopping: an operator stops this worker; what runs may finish", event="stopping")
             self._retire("an operator stops it", replace=False)
         elif request.asked == "restart":
             self._retire("an operator restarts it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -28,8 +27,6 @@ from sqlq.worker.maintain.services import (
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.wait.poller import LastLook
-
-log = logging.getLogger("sqlq.worker")
 
 TURN_SECONDS = 5.0
 FAILED_SECONDS = 7.0

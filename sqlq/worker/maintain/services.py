@@ -7,7 +7,6 @@ batch, so that none delays another for long.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import prune, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import pauses, workers
-
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.log import log
 
 PRUNE_SECONDS = 30.0
 SEEN_MS = 20_000
@@ -361,10 +359,13 @@ class Ticks:
             log.info(
                 "schedule %s: job %d for %s",
                 *(new.schedule, job.id, "" if new.scheduled_for is None else new.scheduled_for.isoformat()),
-                extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": "ticked"},
+                job_id=job.id,
+                task=job.task,
+                queue=job.queue,
+                event="ticked",
             )
         for name, error in done.errors.items():
-            log.error("schedule %s: %s", name, error, extra={"event": "not_ticked"})
+            log.error("schedule %s: %s", name, error, event="not_ticked")
         wait_ms = schedules.next_in(self._database)  # guard: the-next-moment-is-asked-for
         if wait_ms is None or wait_ms > 0:
             return self._wait(wait_ms)
@@ -410,13 +411,13 @@ class Follow:
             self._is_done = True
             for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):
                 if names:
-                    log.info("schedules %s: %s", word, ", ".join(sorted(names)), extra={"event": "schedules"})
+                    log.info("schedules %s: %s", word, ", ".join(sorted(names)), event="schedules")
             for name in sorted(done.foreign):
                 log.warning(
                     "schedule %s is declared here, and in the database it is another service's, or was added "
                     "at run time: give this one another name",
                     name,
-                    extra={"event": "schedules"},
+                    event="schedules",
                 )
         return UNCALLED_SECONDS
 
@@ -446,7 +447,7 @@ class EndPauses:
         self._due_at = NEVER
         for name in queues:
             which = "all queues" if name == pauses.ALL else f"the queue {name}"
-            log.info("the pause of %s is over", which, extra={"event": "resumed"})
+            log.info("the pause of %s is over", which, event="resumed")
         if queues:
             self._ended(queues)
         return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - monotonic()

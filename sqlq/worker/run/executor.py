@@ -22,9 +22,8 @@ from sqlq.model.outcome import Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
+from sqlq.worker.log import log
 from sqlq.worker.run.isolated import IsolatedProcesses
-
-log = logging.getLogger("sqlq.worker")
 
 Done = Callable[[Attempt, Outcome], None]
 

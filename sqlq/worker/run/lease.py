@@ -22,10 +22,9 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.ipc.shared_memory import READS, SharedMemory
+from sqlq.worker.log import log
 from sqlq.worker.loop import AWAY, Loop, Outage, passing_over
 from sqlq.worker.report.reporter import Reporter
-
-log = logging.getLogger("sqlq.worker")
 
 _UNSUPERVISED = -inf
 

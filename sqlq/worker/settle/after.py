@@ -5,7 +5,6 @@ unblock is under way the next jobs gather."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable
 from time import monotonic
 from typing import NamedTuple
@@ -18,9 +17,8 @@ from sqlq.errors import MissingFileError
 from sqlq.store.flows import unblock
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
+from sqlq.worker.log import log
 from sqlq.worker.loop import Gatherer, passing_over
-
-log = logging.getLogger("sqlq.worker")
 
 
 class AfterSettling(NamedTuple):

@@ -41,12 +41,11 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
+from sqlq.worker.log import log
 from sqlq.worker.loop import OFTEN, SAY_EVERY_SECONDS, Gatherer
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.settle.after import AfterSettling, tell_idle
-
-log = logging.getLogger("sqlq.worker")
 
 LOCKED_ROW_SECONDS = 0.02
 SUSPECT_SECONDS = 60.0
@@ -136,7 +135,7 @@ class Settler(Gatherer[Item]):
                 "the outcomes of these jobs could not be written before leaving: %s; their leases run out, "
                 "and they run again",
                 ", ".join(unwritten[:MOST_NAMED]) + (", …" if len(unwritten) > MOST_NAMED else ""),
-                extra={"event": "stopping"},
+                event="stopping",
             )
         return is_done
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.log import log
+
 TOUCH_SECONDS = 1.0
 MARK = b"sqlq work\n"
 

@@ -5,7 +5,6 @@ It renews their leases, and releases at once the jobs of a child that died.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -29,13 +28,12 @@ from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
+from sqlq.worker.log import log
 from sqlq.worker.loop import Loop, Outage
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
-
-log = logging.getLogger("sqlq.worker")
 
 LOCKED_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 10.0

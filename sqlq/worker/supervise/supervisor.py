@@ -10,7 +10,6 @@ facts of the database. The fork server (see there) forks children, or
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import queue
@@ -24,13 +23,13 @@ from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Message
 from sqlq.worker.ipc.process import LAST_SECONDS, TICK_SECONDS, Child, bury_orphans
 from sqlq.worker.ipc.shared_memory import Started
+from sqlq.worker.log import log
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
 
-log = logging.getLogger("sqlq.worker")
 FAILED_STARTS = 5
 """The supervisor gives up after so many children in a row that died before they were ready."""
 LONGEST_PAUSE_SECONDS = 10.0
@@ -265,7 +264,7 @@ class Supervisor:
                 self._children.append(self._start(self._warm))
                 self._warm = 0
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
-            log.error("no worker process can be started now: %s", error, extra={"event": "worker_lost"})
+            log.error("no worker process can be started now: %s", error, event="worker_lost")
             self._pause_until = monotonic() + SHORTAGE_SECONDS
 
     def _start(self, warm: int) -> Child:
@@ -338,7 +337,7 @@ class Supervisor:
             except SHORTAGES as error:  # guard: without-a-host-each-looks-itself
                 log.warning("each worker looks for jobs, and runs its services, itself: %s", error)
         if self._started > self._options.processes:
-            log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
+            log.info("worker process %d is at work", child.process.pid, event="started")
 
     def _gone(self, child: Child) -> int | None:
         """Handle a child that has closed its pipe: let it end, and have its jobs released. Return an exit
@@ -367,7 +366,7 @@ class Supervisor:
                 how,
                 "another takes its place, and" if self._stopping_since is None else "now",
             ),
-            extra={"event": "worker_lost"},
+            event="worker_lost",
         )
         why, late = child.stuck or (f"died: its process {how}", ())
         self._heartbeat.worker_died(child.worker, started, why, late)
@@ -392,7 +391,7 @@ class Supervisor:
             "a worker process %s before it was ready; trying again in %.1f s",
             how,
             pause,
-            extra={"event": "worker_lost"},
+            event="worker_lost",
         )
         self._pause_until = monotonic() + pause
         return None
@@ -404,7 +403,7 @@ class Supervisor:
         all."""
         if paused != self._is_paused:
             self._is_paused = paused
-            log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
+            log.info(PAUSES if paused else RESUMES, event="paused" if paused else "resumed")
         for child in list(self._children):
             child.link.offer(paused=paused)
 
@@ -414,7 +413,7 @@ class Supervisor:
         if most is None or self._stopping_since is not None:
             return
         if self.idle_ms >= most:
-            log.info("stopping: nothing has come for %s", readable(most), extra={"event": "stopping"})
+            log.info("stopping: nothing has come for %s", readable(most), event="stopping")
             self._begin_to_stop()
 
     def _begin_to_stop(self) -> None:

@@ -35,10 +35,9 @@ from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
 from sqlq.worker.ipc.parent import NoParent
+from sqlq.worker.log import log
 from sqlq.worker.loop import AWAY, STOP_SECONDS, Loop, Outage
 from sqlq.worker.options import WorkerOptions
-
-log = logging.getLogger("sqlq.worker")
 
 LOOKOUT_SECONDS = LOOKOUT_MS / 1000
 TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS
@@ -269,7 +268,7 @@ class Poller(Loop):
             "%s: looking for new jobs each %s; to be told of them at once, name a direct connection in "
             "SQLQ_LISTEN_URL",
             *(why, readable(self._look_seconds * 1000)),
-            extra={"event": "polling"},
+            event="polling",
         )
 
     # -- looks and notifications -----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ page."""
 from __future__ import annotations
 
 import heapq
-import logging
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
 from sqlq.database.notifications import wait_here, wait_no_more
 from sqlq.errors import MissingFileError
-
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.log import log
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
