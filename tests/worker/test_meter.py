@@ -61,7 +61,7 @@ def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
 
 def test_unknown_names_count_as_other_after_a_bound() -> None:
     totals = Totals()
-    Meter(totals.add, KNOWN).flush_by(totals.add)
+    Meter(totals.add, KNOWN).flush(totals.add)
     counting = Meter(totals.add, KNOWN)
     counting.claimed([claimed()], 0.0)
     counting.flush()  # the names of tasks come with the first numbers
@@ -86,7 +86,7 @@ def test_untaken_counts_have_a_bounded_number_of_keys() -> None:
     for i in range(metering.MOST_KEYS + 100):
         counting.claimed([claimed(queue=f"tenant{i}")], 0.0)
     sent: list[Any] = []
-    counting.flush_by(sent.append)
+    counting.flush(sent.append)
     assert len(sent[0]["counts"]) == metering.MOST_KEYS + 1
     assert sent[0]["counts"][-1] == ["claimed", OTHER, 100]
 

@@ -162,7 +162,7 @@ class Parent(NoParent):
         """Send the outcomes of the attempts, as the last message."""
         self._over = True
         if self._meter is not None:
-            self._meter.flush_by(lambda numbers: self._link.send(metrics=numbers))
+            self._meter.flush(lambda numbers: self._link.send(metrics=numbers))
         self._link.send(ended=tally)
 
     def beat(self) -> None:

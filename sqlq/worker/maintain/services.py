@@ -384,42 +384,34 @@ class Ticks:
         return min(wait, self._longest)
 
 
+@dataclass(eq=False)
 class Follow:
     """Writes the declared schedules, once, when a worker starts."""
 
+    _database: Database
+    _schedules: Declarations
+    _tasks: Mapping[str, object]
+    _began_at: float
+    """When the deploy of this worker started, by the monotonic clock."""
+
     doing = "writing the schedules that code declares"
 
-    _is_done = False
-
-    def __init__(
-        self,
-        database: Database,
-        schedules: Declarations,
-        tasks: Mapping[str, object],
-        began_at: float,
-    ) -> None:
-        """`began_at` is the time at which the deploy of this worker started, by the monotonic clock."""
-        self._database = database
-        self._given = (schedules.declared, schedules.service, tasks)
-        self._began_at = began_at
-
     def run(self) -> float:
-        if not self._is_done:
-            done = schedules.follow(
-                self._database, *self._given, lambda: (monotonic() - self._began_at) * 1000
+        done = schedules.follow(
+            *(self._database, self._schedules.declared, self._schedules.service, self._tasks),
+            lambda: (monotonic() - self._began_at) * 1000,
+        )
+        for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):
+            if names:
+                log.info("schedules %s: %s", word, ", ".join(sorted(names)), event="schedules")
+        for name in sorted(done.foreign):
+            log.warning(
+                "schedule %s is declared here, and in the database it is another service's, or was added "
+                "at run time: give this one another name",
+                name,
+                event="schedules",
             )
-            self._is_done = True
-            for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):
-                if names:
-                    log.info("schedules %s: %s", word, ", ".join(sorted(names)), event="schedules")
-            for name in sorted(done.foreign):
-                log.warning(
-                    "schedule %s is declared here, and in the database it is another service's, or was added "
-                    "at run time: give this one another name",
-                    name,
-                    event="schedules",
-                )
-        return UNCALLED_SECONDS
+        return NEVER
 
 
 @dataclass(eq=False)

@@ -120,12 +120,8 @@ class Meter(Numbers):
             if outcome is not None:
                 self._time(max(0.0, since_start - seconds), SETTLE, labels[1])
 
-    def flush(self) -> None:
-        """Send the new numbers, if the pipe has room for them, else with a later call."""
-        self.flush_by(self._send)
-
-    def flush_by(self, send: Callable[[dict[str, Any]], object]) -> None:
-        """Send the new numbers by `send`, which returns False where it did not take them."""
+    def flush(self, send: Callable[[dict[str, Any]], object] | None = None) -> None:
+        """Send the new numbers, if the pipe has room for them, else with a later call; or by another way."""
         with self._lock:
             if not (self._counts or self._times):
                 return
@@ -136,7 +132,7 @@ class Meter(Numbers):
             }
             if tasks != self._named:  # guard: new-tasks-are-named
                 new["tasks"] = sorted({name for task in tasks for name in (task.name, *task.aliases)})
-            if send(new) is not False:
+            if (send or self._send)(new) is not False:
                 self._named = tasks
                 self._counts, self._times = Counter(), {}  # guard: numbers-are-sent-once
 

@@ -271,7 +271,7 @@ class Executor:
             job = self._take()
             if not self._running:
                 self._idle.notify_all()
-            if len(self._ready) + len(self._for_isolates) <= self._low_water:
+            if self._waiting() <= self._low_water:
                 self._room.set()
         if job is None or job.is_async == on_loop:
             return job

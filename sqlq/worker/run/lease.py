@@ -26,8 +26,6 @@ from sqlq.worker.log import log
 from sqlq.worker.loop import AWAY, Loop, Outage, passing_over
 from sqlq.worker.report.reporter import Reporter
 
-_UNSUPERVISED = -inf
-
 
 def heartbeat_seconds(lease_ms: int) -> float:
     """Return the time between two heartbeats."""

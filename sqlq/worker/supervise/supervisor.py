@@ -261,21 +261,22 @@ class Supervisor:
             return
         try:
             while sum(not child.leaving for child in self._children) < self._wanted:
-                self._children.append(self._start(self._warm))
+                self._children.append(self._start())
                 self._warm = 0
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, event="worker_lost")
             self._pause_until = monotonic() + SHORTAGE_SECONDS
 
-    def _start(self, warm: int) -> Child:
-        facts = {
+    def _start(self) -> Child:
+        setup = {
+            **self._setup,
             "generation": self._started,
-            "warm": warm,
+            "warm": self._warm,
             "began_at": self._began_at,
             "paused": self._is_paused,
         }
         self._started += 1
-        return Child(self._command, self._heard, {**self._setup, **facts})
+        return Child(self._command, self._heard, setup)
 
     def _heard(self, child: Child, message: Message | None) -> None:
         if message is not None and "more" in message:
