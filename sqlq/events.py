@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 from sqlalchemy import Connection
 
@@ -29,7 +29,7 @@ from sqlq.model.outcome import ErrorText
 
 log = logging.getLogger("sqlq")
 
-EventName: TypeAlias = Literal[
+EventName = Literal[
     "enqueued",
     "started",
     "finished",
@@ -41,7 +41,7 @@ EventName: TypeAlias = Literal[
     "lost",
     "rescued",
 ]
-NAMES: Final[tuple[EventName, ...]] = get_args(EventName)
+NAMES: tuple[EventName, ...] = get_args(EventName)
 
 LARGEST_BATCH = 1_000
 MOST_WAITING = 100_000

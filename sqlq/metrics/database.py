@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,10 +21,10 @@ from sqlq.metrics.families import number, numbers, version
 
 log = logging.getLogger("sqlq.metrics")
 
-KEPT_SECONDS: Final = 1.0
+KEPT_SECONDS = 1.0
 """For so long a collector repeats its answer: several scrapers at once must not become a load."""
-COMPLAINT_SECONDS: Final = 60.0
-STATES: Final = ("available", "scheduled", "blocked", "running", "failed")
+COMPLAINT_SECONDS = 60.0
+STATES = ("available", "scheduled", "blocked", "running", "failed")
 
 
 class Watched(Protocol):

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any
 
 from sqlq.config import pyproject
 from sqlq.config.constants import CONCURRENCY, LEASE_MS
@@ -159,7 +159,7 @@ def _max_idle(value: Any, what: str) -> int:
     return ms
 
 
-SETTINGS: Final[Mapping[str, Check]] = {
+SETTINGS: Mapping[str, Check] = {
     "processes": _whole(1_000),
     "concurrency": _whole(1_000),
     "lease": _duration(1_000, 24 * 3_600_000),

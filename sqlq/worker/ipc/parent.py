@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
@@ -27,7 +27,7 @@ MORE_SECONDS = 0.1
 """The shortest time between two messages to the supervisor that there are more jobs."""
 
 
-Handlers: TypeAlias = Mapping[str, Callable[[Any], None]]
+Handlers = Mapping[str, Callable[[Any], None]]
 """The functions that take the messages of a supervisor, by the names of these."""
 
 

@@ -15,19 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import add
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed, Outcome
 from sqlq.worker.attempt.attempt import Attempt
 
-BOUNDS: Final = (
+BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 """The upper bounds of the buckets, in seconds: from a claim's milliseconds to a report's half an hour."""
-OTHER: Final = "other"
+OTHER = "other"
 """The label of all names after the bound."""
 UNKNOWN_NAMES = 20
 """How many names of unknown tasks have labels of their own: SQL may insert any number."""
@@ -38,7 +38,7 @@ MOST_KEYS = 10_000
 ATTEMPTS, FAILED, CLAIMED = "attempts", "failed", "claimed"
 RUN, WAIT, SETTLE, CLAIM = "run", "wait", "settle", "claim"
 
-Key: TypeAlias = tuple[str, ...]
+Key = tuple[str, ...]
 """The name of a number, and its labels.
 
 - `attempts`, `run`: task, queue and outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from sqlq.config.durations import readable
 from sqlq.errors import JobTimeoutError, WorkerLostError
@@ -26,7 +26,7 @@ from sqlq.store.jobs.settle import Rescued
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.report.meter import Meter
 
-NEVER_BEGAN: Final = ("bad_payload", "bad_signature", "unknown_task")
+NEVER_BEGAN = ("bad_payload", "bad_signature", "unknown_task")
 log = logging.getLogger("sqlq.worker")
 
 LEVELS = {
@@ -146,7 +146,7 @@ def _first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0][:300]
 
 
-NAMES: Final[dict[type[Any], str]] = {
+NAMES: dict[type[Any], str] = {
     Completed: "finished",
     Cancelled: "cancelled",
     Retried: "retried",
