@@ -13,7 +13,6 @@ writer of progress begin when they are needed. No handler ever sees these connec
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -316,10 +315,10 @@ class Worker(Background):
         its other jobs have."""
         text = "%s goes on past its timeout, and a thread cannot be stopped; %s"
         if self._supervision.supervised:
-            job.log(logging.ERROR, "stuck", text, job.task, "this process ends when its other jobs have")
+            job.log_error("stuck", text, job.task, "this process ends when its other jobs have")
             self._retire("a handler does not stop")
         else:
-            job.log(logging.ERROR, "stuck", text, job.task, "its slot is lost until it ends")
+            job.log_error("stuck", text, job.task, "its slot is lost until it ends")
 
     def _another_file(self) -> None:
         """Leave at once, and write no outcome. Jobs in another file may have the ids and tokens of those that

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from time import monotonic
 from traceback import clear_frames, walk_tb
 from typing import TYPE_CHECKING, Any
@@ -268,3 +270,6 @@ class Attempt:
         """Write a line about this job to the log."""
         line = f"job %d: {text}"
         log.log(level, line, self.id, *values, **self.labels(), event=event, exc_info=exc_info, stacklevel=2)
+
+    log_error = partialmethod(log, logging.ERROR)
+    log_warning = partialmethod(log, logging.WARNING)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import os
 import types
 from collections.abc import Callable, Coroutine
@@ -263,8 +262,8 @@ def _ended(attempt: Attempt, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
     if attempt.completed:
         if result is not None and not attempt.has_result:
-            attempt.log(
-                *(logging.WARNING, "result_dropped"),
+            attempt.log_warning(
+                "result_dropped",
                 "%s returned a result after it was completed without one; null is stored: give it to "
                 "complete(session, result)",
                 attempt.task,
@@ -290,7 +289,7 @@ def raised(attempt: Attempt, error: BaseException) -> Outcome:
     # an exception that left this function would end the slot's thread; the job's lease would be renewed for
     # ever
     except BaseException as second:  # guard: execute-raises-nothing
-        attempt.log(logging.ERROR, "unjudged", "how its attempt ended cannot be judged", exc_info=True)
+        attempt.log_error("unjudged", "how its attempt ended cannot be judged", exc_info=True)
         unjudged = ExecutionError(
             f"the attempt ended by a {type(error).__qualname__}; judging it raised a "
             f"{type(second).__qualname__}"
@@ -346,7 +345,7 @@ def _policy(attempt: Attempt) -> RetryPolicy:
     try:
         return replace(policy, backoff=backoff.read(attempt.claimed.backoff))
     except ConfigurationError as error:
-        attempt.log(logging.WARNING, "backoff", "%s; its task's is used", error)
+        attempt.log_warning("backoff", "%s; its task's is used", error)
         return policy
 
 

@@ -261,9 +261,7 @@ class JobContext:
             if not self._warned:
                 self._warned = True
                 why = scrubbed(str(error), 200)
-                self._attempt.log(
-                    logging.WARNING, "progress_dropped", "its progress cannot be shown: %s", why
-                )
+                self._attempt.log_warning("progress_dropped", "its progress cannot be shown: %s", why)
             return
         self._attempt.has_said(said)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -236,7 +235,7 @@ class Executor:
                 self._handed_over.put(job)
         except BaseException as error:  # guard: what-cannot-start-is-given-back
             text = "it cannot be started here (%s: %s); it is given back"
-            job.log(logging.ERROR, "not_started", text, type(error).__name__, error)
+            job.log_error("not_started", text, type(error).__name__, error)
             if job.isolated and self._isolates is not None:
                 self._isolates.cancel_reservation()
             self._give_up(job)

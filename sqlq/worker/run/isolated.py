@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import queue
 import signal
@@ -137,7 +136,7 @@ class IsolatedProcesses:
             isolate = self._take(running)
         except (OSError, RuntimeError, MemoryError) as error:
             self.cancel_reservation()
-            running.log(logging.ERROR, "isolate_lost", "no process can be started for it: %s", error)
+            running.log_error("isolate_lost", "no process can be started for it: %s", error)
             # guard: what-gets-no-process-is-bounded
             return given_back(running.claimed, delay_ms=NOT_STARTED_MS)
         if isolate is None:
@@ -154,7 +153,7 @@ class IsolatedProcesses:
         # process is killed, and the attempt counts.
         except Exception:  # guard: a-slot-outlives-what-it-cannot-read
             text = "what its process says cannot be read; the process is killed"
-            running.log(logging.ERROR, "isolate_lost", text, exc_info=True)
+            running.log_error("isolate_lost", text, exc_info=True)
             outcome = None
         finally:
             hanging.cancel()
@@ -274,7 +273,7 @@ class IsolatedProcesses:
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if running.started is None:
             if not closed:
-                running.log(logging.ERROR, "isolate_lost", "the process for it %s before it began", how)
+                running.log_error("isolate_lost", "the process for it %s before it began", how)
             # guard: what-never-comes-up-is-bounded
             return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
         # it may have completed its job before; guard: the-dead-may-have-completed

@@ -7,7 +7,6 @@ The database counts from a later time, so the lease is never shorter than that."
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from math import inf
@@ -236,7 +235,7 @@ class Leases(Loop):
         if not job.cancel_noted:  # guard: cancel-is-noted
             job.cancel_requested = job.cancel_noted = True
             text = "an operator cancels it; its handler is asked to stop"
-            job.log(logging.WARNING, "cancel_requested", text)
+            job.log_warning("cancel_requested", text)
             self._deadlines.ask_to_stop(job)
 
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
@@ -253,9 +252,7 @@ class Leases(Loop):
         for right in lost:
             job = held[right]
             why = "it was cancelled by force" if right in cancelled else "another worker has taken it"
-            job.log(
-                *(logging.ERROR, "lost"), "lease lost, %s; what this attempt still does will not count", why
-            )
+            job.log_error("lost", "lease lost, %s; what this attempt still does will not count", why)
             self._reporter.lost(job, why)
             job.trusted_until = 0.0
             self.drop([right])

@@ -7,7 +7,6 @@ delay it; only another owner's token ends it otherwise."""
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 from collections import deque
@@ -282,7 +281,7 @@ class Settler(Gatherer[Item]):
     def _lost(self, job: Attempt, outcome: Outcome) -> None:
         self.tally.lost += 1
         text = "the lease was lost before %s ended; its outcome (%s) does not count"
-        job.log(logging.ERROR, "lost", text, job.task, NAMES[type(outcome)])
+        job.log_error("lost", text, job.task, NAMES[type(outcome)])
         self._reporter.lost(job, "the lease was lost before the attempt ended")
         job.forget()
 
@@ -313,7 +312,7 @@ class Settler(Gatherer[Item]):
             for _ in range(MOST_TRIES):
                 if not dialect.trouble(error).rolled_back:  # else this version may pass
                     text = "its outcome could not be stored: %s"
-                    job.log(logging.WARNING, "unstorable", text, refusal(error))
+                    job.log_warning("unstorable", text, refusal(error))
                     if (version := next(versions, None)) is None:
                         lost[right] = error
                         return
