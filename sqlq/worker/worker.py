@@ -115,7 +115,7 @@ class Worker(Background):
             box=self._supervision.box,
         )
         self._progress = ProgressWriter(database)
-        self._unblocker = Unblocker(database, lambda: self._wake.at(monotonic()), self._after_unblocking)
+        self._unblocker = Unblocker(database, self._wake.call, self._after_unblocking)
         self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=app.has_limits)
         self._settler = Settler(
             database,

@@ -119,8 +119,7 @@ def drawn(hosts: int) -> float:
     the time between two looks, rather early in it."""
     if random.random() * hosts < WINNERS:  # guard: hosts-draw-lots
         return 0.0
-    earliness: float = random.random()
-    return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** earliness)
+    return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** random.random())
 
 
 class Poller(Loop):
