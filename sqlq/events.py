@@ -205,9 +205,8 @@ def enqueued(job: Any, max_attempts: int | None, delay_ms: int, label: str | Non
 class Events:
     """The listeners of an App."""
 
-    def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
-        self._wanted: frozenset[str] = frozenset()
+    _listeners: tuple[Listener, ...] = ()
+    _wanted: frozenset[str] = frozenset()
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Subscribe a function to events of these names. Raises `ConfigurationError` for a function that

@@ -47,12 +47,13 @@ class DatabaseCollector(Collector):
     >>> REGISTRY.register(DatabaseCollector(app))  # doctest: +SKIP
     """
 
+    _until = _complain_at = float("-inf")
+
     def __init__(self, app: Watched) -> None:
         """`app` is a `sqlq.App`."""
         self._app = app
         self._lock = threading.Lock()
         self._last: list[Any] = []
-        self._until = self._complain_at = float("-inf")
 
     def describe(self) -> list[Any]:
         """Describe nothing, so that a registration makes no query."""

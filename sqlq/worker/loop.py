@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy.exc import DBAPIError
@@ -79,8 +79,7 @@ class Outage:
     """The trouble that one loop of a worker has with its database. All loops meet the same outage at the same
     time, so they log it once together."""
 
-    _failures = _odd = 0
-    _met_number = 0
+    _failures = _odd = _met_number = 0
 
     def __init__(
         self, doing: str, database: Database | None = None, *, quiet: bool = False, is_vital: bool = False
@@ -279,7 +278,7 @@ class Loop:
 class Gatherer(Loop, Generic[T]):
     """Writes items in batches: while one batch is written the next one gathers."""
 
-    LARGEST_BATCH: ClassVar = 1_000
+    LARGEST_BATCH = 1_000
     _pending: Sized
 
     def __init__(self, name: str, doing: str, database: Database | None = None) -> None:

@@ -68,8 +68,7 @@ class Control:
     maintenance: Maintenance | None = None
     """The loop that runs it, once there is one."""
 
-    _told_to_pause = False
-    _all_paused = False
+    _told_to_pause = _all_paused = False
     _cancels_at: Any = None
     _commits: int | None = None
     _look_at = -inf

@@ -66,17 +66,17 @@ class Service(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class PolledService:
     """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
     rhythm."""
 
+    _looked_at: Callable[[], float]
+    """Returns the time of the last look, by the monotonic clock."""
+    _every: float = RESCUE_MS / 1000
+
     calls = _answered = 0
     """How often a poller has found work, and how many of these times it was done."""
-
-    def __init__(self, looked_at: Callable[[], float], every: float | None = None) -> None:
-        """`looked_at` returns the time of the last look, by the monotonic clock."""
-        self._looked_at = looked_at
-        self._every = RESCUE_MS / 1000 if every is None else every
 
     def run(self) -> float:
         has_poller = monotonic() - self._looked_at() < 2 * self._every

@@ -87,13 +87,14 @@ class Numbers:
 class Meter(Numbers):
     """The new counts of a worker; `flush` sends them."""
 
+    _named: tuple[Any, ...] = ()
+
     def __init__(self, send: Callable[[dict[str, Any]], bool], tasks: Mapping[str, Any]) -> None:
         """`send` takes numbers without waiting, and returns False where it does not take them. The names of
         `tasks` are sent, so that they count as known."""
         super().__init__()
         self._send = send
         self._tasks = tasks
-        self._named: tuple[Any, ...] = ()
 
     def claimed(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
         """Count a claim, and the jobs that it found."""

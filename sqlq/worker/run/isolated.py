@@ -54,9 +54,6 @@ class Isolate(Process):
     leaves_since: float | None = None
     _up = False
 
-    def __init__(self, start: Spawn, setup: Message | None) -> None:
-        super().__init__(start, setup)
-
     def is_up(self) -> bool:
         """Return whether it has ended, or has sent its first message, after it imported the App."""
         self._up = self._up or self.link.has_word()

@@ -94,8 +94,9 @@ class Admissions(Gatherer[Collection[str]]):
 
     _owed = 0
     """How many batches of keys have been handed in and are not pending yet."""
-    _hinted = False
-    _busy = False
+    _hinted = _busy = False
+    _look_at = _looked_at = float("-inf")
+    """When to look at wakes, and when the last look began."""
 
     def __init__(
         self,
@@ -115,8 +116,6 @@ class Admissions(Gatherer[Collection[str]]):
         self._in_use = in_use
         self._served = admit.Served(POLL_SECONDS)
         self._pending: set[str] = set()
-        self._look_at = self._looked_at = float("-inf")
-        """When to look at wakes, and when the last look began."""
 
     def start(self) -> None:
         if self._in_use:

@@ -152,11 +152,9 @@ class Supervisor:
     from any thread."""
 
     _any_ready = False
-    _started = 0
-    _failed_starts = 0
+    _started = _failed_starts = 0
     _pause_until = 0.0
-    _warm = 0
-    _code = 0
+    _warm = _code = 0
     _stop_asked = False
     _stopping_since: float | None = None
     _is_paused = False
