@@ -556,7 +556,7 @@ def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: 
         process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)),
     )
     heartbeat: Any = SimpleNamespace(worker_stuck=lambda worker, stuck: None)
-    dog = supervisor.Watchdog(heartbeat, start_ms=60_000, stuck_ms=600_000)
+    dog = supervisor.Watchdog(heartbeat, SupervisorOptions(1, 30_000, 0))
     dog.look([child], wanted=1)
     now[0] += 3_600
     dog.look([child], wanted=1)

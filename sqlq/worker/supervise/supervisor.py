@@ -57,12 +57,9 @@ class Watchdog:
 
     _now = _whole_at = 0.0
 
-    def __init__(self, heartbeat: Heartbeat, *, start_ms: int, stuck_ms: int) -> None:
-        """A child may take `start_ms` to be at work. Without a sign of life it is killed after `stuck_ms`, or
-        after both while it begins. It is killed sooner where it runs no handler, or one past its
-        timeout."""
+    def __init__(self, heartbeat: Heartbeat, options: SupervisorOptions) -> None:
         self._heartbeat = heartbeat
-        self._start_seconds, self._stuck_seconds = start_ms / 1000, stuck_ms / 1000
+        self._start_seconds, self._stuck_seconds = options.start_ms / 1000, options.stuck_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
         self._looked_at = monotonic()
 
@@ -143,8 +140,10 @@ class SupervisorOptions:
     max_idle_ms: int | None = None
     """When no child has had work for so long, all stop."""
     start_ms: int = 60_000
+    """How long a child may take to be at work."""
     stuck_ms: int = 600_000
-    """Both as `Watchdog` takes them."""
+    """After this time without a sign of life a child is killed; while it begins, after both. It is killed
+    sooner where it runs no handler, or one past its timeout."""
 
 
 class Supervisor:
@@ -180,7 +179,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._heartbeat = Heartbeat(options.lease_ms, totals)
-        self._vigil = Watchdog(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
+        self._vigil = Watchdog(self._heartbeat, options)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._began_at = monotonic()
         self._wanted = options.processes
