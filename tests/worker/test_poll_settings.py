@@ -39,7 +39,7 @@ def test_an_argument_comes_before_the_variable_and_that_before_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert options() == (None, None, None)
+    assert options() == (None, 1_000, 100)
     keys = 'poll = "1s"\nclaim-batch = 7\nahead = "10ms"\n'
     (tmp_path / "pyproject.toml").write_text(f"[tool.sqlq]\n{keys}")
     assert options() == (1_000, 7, 10)
