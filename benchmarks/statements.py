@@ -35,7 +35,7 @@ def count_into(folder: str) -> None:
 
     run = PostgreSQL.run
 
-    def counted(dialect: PostgreSQL, driver: Any, statement: str, parameters: Any) -> list[Any]:
+    def counted(dialect: PostgreSQL, driver: Any, statement: str, parameters: Any) -> Any:
         traced(statement)
         return run(dialect, driver, statement, parameters)
 

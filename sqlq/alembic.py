@@ -26,7 +26,7 @@ from alembic.runtime.migration import MigrationContext
 
 from sqlq.config import urls
 from sqlq.database import migrate
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import NAMES, dialect_named
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
 
@@ -96,7 +96,7 @@ def include_name(
 def _run(
     host: MigrationContext, schema: str | None, direction: migrate.Direction, start: str | None, end: str
 ) -> None:
-    if host.dialect.name not in DIALECTS:
+    if host.dialect.name not in NAMES:
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL, MariaDB and SQLite; this migration is for {host.dialect.name}"
         )
@@ -104,7 +104,7 @@ def _run(
         migrate.write(
             host.dialect,
             host.output_buffer,
-            schema if DIALECTS[host.dialect.name].has_schemas else None,
+            schema if dialect_named(host.dialect.name).has_schemas else None,
             direction,
             start,
             end,

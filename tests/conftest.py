@@ -195,15 +195,14 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 @pytest.fixture(autouse=True, scope="session")
 def compiled_once() -> Iterator[None]:
     """Have engines of sqlq's own share what they compile."""
-    prepared = Database._prepared
+    prepare = Database._prepare
 
-    def sharing(*given: Any) -> Database:
-        database = prepared(*given)
+    def sharing(database: Database) -> None:
+        prepare(database)
         database.engine._compiled_cache = Compiled(database.engine.dialect)
-        return database
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Database, "_prepared", sharing)
+        patch.setattr(Database, "_prepare", sharing)
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError
 
 from sqlq.config import pyproject
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
@@ -33,6 +33,7 @@ driver."""
 _OWN = {
     "postgresql": ("PostgreSQL", "psycopg", "psycopg2"),
     "mariadb": ("MariaDB", "pymysql", "mysqldb"),
+    "sqlite": ("SQLite", "sqlite3"),
 }
 """The drivers that sqlq's own connections may have."""
 
@@ -118,7 +119,7 @@ def supported(url: URL) -> URL:
             f"sqlq runs on MariaDB, not on MySQL, and {masked(url)} says mysql: for MariaDB write "
             f"{masked(url.set(drivername=url.drivername.replace('mysql', 'mariadb', 1)))}"
         )
-    if backend not in ("postgresql", "sqlite", "mariadb"):
+    if backend not in _OWN:
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {backend!r} ({masked(url)})"
         )
@@ -127,23 +128,11 @@ def supported(url: URL) -> URL:
             f"{masked(url)} names a server, which SQLite has not: a file has three slashes before its path, "
             f"as in sqlite:///{'/'.join(filter(None, (url.host, url.database)))}"
         )
-    try:
-        dialect = url.get_dialect()
-    except NoSuchModuleError:
-        raise UnsupportedDatabaseError(
-            f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg://, "
-            "mariadb+pymysql:// or sqlite:///"
-        ) from None
-    title, *drivers = _OWN.get(backend, ("",))
-    if drivers and dialect.driver not in drivers:
+    title, *drivers = _OWN[backend]
+    if (url.drivername.partition("+")[2] or "sqlite3") not in drivers:
         raise UnsupportedDatabaseError(
             f"sqlq connects to {title} by {' or '.join(drivers)}, not by {url.drivername!r}: "
-            f"give the App {_DRIVERS[backend]}://"
-        )
-    if getattr(dialect, "is_async", False):
-        raise UnsupportedDatabaseError(
-            f"{url.drivername!r} is an asynchronous driver: give the App postgresql+psycopg://, "
-            "mariadb+pymysql:// or sqlite:///"
+            f"give the App {_DRIVERS.get(backend, backend)}://"
         )
     return url
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -12,11 +13,13 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Insert,
     Select,
     Table,
     TextClause,
     Update,
     delete,
+    insert,
     literal,
     select,
     update,
@@ -26,6 +29,10 @@ from sqlalchemy.types import TypeEngine
 
 from sqlq.schema.tables import jobs
 
+Expression: TypeAlias = ColumnElement[Any]
+Condition: TypeAlias = ColumnElement[bool]
+Values: TypeAlias = Mapping[str, Any]
+"""The values of columns, by their names."""
 Right: TypeAlias = tuple[int, int]
 """A job's id and the lease token under which a worker holds it."""
 
@@ -54,23 +61,28 @@ class Batch:
         """Return the shape of rows that begin with the right to a job."""
         return cls(constants, id=BigInteger, token=BigInteger, **columns)
 
-    def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
+    def carried(self, source: FromClause) -> Iterator[Expression]:
         """Yield the columns of a statement, from a source with the given ones."""
         yield from (source.c[name] for name in self.given)
         yield from (literal(value).label(name) for name, value in self.constants.items())
 
 
-NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+NO_VALUES: Values = MappingProxyType({})
 
 
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
+
+
+def insert_sorted(table: Table, values: Mapping[str, Expression], order_by: Expression) -> Insert:
+    """Return an insert of all rows of the table that the values are computed from, in this order."""
+    return insert(table).from_select([*values], select(*values.values()).order_by(order_by))
 
 
 class Key(NamedTuple):
     """The columns of a unique index, and the predicate of a partial one, by which the database finds it."""
 
     columns: tuple[str, ...]
-    where: ColumnElement[bool] | TextClause | None = None
+    where: Condition | TextClause | None = None
 
 
 NEW, CHANGED, LEFT = 0, 1, 2
@@ -82,6 +94,7 @@ def inserted(conn: Connection, upsert: Any, given: Any = None) -> list[Any]:
     return [row[1:] for row in conn.execute(upsert, given) if row[0] != LEFT]
 
 
+@dataclass(eq=False)
 class Change:
     """An UPDATE of the rows that a query or a condition chooses, or without `values` a DELETE of them.
 
@@ -91,22 +104,12 @@ class Change:
     `where`.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        chosen: Select[Any] | ColumnElement[bool],
-        values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
-        *,
-        returning: Sequence[ColumnElement[Any]],
-        where: Callable[[Any], ColumnElement[bool]] | None = None,
-        waits: bool = False,
-    ) -> None:
-        self.table = table
-        self.chosen = chosen
-        self.values = values
-        self.returning = returning
-        self.where = where
-        self.waits = waits
+    table: Table
+    chosen: Select[Any] | Condition
+    values: Values | Callable[[Any], Values] | None = None
+    returning: Sequence[Expression] = field(kw_only=True)
+    where: Callable[[Any], Condition] | None = field(default=None, kw_only=True)
+    waits: bool = field(default=False, kw_only=True)
 
     @cached_property
     def statement(self) -> Any:

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -36,12 +36,13 @@ from sqlq.config.constants import (
     LOOP_LONGEST_ANSWER_SECONDS,
 )
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
-from sqlq.database.dialect import SEAL, Dialect
-from sqlq.database.dialects import DIALECTS, dialect_at, dialect_of
+from sqlq.database.dialect import SEAL, Dialect, ask_on, named
+from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
+from sqlq.database.idle import look_at_errors, look_at_idle
 from sqlq.database.raw import Driver, dispose
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, Turns, is_over
-from sqlq.database.values import Ask
+from sqlq.database.values import Ask, RawRows
 from sqlq.errors import ConfigurationError, MissingFileError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
 from sqlq.schema import version
@@ -159,13 +160,12 @@ class Database:
         engine: Engine,
         schema: str | None,
         *,
-        create: bool = False,
-        patience: Patience | None = None,
-        read_ms: int | None = None,
+        create: bool,
+        use: Use,
     ) -> None:
         self.engine = engine
-        self._read_ms = read_ms
-        self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
+        self._use = use
+        self.patience = Patience(use.answer_seconds, use.longest_answer_seconds)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
         self.seal: Encryption | None = None
@@ -176,6 +176,22 @@ class Database:
         self.on_another_file: Callable[[], None] = lambda: None
         """Called when the file of the URL is another one than before."""
         _FORKABLE.add(self)
+        # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
+        weakref.finalize(self, dispose, engine).atexit = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up the engine."""
+        engine, dialect, create = self.engine, self.dialect, self._create
+        _raise_what_sqlalchemy_raises(engine)
+        # guard: claims-are-planned-once
+        dialect.prepare(engine, self.patience, plans_once=self._use.plan_once)
+        if dialect.in_a_file:
+            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create) and None)
+        else:
+            look_at_errors(dialect, engine, self.patience)
+            if self._use.pre_ping:
+                look_at_idle(dialect, engine)
 
     @classmethod
     def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
@@ -196,7 +212,7 @@ class Database:
             ) from None
         except (ValueError, ArgumentError) as error:  # of parameters, for the driver or SQLAlchemy
             raise ConfigurationError(f"{masked(url)} cannot be used: {error}") from None
-        return cls._prepared(engine, schema, create, use)
+        return cls(engine, schema, create=create, use=use)
 
     @classmethod
     def beside(
@@ -221,29 +237,15 @@ class Database:
             getattr(sync.dialect, "is_async", False)
             or isinstance(sync.pool, StaticPool)
             or in_memory(url)
-            or DIALECTS[sync.dialect.name].may_only_be_read(url)
+            or dialect_named(sync.dialect.name).may_only_be_read(url)
         ):
             return cls.open(url, schema, create=create, use=use)
-        options = {} if DIALECTS[sync.dialect.name].in_a_file else _RESTS
+        options = {} if dialect_named(sync.dialect.name).in_a_file else _RESTS
         pool = sync.pool.recreate()
         # a caller's hook may leave a transaction open, in which nothing else could be set
         event.listen(pool, "connect", lambda driver, record: driver.commit())
         own = create_engine(sync.url.set(database=url.database), pool=pool, **options)
-        return cls._prepared(own, schema, create, use)
-
-    @classmethod
-    def _prepared(cls, engine: Engine, schema: str | None, create: bool, use: Use) -> Database:
-        patience = Patience(use.answer_seconds, use.longest_answer_seconds)
-        dialect = DIALECTS[engine.dialect.name]
-        _raise_what_sqlalchemy_raises(engine)
-        # guard: claims-are-planned-once
-        dialect.prepare(engine, patience, looks_at_idle=use.pre_ping, plans_once=use.plan_once)
-        if dialect.in_a_file:
-            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create) and None)
-        database = cls(engine, schema, create=create, patience=patience, read_ms=use.read_ms)
-        # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
-        weakref.finalize(database, dispose, engine).atexit = False
-        return database
+        return cls(own, schema, create=create, use=use)
 
     @cached_property
     def for_loops(self) -> Database:
@@ -299,7 +301,7 @@ class Database:
 
     @property
     def dialect(self) -> Dialect:
-        return DIALECTS[self.engine.dialect.name]
+        return dialect_named(self.engine.dialect.name)
 
     @property
     def _turn(self) -> AbstractContextManager[object]:
@@ -371,7 +373,7 @@ class Database:
                 f"sqlq does not run on {masked(self.engine.url)}: {error}"
             ) from None
         conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
-        return self.dialect.transactional(conn)
+        return conn.execution_options(**self.dialect.own_options)
 
     def _may_connect(self) -> None:
         """Raise `ConfigurationError` where no connection may be opened."""
@@ -436,7 +438,7 @@ class Database:
         """A transaction that only reads, and so waits for no writer. `within_ms` limits the time of each
         statement where these connections have no limit of their own."""
         with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
-            limit_ms = self._read_ms or within_ms
+            limit_ms = self._use.read_ms or within_ms
             if limit_ms is not None:
                 self.dialect.limit_time(conn, statement_ms=limit_ms)
             yield conn
@@ -455,19 +457,16 @@ class Database:
         def transaction() -> T:
             nonlocal committing
             committing = False
-            with self.patience, self._turn, self.connect() as conn, conn.begin() as transaction:
+            with self.begin() as conn:
                 result = work(conn)
                 committing = True
-                transaction.commit()
-                return result
+            return result
 
-        result = self._repeatedly(
+        return self._repeatedly(
             transaction, lambda error: error.connection_invalidated and not committing, tries
         )
-        asked.answered()
-        return result
 
-    def run_statement(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
+    def run_statement(self, statement: str, parameters: Any) -> RawRows:
         """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
         It retries when the database undid it, but not when the connection broke, since the write may be
         done."""
@@ -480,17 +479,24 @@ class Database:
         SQLAlchemy's connection begins one."""
         if not self.takes_single_statements:
             with self.begin() as conn:
-                return work(lambda statement, parameters: list(conn.exec_driver_sql(statement, parameters)))
+                return work(ask_on(conn))
         if reads:
             return self._on_driver(work, reads=True)
         with self._turn:
             return self._on_driver(lambda ask: self.dialect.whole(ask, work))
 
+    def naming(self) -> Callable[[Ask], Ask]:
+        """Return a function that wraps an `Ask`, so that statements name the schema of the tables."""
+        dialect, schema = self.engine.dialect, self.schema
+        return lambda ask: lambda statement, given: ask(named(statement, dialect, schema), given)
+
     def _on_driver(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+        name = self.naming()  # queries before, since the pool may have one connection only
+
         def transaction() -> T:
             with self.patience:
                 self._may_connect()
-                return self._driver.run(work)
+                return self._driver.run(lambda ask: work(name(ask)))
 
         result = self._repeatedly(transaction, lambda error: False, tries=5)
         asked.answered(reads=reads)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     CTE,
     URL,
-    ColumnElement,
     Connection,
     Delete,
     Engine,
@@ -32,7 +31,20 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.batch import NEW, NO_VALUES, Batch, Change, Key, Right, locked, rights
+from sqlq.database import blocked
+from sqlq.database.batch import (
+    NEW,
+    NO_VALUES,
+    Batch,
+    Change,
+    Condition,
+    Expression,
+    Key,
+    Right,
+    Values,
+    locked,
+    rights,
+)
 from sqlq.database.timeouts import Patience
 from sqlq.database.values import (
     Ask,
@@ -42,6 +54,7 @@ from sqlq.database.values import (
     ClaimOrder,
     LookWanted,
     QueuePosition,
+    RawRows,
     Trouble,
     Verdict,
 )
@@ -57,6 +70,23 @@ def schema_of(conn: Connection) -> str | None:
     """Return the schema to which a connection of sqlq's own sends its statements."""
     schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
     return schema
+
+
+def named(statement: str, dialect: Any, schema: str | None) -> str:
+    """Return a statement written by hand, which names the token schema, for this one; None means SQLite."""
+    name = dialect.identifier_preparer.quote_schema(schema) if schema else "main"
+    return statement.replace(TOKEN_SCHEMA, name)
+
+
+def ask_on(conn: Connection) -> Ask:
+    """Return what runs statements written by hand on a connection of sqlq's own."""
+
+    def ask(statement: str, parameters: Any) -> RawRows:
+        rows = conn.exec_driver_sql(named(statement, conn.dialect, schema_of(conn)), parameters)
+        # the result on a caller's connection of a driver has rows or is empty
+        return list(rows) if getattr(rows, "returns_rows", True) else []
+
+    return ask
 
 
 @contextmanager
@@ -84,7 +114,7 @@ SEAL = "sqlq_seal"
 """The execution option of sqlq's own connections that holds the `Encryption` of their database."""
 
 
-CLAIMED: tuple[ColumnElement[Any], ...] = (
+CLAIMED: tuple[Expression, ...] = (
     jobs.c.id,
     jobs.c.lease_token,
     jobs.c.queue,
@@ -122,8 +152,16 @@ def claimed_columns(dialect: Any) -> str:
     )
 
 
+_ABOVE_ALL = 1_000
+"""Above each priority."""
+
+
+def listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))
+
+
 class Dialect:
-    """The SQL of one database; stateless, found by its name in `dialects.DIALECTS`."""
+    """The SQL of one database; stateless, found by its name with `dialects.dialect_named`."""
 
     name: str
     title: str
@@ -142,6 +180,12 @@ class Dialect:
     """The statement that begins a transaction of several statements; none where one statement does it all."""
     in_json: Callable[[Any], Any] = staticmethod(str)
     """Return a time as a batch has it in JSON."""
+    own_options: Values = NO_VALUES
+    """The execution options of sqlq's own connections, whose transactions are READ COMMITTED."""
+    refuses_standby = ""
+    """The statement that raises on a standby."""
+    which_isolation = ""
+    """The query for the isolation level of a transaction, where that matters."""
     where_it_leads = ""
     """The query for the name of the database that a connection leads to."""
     which_server = ""
@@ -189,37 +233,30 @@ class Dialect:
     unfit: Callable[[Connection], str | None] = staticmethod(lambda conn: None)
     """Return why this server breaks a promise of sqlq's, though it speaks like a supported one. None if it
     does not."""
+    missing_grant: Callable[..., str | None] = staticmethod(lambda error, url, kind: None)
+    """Return the advice for the role in a URL where an error means that it lacks a right of its kind."""
+    may_only_be_read: Callable[[URL], bool] = staticmethod(lambda url: False)
+    """Whether the database at a URL is read-only, as far as is known without connecting."""
+    words: Mapping[str, str]
+    """The words in which the statements of `blocked` differ: functions, joins in their order, and indexes."""
+    remove_steps: str
+    """Deletes the jobs with the `ids`."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
+    _core: Callable[..., Any]
+    """SQLAlchemy's dialect."""
 
     # -- writing ---------------------------------------------------------------------------------------------
-
-    def insert(
-        self,
-        table: Table,
-        values: Mapping[str, Any] = NO_VALUES,
-        *,
-        order_by: ColumnElement[Any] | None = None,
-        returning: Sequence[ColumnElement[Any]] = (),
-    ) -> Any:
-        """Return an insert of one row, whose other values are parameters. With `order_by` return an insert
-        of all rows of the table that the values are computed from, in this order."""
-        if order_by is None:
-            statement = insert(table).values(**values)
-        else:
-            source = select(*values.values()).order_by(order_by)
-            statement = insert(table).from_select([*values], source)
-        return statement.returning(*returning)
 
     def upsert(
         self,
         table: Table,
         key: Key,
-        values: Mapping[str, Any] = NO_VALUES,
-        changes: Callable[[Any], Mapping[str, Any]] | None = None,
+        values: Values = NO_VALUES,
+        changes: Callable[[Any], Values] | None = None,
         *,
-        where: ColumnElement[bool] | None = None,
-        returning: Sequence[ColumnElement[Any]] = (),
+        where: Condition | None = None,
+        returning: Sequence[Expression] = (),
     ) -> Any:
         """Return an insert of one row that leaves out the row if its key is taken. With `changes` it changes
         the row that has the key instead, if that one fulfils `where`. `changes` computes the new values from
@@ -238,11 +275,7 @@ class Dialect:
             statement = statement.on_conflict_do_update(**index, set_=changed, where=where)
         return statement.returning(met, *returning) if returning else statement
 
-    def with_returning(self, statement: Any, *columns: ColumnElement[Any]) -> Any:
-        """Return an insert that returns these columns, and not what it met."""
-        return statement.returning(*columns)
-
-    has_met: ColumnElement[Any] = null()
+    has_met: Expression = null()
     """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
     report that."""
 
@@ -263,19 +296,17 @@ class Dialect:
         """Change rows, and return them as they are now, or as they were deleted."""
         return conn.execute(change.statement, parameters).all()
 
-    def delete(
-        self, conn: Connection, column: Any, values: Sequence[Any], *where: ColumnElement[bool]
-    ) -> None:
+    def delete(self, conn: Connection, column: Any, values: Sequence[Any], *where: Condition) -> None:
         """Delete the rows that have one of these values in a column, the first one of the primary key, and
         that fulfil `where`."""
         conn.execute(delete(column.table).where(column.in_(values), *where))
 
     def distinct(
         self,
-        among: ColumnElement[bool],
-        *columns: ColumnElement[Any],
-        after: ColumnElement[Any] | None = None,
-        where: Sequence[ColumnElement[bool]] = (),
+        among: Condition,
+        *columns: Expression,
+        after: Expression | None = None,
+        where: Sequence[Condition] = (),
     ) -> Select[Any]:
         """Return a query of the distinct values of an index's columns, by one probe of the index for each.
 
@@ -285,20 +316,14 @@ class Dialect:
         found = _stepped((among, *where), columns, after)
         return select(*found.c).where(found.c[str(columns[-1].key)].is_not(None))
 
-    def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
-        """Return the advice for the role in a URL where an error means that it lacks a right of its kind."""
-        return None
-
     def for_parameters(self, style: Any) -> Any:
         """Return a dialect of SQLAlchemy's that writes statements with parameters in this style, for any
         driver."""
-        raise NotImplementedError
+        return qualified(self._core(paramstyle=style))
 
     # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(
-        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
-    ) -> list[Sequence[Any]]:
+    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
         """Claim at most `limit` due jobs of these queues, and return them as `CLAIMED`, in any order.
 
         Queues are served in the order given. With "evenly" there is no strict order between them, so that a
@@ -309,15 +334,23 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def claim_beyond(
-        self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
-    ) -> list[Sequence[Any]]:
+    def claim_beyond(self, ask: Ask, positions: Sequence[QueuePosition], limit: int, by: Claimant) -> RawRows:
         """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError
 
-    def due_in(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
-    ) -> list[Sequence[Any]]:
+    def _due_in_one(self, ask: Ask, statements: Sequence[str], name: str, most: int, place: int) -> RawRows:
+        """Return due jobs of a queue, level by level. The statements are those for the highest priority, for
+        a given one, and for the next lower one; `place` is the column of the priority."""
+        at_top, at_level, next_level = statements
+        due = ask(at_top, (name, name, most))
+        level = due[0][place] if due else ask(next_level, (name, _ABOVE_ALL))[0][0]
+        while level is not None and len(due) < most:
+            ((level,),) = ask(next_level, (name, level))
+            if level is not None:
+                due = [*due, *ask(at_level, (name, level, most - len(due)))]
+        return due
+
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
         """Return the values of a `QueueDue` for each of these queues that has unreserved jobs. With `after`,
         also for the next `LARGEST_WINDOW` queues after that one.
 
@@ -326,9 +359,7 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def look(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None, wanted: LookWanted
-    ) -> list[Sequence[Any]]:
+    def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
         """Return the rows of `due_in`, filled up with Nones, and one row more. It is `(None, ms, None,
         listens, hosts, expired, limited, asked, all_paused, pause_ms)`.
 
@@ -352,7 +383,7 @@ class Dialect:
         """Divide rows with such texts into portions that one statement takes."""
         return (rows,)
 
-    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def batch_parameters(self, batch: Batch, rows: RawRows) -> dict[str, Any]:
         """Return the parameters that fill `batch_table(batch)`, as JSON unless it is overridden."""
         return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=self._in_json)}
 
@@ -372,7 +403,7 @@ class Dialect:
         self,
         conn: Connection,
         batch: Batch,
-        rows: Sequence[Sequence[Any]],
+        rows: RawRows,
         target: Table,
         *,
         waits: bool = False,
@@ -384,10 +415,6 @@ class Dialect:
         if moved:
             conn.execute(_delete_held(self, batch), parameters)
         return moved
-
-    def transactional(self, conn: Connection) -> Connection:
-        """Return a connection of sqlq's own whose transactions are READ COMMITTED."""
-        return conn
 
     def takes_single_statements(self, conn: Connection) -> bool:
         """Whether a statement outside any transaction is one by itself, and READ COMMITTED."""
@@ -401,11 +428,16 @@ class Dialect:
 
     def refuse_standby(self, conn: Connection) -> None:
         """Raise on a standby that may lag behind, since its rows may be out of date."""
+        if self.refuses_standby:
+            conn.exec_driver_sql(self.refuses_standby)
 
     def stricter_isolation(self, conn: Connection) -> str | None:
         """Return the transaction's isolation level if it is stricter than READ COMMITTED: one snapshot then
         serves all its statements. None where that does not matter."""
-        return None
+        if not self.which_isolation:
+            return None
+        level = str(conn.exec_driver_sql(self.which_isolation).scalar()).upper().replace("-", " ")
+        return None if level in ("READ COMMITTED", "READ UNCOMMITTED") else level
 
     def refuses_newer_rows(self, conn: Connection) -> str | None:
         """Return the transaction's isolation level if it cannot change a row that another transaction has
@@ -428,32 +460,68 @@ class Dialect:
 
     # -- unblock ---------------------------------------------------------------------------------------------
 
-    def unblock(
-        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
-    ) -> Verdict:
+    def _written(self, statement: str, **parts: Any) -> str:
+        return statement.format(**self.words, **parts)
+
+    def unblock(self, ask: Ask, ids: Sequence[int], *, are_steps: bool, most: int, reason: str) -> Verdict:
         """Judge at most `most` blocked steps that wait for these jobs, or with `are_steps` these steps, by
         committed rows. Make a step available if all its edges hold, and cancel it if one never can.
 
         A step waits while a job before it is live, or has failed and may be retried for a wanted success. A
         job in no table has ended in an unknown way. A step that another transaction has locked is skipped.
         """
-        raise NotImplementedError
+        steps = ids
+        if not are_steps:
+            waiting = self._written(blocked.WAITING_FOR, ids=listed(ids))
+            steps = [id for (id,) in ask(f"{waiting} LIMIT {most}", ())]
+        rows = ask(self._written(blocked.VERDICT, ids=listed(steps)), ()) if steps else []
+        judged = {id: bool(never) for id, never in rows}
+        mine: Iterable[int] = judged
+        if judged and not self.one_writer:
+            mine = [id for (id,) in ask(self._written(blocked.LOCK_STEPS, ids=listed(judged)), ())]
+        free = [id for id in mine if not judged[id]]
+        cancelled = [id for id in mine if judged[id]]
+        if free:
+            ask(self._written(blocked.WAKE, ids=listed(free)), ())
+            ask(self._written(blocked.FREE, ids=listed(free)), ())
+        if cancelled:
+            ask(self._written(blocked.CANCEL, ids=listed(cancelled)), (reason,))
+            ask(self._written(self.remove_steps, ids=listed(cancelled)), ())
+        return Verdict(len(steps), free, cancelled)
 
-    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+    def waiting_for(self, ask: Ask, ended: Sequence[int]) -> list[int]:
         """Return the blocked steps that wait for these jobs."""
-        raise NotImplementedError
+        statement = self._written(blocked.WAITING_FOR, ids=listed(ended))
+        return [id for (id,) in ask(statement, ())] if ended else []
 
-    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+    def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
         """Return the blocked steps that wait for jobs that ended within this time."""
-        raise NotImplementedError
+        statement = self._written(blocked.WAITING_FOR_RECENT)
+        return [id for (id,) in ask(statement, (within_ms, within_ms))]
 
     def pick(
         self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
-    ) -> Iterable[tuple[int, str]]:
+    ) -> Iterable[Sequence[Any]]:
         """Return the jobs of these lines that may run, each with its key, and lock them where rows can be
         locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
         `served` where that is known."""
-        raise NotImplementedError
+        ask, among = ask_on(conn), ""
+        if served is not None:
+            # guard: only-what-is-served-is-admitted
+            among = f"AND queue IN ({', '.join([self.words['given']] * len(served)) or 'NULL'})"
+        admitted, head, first = (
+            self._written(statement, among=among)
+            for statement in (blocked.ADMITTED, blocked.HEAD, blocked.FIRST)
+        )
+        for line in lines:
+            number = line.most
+            if line.running is not None:
+                ((taken,),) = ask(admitted, (line.key, line.running))
+                number = min(number, line.running - taken)
+            if number > 0:
+                statement, last = (head, line.holds) if line.in_order else (first, number)
+                for (id,) in ask(statement, (line.key, *(served or ()), last)):
+                    yield id, line.key
 
     # -- migrations ------------------------------------------------------------------------------------------
 
@@ -509,9 +577,12 @@ class Dialect:
         ask("COMMIT", ())
         return done
 
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+    def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
         """Run a statement on a driver's connection and return its rows."""
-        raise NotImplementedError
+        with driver.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            rows: RawRows = cursor.fetchall()
+            return rows
 
     # -- trouble ---------------------------------------------------------------------------------------------
 
@@ -519,16 +590,8 @@ class Dialect:
         """Return the meaning of an error of the database or its driver."""
         raise NotImplementedError
 
-    def may_only_be_read(self, url: URL) -> bool:
-        """Whether the database is read-only, as far as is known without connecting."""
-        return False
-
-    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
         """Set up an engine of sqlq's own: how its transactions begin, how long they wait.
-
-        With `looks_at_idle`, a pooled connection that died while idle is replaced before use. A close by a
-        server or a proxy shows without a query. Only after a longer rest a ping checks it, at the cost of a
-        round trip: a firewall may have forgotten the connection.
 
         With `plans_once`, statements prepared on its connections are planned once, for tables of any size.
         Planning a claim takes as long as running it. A plan for an empty table stays when there are a million
@@ -538,9 +601,9 @@ class Dialect:
 
 
 def _stepped(
-    where: Sequence[ColumnElement[bool]],
-    columns: Sequence[ColumnElement[Any]],
-    after: ColumnElement[Any] | None = None,
+    where: Sequence[Condition],
+    columns: Sequence[Expression],
+    after: Expression | None = None,
 ) -> CTE:
     """Step from each value of the last column to the next, for each of the columns before it. After the last
     value comes a NULL."""
@@ -561,7 +624,7 @@ def _stepped(
     return steps.union_all(select(*known, following.scalar_subquery()).where(steps.c[name].is_not(None)))
 
 
-def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select[Any]:
+def held(dialect: Dialect, batch: Batch, *columns: Expression) -> Select[Any]:
     """Select the jobs of a batch that their owner still holds, with the batch's own columns and more. Ids
     ascend, so that two batches cannot deadlock."""
     rows = dialect.batch_table(batch)
@@ -573,7 +636,7 @@ def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select
     )
 
 
-def fence(rows: FromClause) -> Sequence[ColumnElement[bool]]:
+def fence(rows: FromClause) -> Sequence[Condition]:
     """Return the fence of every owner's write: the row is reserved, and under the owner's token."""
     return (jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
 

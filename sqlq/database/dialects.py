@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Final
 
@@ -13,36 +13,26 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.values import Trouble
 
 _CLASSES: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mariadb": "MariaDB"}
+NAMES = tuple(_CLASSES)
+"""The names of the databases, as SQLAlchemy has them."""
 
 
-class Dialects(Mapping[str, Dialect]):
-    """The dialects by name. The module of each is imported when the dialect is first used, and with it
-    SQLAlchemy's."""
-
-    def __init__(self) -> None:
-        self._imported: dict[str, Dialect] = {}
-
-    def __getitem__(self, name: str) -> Dialect:
-        if name not in self._imported:
-            kind = _CLASSES[name]
-            self._imported[name] = getattr(import_module(f"sqlq.database.{name}.dialect"), kind)()
-        return self._imported[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_CLASSES)
-
-    def __len__(self) -> int:
-        return len(_CLASSES)
+@cache
+def dialect_named(name: str) -> Dialect:
+    """Return the dialect of this name. Its module is imported at its first use, and with it SQLAlchemy's."""
+    dialect: Dialect = getattr(import_module(f"sqlq.database.{name}.dialect"), _CLASSES[name])()
+    return dialect
 
 
-DIALECTS: Final = Dialects()
+def _all() -> list[Dialect]:
+    return [dialect_named(name) for name in NAMES]
 
 
 def _troubles(error: BaseException) -> list[Trouble]:
     """Return the meaning of an error to the database whose driver raised it, or else to each of them."""
     driver = type(getattr(error, "orig", None) or error).__module__.partition(".")[0]
-    raised = [dialect for dialect in DIALECTS.values() if driver in dialect.drivers]
-    return [dialect.trouble(error) for dialect in raised or DIALECTS.values()]
+    raised = [dialect for dialect in _all() if driver in dialect.drivers]
+    return [dialect.trouble(error) for dialect in raised or _all()]
 
 
 def takes_no_writes(error: BaseException) -> bool:
@@ -53,7 +43,7 @@ def takes_no_writes(error: BaseException) -> bool:
 def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
     """Return the advice for a role, that in a URL, which lacks the rights of its kind; None for any other
     error."""
-    advices = (dialect.missing_grant(error, url, kind) for dialect in DIALECTS.values())
+    advices = (dialect.missing_grant(error, url, kind) for dialect in _all())
     return next((advice for advice in advices if advice is not None), None)
 
 
@@ -81,9 +71,9 @@ def was_rolled_back(error: BaseException) -> bool:
 
 def dialect_of(conn: Connection | Engine) -> Dialect:
     """Return the dialect of the database that a connection or an engine leads to."""
-    return DIALECTS[conn.dialect.name]
+    return dialect_named(conn.dialect.name)
 
 
 def dialect_at(url: URL) -> Dialect:
     """Return the dialect of the database that a URL names."""
-    return DIALECTS[url.get_backend_name()]
+    return dialect_named(url.get_backend_name())

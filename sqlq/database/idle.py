@@ -20,7 +20,11 @@ IDLE_SECONDS = 10.0
 
 
 def look_at_idle(dialect: Dialect, engine: Engine) -> None:
-    """Check each pooled connection of an engine when it is taken from the pool."""
+    """Replace a pooled connection that died while idle when it is taken from the pool.
+
+    A close by a server or a proxy shows without a query. Only after a longer rest a ping checks it, at the
+    cost of a round trip: a firewall may have forgotten the connection.
+    """
 
     @event.listens_for(engine, "checkin")
     def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:

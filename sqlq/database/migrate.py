@@ -23,8 +23,6 @@ from __future__ import annotations
 import enum
 import io
 import logging
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -94,12 +92,13 @@ class Standing(enum.StrEnum):
 
 
 class Check(NamedTuple):
-    """The result of `check`: the standing, the revision found, the one needed, and a sentence about them."""
+    """The result of `check`: the standing, the revision found, a sentence about them, and the revision
+    needed."""
 
     standing: Standing
     found: str | None
-    needed: str
     message: str
+    needed: str = version.HEAD
 
 
 def upgrade(engine: Engine, schema: str | None) -> str | None:
@@ -155,26 +154,19 @@ def _patiently(engine: Engine, step: Callable[[], T]) -> T:
     Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
     Raises `ConfigurationError` after `online.PATIENCE_S`.
     """
-    dialect = dialect_of(engine)
-    deadline = time.monotonic() + online.PATIENCE_S
-    said = False
-    while True:
+    dialect, where = dialect_of(engine), urls.masked(engine.url)
+    waits = f"waiting for a moment in which no session uses the tables in {where}"
+    for _ in online.tries(online.PATIENCE_S, online.LOCK_TIMEOUT_MS / 1000, waits):
         try:
             return step()
         except DBAPIError as error:
             if not dialect.trouble(error).rolled_back:  # guard: migration-patience
                 raise
-        where = urls.masked(engine.url)
-        if time.monotonic() >= deadline:
-            raise ConfigurationError(
-                f"the tables in {where} were in use whenever the migration tried, for "
-                f"{online.PATIENCE_S:.0f} s; this step of it was not made: "
-                f"end the oldest transactions in {dialect.open_transactions}, then try again"
-            )
-        if not said:
-            log.info("waiting for a moment in which no session uses the tables in %s", where)
-            said = True
-        time.sleep(random.uniform(1.0, 2.0) * online.LOCK_TIMEOUT_MS / 1000)
+    raise ConfigurationError(
+        f"the tables in {where} were in use whenever the migration tried, for {online.PATIENCE_S:.0f} s; "
+        f"this step of it was not made: end the oldest transactions in {dialect.open_transactions}, then "
+        "try again"
+    )
 
 
 def _following(revision: str) -> Script | None:
@@ -240,25 +232,24 @@ def check(engine: Engine, schema: str | None) -> Check:
     """Return the standing of a database's tables; changes nothing and creates no file."""
     file = _sqlite_file(engine)
     if file and not file.exists():
-        return Check(Standing.MISSING, None, version.HEAD, version.complaint(engine, None, None))
+        return Check(Standing.MISSING, None, version.complaint(engine, None, None))
     with engine.connect() as connection:
-        where = version.database(connection, schema)
         found = version.find(connection, schema)
         if found is None:
             if taken := _taken(connection, schema):
-                return Check(Standing.FOREIGN, None, version.HEAD, _foreign(connection, schema, taken))
-            return Check(Standing.MISSING, None, version.HEAD, version.complaint(connection, schema, None))
+                return Check(Standing.FOREIGN, None, _foreign(connection, schema, taken))
+            return Check(Standing.MISSING, None, version.complaint(connection, schema, None))
         revision = found.revision
-        if found.usable and (said := version.difference(connection, schema)):
-            return Check(Standing.DIFFERENT, revision, version.HEAD, said)
-        holds = f"{where} holds sqlq's tables at revision {revision}"
+        if found.usable and (difference := version.difference(connection, schema)):
+            return Check(Standing.DIFFERENT, revision, difference)
+        holds = f"{version.database(connection, schema)} holds sqlq's tables at revision {revision}"
         if revision == version.HEAD:
-            return Check(Standing.UP_TO_DATE, revision, version.HEAD, f"{holds}, the one needed")
+            return Check(Standing.UP_TO_DATE, revision, f"{holds}, the one needed")
         if found.usable:
             message = f"{holds}, newer than the {version.HEAD} of this sqlq, which works with them"
-            return Check(Standing.AHEAD, revision, version.HEAD, message)
+            return Check(Standing.AHEAD, revision, message)
         standing = Standing.NEWER if revision > version.HEAD else Standing.BEHIND
-        return Check(standing, revision, version.HEAD, version.complaint(connection, schema, revision))
+        return Check(standing, revision, version.complaint(connection, schema, revision))
 
 
 def render_sql(dialect_name: str, schema: str | None) -> str:
@@ -305,15 +296,13 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
         )
     dialect = dialect_of(engine)
     level = {} if dialect.in_a_file else {"isolation_level": "READ COMMITTED"}
-    with engine.connect().execution_options(**level) as connection:
-        _wait(partial(_begin_locked, connection, schema), connection, schema)
-        try:
-            with online.looking_nowhere_else(connection):
-                _prepare(connection, schema)
-                yield connection
-            connection.commit()
-        finally:
-            dialect.unlock_for_migration(connection, schema)
+    with (
+        engine.connect().execution_options(**level) as connection,
+        prepared(connection, schema, lock=_begin_locked),
+    ):
+        with online.looking_nowhere_else(connection):
+            yield connection
+        connection.commit()
 
 
 def _begin_locked(connection: Connection, schema: str | None) -> bool:
@@ -332,15 +321,17 @@ def _begin_locked(connection: Connection, schema: str | None) -> bool:
 
 
 @contextmanager
-def prepared(connection: Connection, schema: str | None) -> Iterator[None]:
-    """Prepare a host's connection for a migration in its transaction, and keep other migrators out during the
+def prepared(
+    connection: Connection, schema: str | None, lock: Callable[[Connection, str | None], bool] | None = None
+) -> Iterator[None]:
+    """Prepare a connection for a migration in its transaction, and keep other migrators out during the
     block, or until the transaction ends.
 
     Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for tables that are
     not sqlq's.
     """
     dialect = dialect_of(connection)
-    _wait(partial(dialect.lock_for_migration, connection, schema), connection, schema)
+    _wait(partial(lock or dialect.lock_for_migration, connection, schema), connection, schema)
     try:
         _prepare(connection, schema)
         yield
@@ -470,23 +461,17 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
 
 
 def _wait(attempt: Callable[[], bool], connection: Connection, schema: str | None) -> None:
-    begun_at = time.monotonic()
-    waited, holder = False, ""
-    while not attempt():
-        where = urls.masked(connection.engine.url)
-        waited_s = time.monotonic() - begun_at
-        if waited_s >= online.PATIENCE_S:
-            raise ConfigurationError(
-                f"{where} has been locked for {online.PATIENCE_S:.0f} s, perhaps by another "
-                f"migration{holder}: try again when that has ended"
-            )
+    where, holder = urls.masked(connection.engine.url), ""
+    for waited_s in online.tries(online.PATIENCE_S, 0.1, f"waiting for another migration of {where}"):
+        if attempt():
+            return
         if waited_s >= HOLDER_AFTER_S and not holder:
             holder = f" (it is held by {_holder(connection, schema)})"  # any role may hold it
             log.warning("waiting for the lock of migrations of %s%s", where, holder)
-        if not waited:
-            log.info("waiting for another migration of %s", where)
-            waited = True
-        time.sleep(0.1)
+    raise ConfigurationError(
+        f"{where} has been locked for {online.PATIENCE_S:.0f} s, perhaps by another migration{holder}: try "
+        "again when that has ended"
+    )
 
 
 def _holder(connection: Connection, schema: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from sqlq.database.dialect import Dialect
-from sqlq.database.values import Ask
+from sqlq.database.values import Ask, RawRows
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Driver:
         statement: str | None = None
         parameters: Any = None
 
-        def ask(what: str, given: Any) -> list[Sequence[Any]]:
+        def ask(what: str, given: Any) -> RawRows:
             nonlocal statement, parameters
             statement, parameters = what, given
             return self._dialect.run(pooled.dbapi_connection, what, given)

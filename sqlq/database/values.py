@@ -29,8 +29,11 @@ class QueueDue(NamedTuple):
     place: int | None
 
 
-Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
-"""Runs a statement with its parameters, as the driver takes them, and returns its rows."""
+RawRows: TypeAlias = Sequence[Sequence[Any]]
+"""Rows as a driver takes or returns them."""
+Ask: TypeAlias = Callable[[str, Any], RawRows]
+"""Runs a statement that names the token schema, with its parameters as the driver takes them. It returns the
+rows."""
 
 
 class Session(NamedTuple):

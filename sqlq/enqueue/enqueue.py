@@ -190,7 +190,7 @@ class Enqueuer:
                 "app.enqueue(job, session=…), which takes connections of psycopg, asyncpg and sqlite3, too"
             )
         dialect = self._database.engine.dialect
-        style = dialects.DIALECTS[dialect.name].own_paramstyle if style is None else style
+        style = dialects.dialect_named(dialect.name).own_paramstyle if style is None else style
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "

@@ -231,13 +231,13 @@ class Claimer:
         return self._claim_from_head(names, limit, "newest")
 
     def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        dialect, schema = self._database.dialect, self._database.schema
+        dialect = self._database.dialect
         positions = self._cursor.positions(names)
         has_turns = self._fixed is None or self._options.weights is not None
         # guard: a-turn-finds-its-queue
         if positions and (not has_turns or positions[0][0] == names[0]):
             claimed = self._run(
-                lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
+                lambda ask: dialect.claim_beyond(ask, positions, limit, self._claimant()),
                 *(names, limit, self._order),
             )
             self._cursor.note(claimed)
@@ -251,9 +251,9 @@ class Claimer:
         return claimed
 
     def _claim_from_head(self, names: Sequence[str], limit: int, order: ClaimOrder) -> list[ClaimedJob]:
-        dialect, schema = self._database.dialect, self._database.schema
+        dialect = self._database.dialect
         return self._run(
-            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), order),
+            lambda ask: dialect.claim(ask, names, limit, self._claimant(), order),
             *(names, limit, order),
         )
 

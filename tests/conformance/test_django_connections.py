@@ -19,7 +19,7 @@ from django.db import transaction
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
-from sqlq.database.caller import mariadb
+from sqlq.database.caller import drivers
 from sqlq.testing import inline
 from tests.conformance.test_enqueue_notifications import Listener
 
@@ -239,6 +239,6 @@ print(type(connection.connection).__module__)
 def test_mysql_is_refused_by_name(
     app: sqlq.App, send: sqlq.Task[..., None], connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mariadb, "_PLACE", "SELECT '8.0.36', DATABASE(), USER(), @@hostname, @@port")
+    monkeypatch.setattr(drivers, "_PLACE", "SELECT '8.0.36', DATABASE(), USER(), @@hostname, @@port")
     with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=r"not on MySQL, .* to MySQL 8\.0\.36"):
         app.enqueue(send.new(1), session=connection)

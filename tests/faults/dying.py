@@ -57,8 +57,8 @@ class Mortal:
         for dialect in (PostgreSQL, SQLite, MariaDB):
             setattr(dialect, "run", self._mortal(dialect.run))  # noqa: B010 - statements that go past SQLAlchemy have no event
 
-    def _mortal(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def mortal_run(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> list[Any]:
+    def _mortal(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def mortal_run(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
             self.moment(f"before {_named(statement)}")
             rows = run(dialect, driver, statement, parameters)
             self.moment(f"after {_named(statement)}")

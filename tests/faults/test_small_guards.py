@@ -170,10 +170,8 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
     app.enqueue_many([task.new() for _ in range(3)])
     honest = app.database.dialect.claim
 
-    def greedy(
-        ask: Ask, schema: str | None, names: Sequence[str], limit: int, *owner: Any, **more: Any
-    ) -> Any:
-        return honest(ask, schema, names, 3, *owner, **more)
+    def greedy(ask: Ask, names: Sequence[str], limit: int, *owner: Any, **more: Any) -> Any:
+        return honest(ask, names, 3, *owner, **more)
 
     monkeypatch.setattr(app.database.dialect, "claim", greedy)
     with (

@@ -124,7 +124,8 @@ def test_check_distinguishes_missing_from_up_to_date(empty: Engine) -> None:
 
 def test_check_distinguishes_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
-    assert migrate.check(migrated, None)[:3] == ("ahead", "0099", version.HEAD)
+    ahead = migrate.check(migrated, None)
+    assert (ahead.standing, ahead.found, ahead.needed) == ("ahead", "0099", version.HEAD)
     execute(migrated, "UPDATE sqlq_version SET oldest_code = '0099'")
     assert migrate.check(migrated, None).standing == "newer"
     monkeypatch.setattr(version, "HEAD", "0100")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,15 +55,15 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
         """A connection that runs each statement by EXPLAIN ANALYZE, for its plan."""
 
         def __init__(self, conn: Any) -> None:
-            self._conn = conn
+            self._conn, self.dialect = conn, conn.dialect
 
         def get_execution_options(self) -> Any:
             return self._conn.get_execution_options()
 
-        def exec_driver_sql(self, statement: str, given: Any) -> list[Any]:
+        def exec_driver_sql(self, statement: str, given: Any) -> Any:
             run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
             plans.append(self._conn.exec_driver_sql(run, given).scalar_one()[0]["Plan"])
-            return []
+            return SimpleNamespace(returns_rows=False)
 
     for served in (None, ["default"]):
         with app.database.for_claims.begin() as conn:

@@ -50,7 +50,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return counted
 
     with monkeypatch.context() as patch:
-        for dialect in dialects.DIALECTS.values():
+        for dialect in map(dialects.dialect_named, dialects.NAMES):
             patch.setattr(dialect, "run", counting(dialect))
         event.listen(Engine, "before_cursor_execute", executing)
         try:

@@ -133,7 +133,7 @@ def test_a_connection_that_cannot_be_rolled_back_is_dropped(
 
 def test_a_thread_keeps_at_most_one_idle_connection(app: sqlq.App) -> None:
     """Two could be all that a small pool has, and whoever waits for the pool would wait in vain."""
-    app.database.run_raw(lambda ask: app.database.run_statement("SELECT 1", ()) + ask("SELECT 1", ()))
+    app.database.run_raw(lambda ask: (app.database.run_statement("SELECT 1", ()), ask("SELECT 1", ())))
     assert app.database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # a QueuePool's
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.database import dialects
 from sqlq.database.database import Database
+from sqlq.database.dialect import ask_on
 from sqlq.database.values import Claimant, LookWanted
 from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
@@ -67,35 +68,24 @@ def claim_two(conn: Connection) -> list[Any]:
     return claim.claim(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
 
 
-def asks(conn: Connection) -> Any:
-    def ask(statement: str, parameters: Any) -> list[Any]:
-        result = conn.exec_driver_sql(statement, parameters)
-        return list(result) if result.returns_rows else []
-
-    return ask
-
-
 def claim_beyond(conn: Connection) -> Any:
-    dialect = dialects.DIALECTS[conn.dialect.name]
+    dialect = dialects.dialect_named(conn.dialect.name)
     if not dialect.claims_beyond:
         pytest.skip("here each claim begins at the head")
     positions = [("mail", 1, 0, 0), ("mail", 0, 0, 0), ("empty", 0, 0, 0)]
-    return dialect.claim_beyond(asks(conn), schema_of(conn), positions, 2, Claimant("me", 30_000))
+    return dialect.claim_beyond(ask_on(conn), positions, 2, Claimant("me", 30_000))
 
 
 def due_in(conn: Connection, names: list[str], after: str | None = None) -> Any:
-    ask = asks(conn)
-    return dialects.DIALECTS[conn.dialect.name].due_in(ask, schema_of(conn), names, after)
+    return dialects.dialect_named(conn.dialect.name).due_in(ask_on(conn), names, after)
 
 
 def look(conn: Connection) -> Any:
-    ask = asks(conn)
-    dialect = dialects.DIALECTS[conn.dialect.name]
+    dialect = dialects.dialect_named(conn.dialect.name)
     if dialect.sees_commits:
         pytest.skip("here no lookout looks: a connection sees what others commit")
-    return dialect.look(
-        ask, schema_of(conn), [], "", LookWanted("sqlq", 30_000, maintenance=True, workers=[])
-    )
+    wanted = LookWanted("sqlq", 30_000, maintenance=True, workers=[])
+    return dialect.look(ask_on(conn), [], "", wanted)
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect
+from sqlq.database.dialect import Dialect, named
 from sqlq.database.values import Ask
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, Settlement
@@ -24,16 +24,16 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import claim, settle
 from tests.sql.test_statements import walk
 
-Call = Callable[[Dialect, Ask, str | None], Any]
+Call = Callable[[Dialect, Ask], Any]
 CALLS: dict[str, Call] = {
-    "unblock": lambda dialect, ask, schema: dialect.unblock(
-        ask, schema, [1, 2], are_steps=False, most=1_000, reason=unblock.REASON
+    "unblock": lambda dialect, ask: dialect.unblock(
+        ask, [1, 2], are_steps=False, most=1_000, reason=unblock.REASON
     ),
-    "unblock_steps": lambda dialect, ask, schema: dialect.unblock(
-        ask, schema, [3], are_steps=True, most=1_000, reason=unblock.REASON
+    "unblock_steps": lambda dialect, ask: dialect.unblock(
+        ask, [3], are_steps=True, most=1_000, reason=unblock.REASON
     ),
-    "waiting_for": lambda dialect, ask, schema: dialect.waiting_for(ask, schema, [1, 2]),
-    "waiting_for_recent": lambda dialect, ask, schema: dialect.waiting_for_recent(ask, schema, 21_000),
+    "waiting_for": lambda dialect, ask: dialect.waiting_for(ask, [1, 2]),
+    "waiting_for_recent": lambda dialect, ask: dialect.waiting_for_recent(ask, 21_000),
 }
 WAITING = 30_000
 
@@ -48,10 +48,10 @@ def asked(database: Database, call: Call) -> list[tuple[str, Any]]:
 
     def work(ask: Ask) -> None:
         def noting(statement: str, parameters: Any) -> Any:
-            got.append((statement, parameters))
+            got.append((named(statement, database.engine.dialect, database.schema), parameters))
             return ask(statement, parameters)
 
-        call(database.dialect, noting, database.schema)
+        call(database.dialect, noting)
 
     database.run_raw(work)
     return got

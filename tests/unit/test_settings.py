@@ -179,8 +179,8 @@ def test_an_engine_in_place_of_the_url_is_refused(tmp_path: Path) -> None:
         ("mysql+pymysql://u:secret@h/d", "not on MySQL.*: for MariaDB write mariadb\\+pymysql://u:"),
         ("mysql://u:secret@h/d", "not on MySQL.*: for MariaDB write mariadb://u:"),
         ("oracle+cx_oracle://u:secret@h/d", "sqlq runs on PostgreSQL, MariaDB and SQLite, not on 'oracle'"),
-        ("postgresql+pg99://u:secret@h/d", "SQLAlchemy knows no driver 'postgresql\\+pg99'"),
-        ("sqlite+sqlite99:///a.db", "SQLAlchemy knows no driver"),
+        ("postgresql+pg99://u:secret@h/d", "by psycopg or psycopg2, not by 'postgresql\\+pg99'"),
+        ("sqlite+sqlite99:///a.db", "by sqlite3, not by 'sqlite\\+sqlite99'"),
         ("postgresql+pg8000://u:secret@h/d", "by psycopg or psycopg2, not by 'postgresql\\+pg8000'"),
         (
             "mariadb+mysqlconnector://u:secret@h/d",

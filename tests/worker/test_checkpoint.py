@@ -310,7 +310,7 @@ def test_checkpoint_refuses_autocommit_and_wrong_sessions(app: sqlq.App, shop: E
         running.checkpoint(None, 1)  # type: ignore[arg-type]
     with (
         Session(shop) as session,
-        pytest.raises(sqlq.errors.ConfigurationError, match="use checkpoint for that"),
+        pytest.raises(sqlq.EnqueueError, match="use the call of the same name without the a"),
     ):
         asyncio.run(running.acheckpoint(session, 1))  # type: ignore[arg-type]
     assert app.jobs.get(running.id).cursor is None

@@ -20,6 +20,7 @@ from sqlalchemy.util import immutabledict
 
 from sqlq.database.caller.driver import Answer, DriverConnection, Server
 from sqlq.database.compiled import compiled_for
+from sqlq.database.values import RawRows
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
 
@@ -107,7 +108,7 @@ class Adapter:
         translate = self._execution_options.get("schema_translate_map", {})
         each = [parameters or {}] if parameters is None or isinstance(parameters, Mapping) else parameters
         names: Sequence[str] = ()
-        rows: list[Sequence[Any]] = []
+        rows: list[Any] = []
         for one in each:
             written = _compiled(statement, self.dialect, translate.get(TOKEN_SCHEMA), tuple(one))
             answer = self.driver.run(*written.filled(one))
@@ -165,7 +166,7 @@ class _Written(NamedTuple):
     readers: Mapping[int, Callable[[Any], Any]]
     """Conversions of what the driver returns, by column: those of sqlq's own types."""
 
-    def read(self, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    def read(self, rows: RawRows) -> RawRows:
         """Return rows with their values as SQLAlchemy returns them."""
         read = [list(row) for row in rows]
         for row in read:

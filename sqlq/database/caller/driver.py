@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import URL
 from sqlalchemy.util import await_only
 
+from sqlq.database.values import RawRows
+
 T = TypeVar("T")
 
 
@@ -16,7 +18,7 @@ class Answer(NamedTuple):
     """The rows of a statement, and the names of their columns; both empty for one that returns none."""
 
     names: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: RawRows
 
 
 NOTHING = Answer((), ())
@@ -108,7 +110,7 @@ def wait(awaitable: Awaitable[T]) -> T:
     return await_only(awaitable)
 
 
-def answer(description: Any, rows: Sequence[Sequence[Any]]) -> Answer:
+def answer(description: Any, rows: RawRows) -> Answer:
     return Answer([column[0] for column in description], rows)
 
 

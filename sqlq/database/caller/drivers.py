@@ -11,17 +11,19 @@ SQLAlchemy's asynchronous sessions.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL
 
 from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Server, answer, texts, wait
-from sqlq.database.caller.mariadb import MySQLClient, PyMySQL
 from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
@@ -81,46 +83,39 @@ class Psycopg(_PostgreSQL):
     """A `psycopg.Connection`."""
 
     driver = module = "psycopg"
+    plain = "Cursor"
+    """The class of plain cursors: that of the caller may return rows as dicts, or take other parameters."""
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
-            cursor.execute(statement, parameters or None)
-            if cursor.pgresult is not None and cursor.description is None:
-                return NOTHING
-            rows = cursor.fetchall()  # in a pipeline the result comes now, with its description
-            return answer(cursor.description, rows)
+        cursor = self._cursor()
+        cursor.execute(statement, parameters or None)
+        if cursor.pgresult is not None and cursor.description is None:
+            return NOTHING
+        rows = cursor.fetchall()  # in a pipeline the result comes now, with its description
+        return answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
-        with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
-            cursor.execute(command)
+        self._cursor().execute(command)
 
-    def _cursor(self, kind: Any) -> Any:
-        """Return a plain cursor: the caller's cursor class may return rows as dicts, or take other
-        parameters."""
-        return kind(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
+    def _cursor(self) -> Any:
+        cursor = getattr(sys.modules["psycopg"], self.plain)
+        return cursor(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
 
 
 class AsyncPsycopg(Psycopg):
     """A `psycopg.AsyncConnection`."""
 
-    driver = "psycopg"
     is_async = True
+    plain = "AsyncCursor"
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        return wait(self._run(statement, parameters))
-
-    async def _run(self, statement: str, parameters: Any) -> Answer:
-        async with self._cursor(sys.modules["psycopg"].AsyncCursor) as cursor:
-            await cursor.execute(statement, parameters or None)
-            rows = await cursor.fetchall()
-            return answer(cursor.description, rows)
+        cursor = self._cursor()
+        wait(cursor.execute(statement, parameters or None))
+        rows = wait(cursor.fetchall())
+        return answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
-        wait(self._say(command))
-
-    async def _say(self, command: str) -> None:
-        async with self._cursor(sys.modules["psycopg"].AsyncCursor) as cursor:
-            await cursor.execute(command)
+        wait(self._cursor().execute(command))
 
 
 class Psycopg2(_PostgreSQL):
@@ -156,11 +151,8 @@ class Asyncpg(_PostgreSQL):
         return asyncpg.PostgresError, asyncpg.InterfaceError
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        return wait(self._run(statement, parameters))
-
-    async def _run(self, statement: str, parameters: Any) -> Answer:
-        rows = await self.connection.fetch(statement, *parameters)
-        return Answer(list(rows[0].keys()), list(map(tuple, map(_values, rows)))) if rows else NOTHING
+        rows = wait(self.connection.fetch(statement, *parameters))
+        return Answer(list(rows[0].keys()), [tuple(row.values()) for row in rows]) if rows else NOTHING
 
     def address(self) -> tuple[str | None, int | None, str | None]:
         host, port, _, user = self._known() or (None, None, None, None)
@@ -184,10 +176,6 @@ class Asyncpg(_PostgreSQL):
 
     def commits_at_once(self) -> bool:
         return not self.in_transaction()
-
-
-def _values(record: Any) -> Any:
-    return record.values()
 
 
 # -- SQLite --------------------------------------------------------------------------------------------------
@@ -248,6 +236,82 @@ class Sqlite3(DriverConnection):
 
 
 _FILES = "PRAGMA database_list"
+
+
+# -- MariaDB -------------------------------------------------------------------------------------------------
+
+_PLACE = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
+
+
+class PyMySQL(DriverConnection):
+    """A connection of PyMySQL."""
+
+    database = "mariadb"
+    driver = module = "pymysql"
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        plain = sys.modules[f"{self.module}.cursors"].Cursor  # the caller's may return rows as dicts
+        with self.connection.cursor(plain) as cursor:
+            cursor.execute(statement, parameters or None)
+            return texts(cursor.description, cursor.fetchall())
+
+    def identity(self) -> Hashable | None:
+        return self.look()
+
+    def look(self) -> Server:
+        if self.connection not in _SEEN:
+            _SEEN[self.connection] = self._look()
+        return _SEEN[self.connection]
+
+    def _look(self) -> Server:
+        ((version, name, user, host, port),) = self.run(_PLACE, ()).rows
+        if "MariaDB" not in version:
+            raise UnsupportedDatabaseError(
+                f"sqlq runs on MariaDB, not on MySQL, and this connection leads to MySQL {version}"
+            )
+        url = URL.create(
+            f"mariadb+{self.driver}",
+            user.rpartition("@")[0],
+            host=getattr(self.connection, "host", host),
+            port=getattr(self.connection, "port", port),
+            database=name,
+        )
+        return Server(url, tuple(map(int, version.partition("-")[0].split("."))), name)
+
+    def in_transaction(self) -> bool:
+        # drivers keep the status of an earlier answer
+        return bool(self.run("SELECT @@in_transaction", ()).rows[0][0])
+
+    def commits_at_once(self) -> bool:
+        return bool(self.connection.get_autocommit()) and not self.in_transaction()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.connection.begin()
+        try:
+            yield
+            self.connection.commit()
+        except BaseException:
+            with suppress(self.errors):  # it may be cut off
+                self.connection.rollback()
+            raise
+
+    def cut_off(self) -> None:
+        self.connection._force_close()  # noqa: SLF001 - after close() a `with` block of the caller's raises
+
+
+class MySQLClient(PyMySQL):
+    """A connection of mysqlclient."""
+
+    driver, module = "mysqldb", "MySQLdb"
+
+    def cut_off(self) -> None:
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as its:  # as above
+            its.shutdown(socket.SHUT_RDWR)
+
+
+_SEEN: WeakKeyDictionary[Any, Server] = WeakKeyDictionary()
+"""The place of each connection, as it was at first: a later USE sends no job elsewhere."""
 
 
 # -- Django --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sqlq.database.caller.adapter import Adapter
 from sqlq.database.caller.driver import DriverConnection
 from sqlq.database.caller.drivers import kind_of_connection, recognised
 from sqlq.database.dialect import in_schema
-from sqlq.database.dialects import DIALECTS, dialect_of
+from sqlq.database.dialects import NAMES, dialect_of
 from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
@@ -110,7 +110,7 @@ def connection_to_write(session: Any) -> Connection:
     conn = connection_of(session)
     if isinstance(conn, Adapter):
         return conn
-    if conn.dialect.name not in DIALECTS:
+    if conn.dialect.name not in NAMES:
         supported(conn.engine.url)  # which has a sentence for each
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL, MariaDB and SQLite; this session is connected to {conn.dialect.name}"
@@ -241,9 +241,7 @@ def database_error(conn: Connection | Adapter, error: BaseException) -> BaseExce
 
 
 @contextmanager
-def on_callers(
-    conn: Connection | Adapter, schema: str | None, seal: Encryption | None = None
-) -> Iterator[None]:
+def on_callers(conn: Any, schema: str | None, seal: Encryption | None = None) -> Iterator[None]:
     """Write on a caller's connection, in this schema, with the encryption of sqlq's own connections.
 
     A database may undo the whole transaction for an error, and end it. The caller's next write would begin
@@ -253,12 +251,8 @@ def on_callers(
         with in_schema(conn, schema, seal):
             yield
     except Exception as error:
-        said, dialect = database_error(conn, error), dialect_of(cast("Connection", conn))
-        if (
-            said is not None
-            and dialect.trouble(said).rolled_back
-            and dialect.has_lost_transaction(cast("Connection", conn))
-        ):
+        said, dialect = database_error(conn, error), dialect_of(conn)
+        if said is not None and dialect.trouble(said).rolled_back and dialect.has_lost_transaction(conn):
             conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
             raise EnqueueError(
                 f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
@@ -287,19 +281,9 @@ def asynchronous(session: Any) -> Asynchronous:
         raise EnqueueError(f"session is {_misfit(session)}")
     raise EnqueueError(
         f"an awaited call takes an AsyncSession, an AsyncConnection or an asynchronous driver's connection, "
-        f"not {_named(session)}: use the call of the same name without the a, as in app.enqueue(…)"
+        f"not {_named(session)}: use the call of the same name without the a, as in app.enqueue(…) or "
+        "complete(…)"
     )
-
-
-def awaited(session: Any, call: str, otherwise: str) -> Asynchronous:
-    """Return the same as `asynchronous`, for a call of a handler's. Raises `ConfigurationError` for a
-    synchronous session, and names `otherwise` as the call for that."""
-    if driver_of(session) is None and not any(hasattr(session, name) for name in ("run_sync", "registry")):
-        raise ConfigurationError(
-            f"{call} takes an AsyncSession or AsyncConnection, not a {kind_of(session)}: use {otherwise} for "
-            "that"
-        )
-    return asynchronous(session)
 
 
 class _OnLoop:

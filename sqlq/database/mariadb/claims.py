@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
-from sqlq.database.dialect import CLAIMED
+from sqlq.database.dialect import CLAIMED, listed
 from sqlq.database.mariadb import sql
-from sqlq.database.values import Ask, Claimant
+from sqlq.database.values import Ask, Claimant, RawRows
 from sqlq.schema import qualify
 from sqlq.schema.tables import TOKEN_SCHEMA
 
-_PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
+PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
 _AFTER_CLAIM = {"lease_token": sql.NEXT_TOKEN, "attempts": sql.ONE_MORE}
 
 
 @lru_cache
-def due_statement(
-    schema: str | None, *, given_level: bool = False, beyond: bool = False, newest_first: bool = False
-) -> str:
+def due_statement(*, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
     """Return the statement that locks due jobs, with the columns of a claim as they are after it."""
     dialect: Any = qualify.qualified(MariaDBDialect())
     columns = [
@@ -33,28 +30,10 @@ def due_statement(
         for column in CLAIMED
     ]
     said = ", ".join([*columns, "max_attempts"])
-    return sql.due(schema, said, given_level=given_level, beyond=beyond, newest_first=newest_first)
+    return sql.due(said, given_level=given_level, beyond=beyond, newest_first=newest_first)
 
 
-def due_in_one(
-    ask: Ask, schema: str | None, statements: tuple[str, str], name: str, most: int
-) -> list[Sequence[Any]]:
-    at_top, at_level = statements
-    due = ask(at_top, (name, name, most))
-    level = due[0][_PLACE["priority"]] if due else None
-    if level is None:
-        ((level,),) = ask(sql.next_level(schema), (name, _ABOVE_ALL))
-    while level is not None and len(due) < most:
-        ((level,),) = ask(sql.next_level(schema), (name, level))
-        if level is not None:
-            due = [*due, *ask(at_level, (name, level, most - len(due)))]
-    return due
-
-
-_ABOVE_ALL = 1_000
-
-
-def reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Claimant) -> list[Sequence[Any]]:
+def reserved(ask: Ask, due: RawRows, by: Claimant) -> RawRows:
     """Reserve locked jobs, and return them. Rows without attempts of their own get those of their tasks."""
     if not due:
         return []
@@ -62,17 +41,13 @@ def reserved(ask: Ask, schema: str | None, due: Sequence[Sequence[Any]], by: Cla
     allowed: dict[str, int] = json.loads(by.max_attempts)
     missing: dict[int, list[int]] = {}
     for row, own in zip(claimed, due, strict=True):
-        most = allowed.get(row[_PLACE["task"]])
+        most = allowed.get(row[PLACE["task"]])
         if own[-1] is None and most is not None:
-            row[_PLACE["max_attempts"]] = most
+            row[PLACE["max_attempts"]] = most
             missing.setdefault(most, []).append(row[0])
     cases = " ".join(f"WHEN id IN ({listed(ids)}) THEN %s" for ids in missing.values())
-    ask(sql.reserve(schema, listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
+    ask(sql.reserve(listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
     return [tuple(row) for row in claimed]
-
-
-def listed(ids: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ids)))
 
 
 def time_of(us: int) -> datetime:

@@ -9,7 +9,7 @@ read all of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     URL,
-    ColumnElement,
+    BigInteger,
     Connection,
     Engine,
     Select,
     Table,
+    bindparam,
     event,
     func,
     literal_column,
@@ -33,37 +34,49 @@ from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import FromClause
-from sqlalchemy.types import Boolean, Integer, Text
+from sqlalchemy.types import Boolean, Double, Integer, Text
 
 from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
-from sqlq.database.batch import CHANGED, LEFT, NEW, NO_VALUES, Batch, Change, Key, Right
-from sqlq.database.dialect import Dialect, schema_of
-from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
+from sqlq.database.batch import (
+    CHANGED,
+    LEFT,
+    NEW,
+    NO_VALUES,
+    Batch,
+    Change,
+    Condition,
+    Expression,
+    Key,
+    Right,
+    Values,
+)
+from sqlq.database.dialect import Dialect, ask_on
+from sqlq.database.idle import is_readable
 from sqlq.database.mariadb import compiler, health, sql
-from sqlq.database.mariadb.batches import TEXT, in_json, json_table, json_type
-from sqlq.database.mariadb.claims import due_in_one, due_statement, listed, reserved, time_of
+from sqlq.database.mariadb.claims import PLACE, due_statement, reserved, time_of
 from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
     LARGEST_WINDOW,
     Ask,
-    Backlog,
     Claimant,
     ClaimOrder,
     LookWanted,
     QueuePosition,
+    RawRows,
     Trouble,
-    Verdict,
 )
 from sqlq.errors import UnsupportedDatabaseError
-from sqlq.schema import qualify, version
-from sqlq.schema.tables import jobs
+from sqlq.schema import version
+from sqlq.schema.tables import INDEXES, jobs
+from sqlq.schema.types import Moment, naive
 
 T = TypeVar("T")
 
 BEGINS = "sqlq_begins"
 """The execution option of connections whose statements are transactions of several."""
+_OWN_OPTIONS = {BEGINS: True}
 LOCK_WAIT_SECONDS = 5
 MOST_CHARACTERS = 3_500_000
 """The most that the texts of one statement may have. Each takes at most four bytes there, and a packet has
@@ -78,6 +91,8 @@ BEGIN NOT ATOMIC IF @@global.read_only THEN
   SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'the server is read-only';
 END IF; END"""
 _NO_ROOM = {3, 1021, 1026, 1030, 1041, 1114}
+_ONE_WITH_OTHERS = ("jobs_admitted", "finished_jobs_expire", "failed_jobs_expire")
+"""The indexes whose rows another one has, too."""
 _ENDED = {1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031}
 """The server ends, or has ended the connection."""
 _LOST = {0, 2006, 2013, 2014, 2045, 2055, *_ENDED}
@@ -86,20 +101,25 @@ _USELESS = {*_LOST, *_READ_ONLY, 1047}
 """The server may lead to another one by now: the next connection finds it."""
 
 
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+
+
 class MariaDB(Dialect):
     name, title = "mariadb", "MariaDB"
+    _core = MariaDBDialect
+    words, remove_steps = sql.WORDS, sql.REMOVE_STEPS
     oldest = (10, 11)
     has_schemas = schemas_are_databases = True
     own_paramstyle = "format"
     begins = "BEGIN"
-    in_json = staticmethod(in_json)
-    # an index of it has the rows of several partial ones
-    own_indexes = Dialect.own_indexes - {*("jobs_admitted", "finished_jobs_expire", "failed_jobs_expire")} | {
-        "jobs_live_key"
-    }
+    own_options = _OWN_OPTIONS
+    refuses_standby = _REFUSE_STANDBY
+    which_isolation = "SELECT @@tx_isolation"
+    in_json = staticmethod(lambda moment: str(naive(moment)))
+    own_indexes = INDEXES - {*_ONE_WITH_OTHERS} | {"jobs_live_key"}
     correlates_in_from = False
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
-    last_id = staticmethod(health.last_id)
+    last_id, missing_grant = staticmethod(health.last_id), staticmethod(health.missing_grant)
     single_changes = False
     claims_queues_apart = True
     locks_on_one_node = True
@@ -109,20 +129,17 @@ class MariaDB(Dialect):
     changes_tables_in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
 
-    def for_parameters(self, style: Any) -> Any:
-        return qualify.qualified(MariaDBDialect(paramstyle=style))
-
     # -- writing ---------------------------------------------------------------------------------------------
 
     def upsert(
         self,
         table: Table,
         key: Key,
-        values: Mapping[str, Any] = NO_VALUES,
-        changes: Callable[[Any], Mapping[str, Any]] | None = None,
+        values: Values = NO_VALUES,
+        changes: Callable[[Any], Values] | None = None,
         *,
-        where: ColumnElement[bool] | None = None,
-        returning: Sequence[ColumnElement[Any]] = (),
+        where: Condition | None = None,
+        returning: Sequence[Expression] = (),
     ) -> Any:
         statement = mysql.insert(table).values(**values)
         new, changed_it, left = (literal_column(str(met), Integer) for met in (NEW, CHANGED, LEFT))
@@ -150,10 +167,10 @@ class MariaDB(Dialect):
 
     def distinct(
         self,
-        among: ColumnElement[bool],
-        *columns: ColumnElement[Any],
-        after: ColumnElement[Any] | None = None,
-        where: Sequence[ColumnElement[bool]] = (),
+        among: Condition,
+        *columns: Expression,
+        after: Expression | None = None,
+        where: Sequence[Condition] = (),
     ) -> Select[Any]:
         comparison: Any = among
         leading = comparison.left
@@ -164,9 +181,6 @@ class MariaDB(Dialect):
         order = (leading, *columns)
         query = select(*columns).where(*where).group_by(*order).order_by(*order)
         return query if after is None else query.where(columns[-1] > after)
-
-    def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
-        return health.missing_grant(error, kind)
 
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
@@ -201,9 +215,7 @@ class MariaDB(Dialect):
             return conn.execute(plan.returns, ids).all()
         return [plan.row(row[plan.returned_from :]) for row in rows]
 
-    def delete(
-        self, conn: Connection, column: Any, values: Sequence[Any], *where: ColumnElement[bool]
-    ) -> None:
+    def delete(self, conn: Connection, column: Any, values: Sequence[Any], *where: Condition) -> None:
         if where:  # whose subqueries would lock the rows that they read
             values = conn.scalars(select(column).where(column.in_(values), *where)).all()
         if values:
@@ -214,7 +226,7 @@ class MariaDB(Dialect):
         self,
         conn: Connection,
         batch: Batch,
-        rows: Sequence[Sequence[Any]],
+        rows: RawRows,
         target: Table,
         *,
         waits: bool = False,
@@ -231,45 +243,40 @@ class MariaDB(Dialect):
 
     # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(
-        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
-    ) -> list[Sequence[Any]]:
-        first = due_statement(schema, newest_first=order == "newest")
-        at_level = due_statement(schema, given_level=True, newest_first=order == "newest")
-        due: list[Sequence[Any]] = []
+    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
+        first = due_statement(newest_first=order == "newest")
+        at_level = due_statement(given_level=True, newest_first=order == "newest")
+        statements = (first, at_level, sql.NEXT_LEVEL)
+        due: list[Any] = []
         if len(names) > 1:  # one statement for all finds those that are worth one of their own
-            ready = {queue for queue, ms, _ in self.due_in(ask, schema, names) if ms is not None and ms <= 0}
+            ready = {queue for queue, ms, _ in self.due_in(ask, names) if ms is not None and ms <= 0}
             names = [name for name in names if name in ready]
         for name in names:
             if len(due) < limit:
-                due += due_in_one(ask, schema, (first, at_level), name, limit - len(due))
-        return reserved(ask, schema, due, by)
+                due += self._due_in_one(ask, statements, name, limit - len(due), PLACE["priority"])
+        return reserved(ask, due, by)
 
-    def claim_beyond(
-        self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
-    ) -> list[Sequence[Any]]:
-        statement = due_statement(schema, given_level=True, beyond=True)
-        due: list[Sequence[Any]] = []
+    def claim_beyond(self, ask: Ask, positions: Sequence[QueuePosition], limit: int, by: Claimant) -> RawRows:
+        statement = due_statement(given_level=True, beyond=True)
+        due: list[Any] = []
         places = [
             (queue, priority, moment := time_of(due_us), moment, id)
             for queue, priority, due_us, id in positions
         ]
         if len(places) > 1:
-            rows = ask(sql.due_beyond(schema, len(places)), tuple(chain.from_iterable(places)))
+            rows = ask(sql.due_beyond(len(places)), tuple(chain.from_iterable(places)))
             places = [places[i] for i in sorted(place for (place,) in rows)]
         for place in places:
             if len(due) < limit:
                 due += ask(statement, (*place, limit - len(due)))
-        return reserved(ask, schema, due, by)
+        return reserved(ask, due, by)
 
-    def due_in(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
-    ) -> list[Sequence[Any]]:
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
         if after is None and not names:
             return []
         # A loose scan cannot begin behind a queue: MariaDB would read all jobs there. So it reads all queues.
         number, given = (len(names), tuple(names)) if after is None else (None, ())
-        rows = ask(sql.due_in(schema, number), given)
+        rows = ask(sql.due_in(number), given)
         if any(queue is None for queue, _ in rows):
             ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
         beyond = [] if after is None else sorted(queue for queue, _ in rows if queue > after)
@@ -277,22 +284,20 @@ class MariaDB(Dialect):
         known = {*names}
         return [(queue, ms, places.get(queue)) for queue, ms in rows if queue in places or queue in known]
 
-    def look(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None, wanted: LookWanted
-    ) -> list[Sequence[Any]]:
-        due = [(*row, *[None] * 7) for row in self.due_in(ask, schema, names, after)]
+    def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
+        due = [(*row, *[None] * 7) for row in self.due_in(ask, names, after)]
         services = (wanted.maintenance,) * 2
         given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
-        return [*due, *ask(sql.look(schema, len(wanted.workers)), given)]
+        return [*due, *ask(sql.look(len(wanted.workers)), given)]
 
     # -- batches ---------------------------------------------------------------------------------------------
 
     def batch_table(self, batch: Batch) -> FromClause:
         columns = ", ".join(
-            f"`{name}` {json_type(kind)} PATH '$[{i}]'"
+            f"`{name}` {_json_type(kind)} PATH '$[{i}]'"
             for i, (name, kind) in enumerate(batch.columns.items())
         )
-        return json_table("batch", columns, batch.columns)
+        return _json_table("batch", columns, batch.columns)
 
     def portions(self, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterable[Sequence[T]]:
         begin, size = 0, 0
@@ -306,52 +311,8 @@ class MariaDB(Dialect):
         yield rows[begin:]
 
     def texts(self) -> FromClause:
-        columns = f"place FOR ORDINALITY, value {TEXT} PATH '$'"
-        return json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
-
-    # -- unblock ---------------------------------------------------------------------------------------------
-
-    def unblock(
-        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
-    ) -> Verdict:
-        steps = list(ids)
-        if not are_steps:
-            steps = [id for (id,) in ask(f"{sql.waiting_for(schema, listed(ids))} LIMIT {most}", ())]
-        rows = ask(sql.verdict(schema, listed(steps)), ()) if steps else []
-        judged = {id: bool(never) for id, never in rows}
-        locked = [id for (id,) in ask(sql.lock_steps(schema, listed(judged)), ())] if judged else []
-        free = [id for id in locked if not judged[id]]
-        cancelled = [id for id in locked if judged[id]]
-        if free:
-            ask(sql.wake(schema, listed(free)), ())
-            ask(sql.free(schema, listed(free)), ())
-        if cancelled:
-            copy, remove = sql.cancel(schema, listed(cancelled))
-            ask(copy, (reason,))
-            ask(remove, ())
-        return Verdict(len(steps), free, cancelled)
-
-    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
-        return [id for (id,) in ask(sql.waiting_for(schema, listed(ended)), ())] if ended else []
-
-    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
-        return [id for (id,) in ask(sql.waiting_for_recent(schema), (within_ms, within_ms))]
-
-    def pick(
-        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
-    ) -> Iterable[tuple[int, str]]:
-        schema, some = schema_of(conn), None if served is None else len(served)
-        for line in lines:
-            number = line.most
-            if line.running is not None:
-                taken = conn.exec_driver_sql(sql.admitted(schema), (line.key, line.running)).scalar_one()
-                number = min(number, line.running - taken)
-            if number > 0:
-                statement = (sql.head_of_line if line.in_order else sql.first_in_line)(schema, some)
-                last = line.holds if line.in_order else number
-                given = (line.key, *(served or ()), last)
-                for (id,) in conn.exec_driver_sql(statement, given).all():
-                    yield id, line.key
+        columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"
+        return _json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
 
     # -- transactions and trouble ----------------------------------------------------------------------------
 
@@ -393,13 +354,6 @@ class MariaDB(Dialect):
     def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
         conn.exec_driver_sql(f"LOCK TABLES {', '.join(f'{table} WRITE' for table in tables)}")
 
-    def refuse_standby(self, conn: Connection) -> None:
-        conn.exec_driver_sql(_REFUSE_STANDBY)
-
-    def stricter_isolation(self, conn: Connection) -> str | None:
-        level = str(conn.exec_driver_sql("SELECT @@tx_isolation").scalar())
-        return None if level in ("READ-COMMITTED", "READ-UNCOMMITTED") else level.replace("-", " ")
-
     def refuses_newer_rows(self, conn: Connection) -> str | None:
         level = self.stricter_isolation(conn)
         if level != "REPEATABLE READ":
@@ -409,11 +363,9 @@ class MariaDB(Dialect):
         return level if kept is not None and kept[1] == "ON" else None  # guard: a-snapshot-that-is-kept-to
 
     def lock_key(self, conn: Connection, id: int) -> None:
-        schema = schema_of(conn)
-        key = conn.exec_driver_sql(sql.key_of(schema), (id,)).first()
-        if key is not None:
-            # guard: the-key-before-its-job
-            conn.exec_driver_sql(sql.lock_key(schema), tuple(key)).all()
+        ask = ask_on(conn)
+        for key in ask(sql.KEY_OF, (id,)):
+            ask(sql.LOCK_KEY, tuple(key))  # guard: the-key-before-its-job
 
     def commits_at_once(self, pooled: Any) -> bool:
         driver = pooled.dbapi_connection
@@ -422,20 +374,9 @@ class MariaDB(Dialect):
     def has_lost_transaction(self, conn: Connection) -> bool:
         return not conn.exec_driver_sql(_IN_TRANSACTION).scalar()
 
-    def transactional(self, conn: Connection) -> Connection:
-        return conn.execution_options(**{BEGINS: True})
-
-    def takes_single_statements(self, conn: Connection) -> bool:
-        return True  # the session of each connection is set to READ COMMITTED
-
     def is_cut_off(self, driver: Any) -> bool:
         sock = getattr(driver, "_sock", None)
         return sock is None or is_readable(sock.fileno())
-
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
-        with driver.cursor() as cursor:
-            cursor.execute(statement, parameters or None)
-            return list(cursor.fetchall())
 
     def trouble(self, error: BaseException) -> Trouble:
         said = getattr(error, "orig", None) or error
@@ -460,7 +401,7 @@ class MariaDB(Dialect):
     def is_sound(self, engine: Engine, driver: Any) -> bool:
         return bool(self.run(driver, _IS_SOUND, ())[0][0])
 
-    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
         setattr(engine.dialect, compiler.IS_OWN, True)
         settings = [_SESSION]
 
@@ -497,9 +438,19 @@ class MariaDB(Dialect):
 
         if engine.dialect.driver == "pymysql":
             event.listen(engine, "do_connect", lambda *given: _pymysql()(*given[2], **given[3]))
-        look_at_errors(self, engine, patience)
-        if looks_at_idle:
-            look_at_idle(self, engine)
+
+
+def _json_type(kind: type[Any]) -> str:
+    return next((said for known, said in _TYPES.items() if issubclass(kind, known)), _TEXT)
+
+
+_TYPES = {BigInteger: "BIGINT", Integer: "INT", Moment: "DATETIME(6)", Double: "DOUBLE"}
+
+
+def _json_table(name: str, columns: str, types: dict[str, Any]) -> FromClause:
+    """Return a table of the rows of a JSON array, a parameter of this name."""
+    rows = text(f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS given")
+    return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)
 
 
 @cache

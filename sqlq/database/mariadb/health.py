@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, text
+from sqlalchemy import URL, Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import OWNER
@@ -133,7 +133,7 @@ def _of_tables(conn: Connection, question: str) -> list[Any]:
     return [tuple(row) for row in conn.execute(asked, {"schema": schema_of(conn)})]
 
 
-def missing_grant(error: BaseException, kind: str | None) -> str | None:
+def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> str | None:
     """Return the advice for an account that lacks rights; None for any other error."""
     denied = _denied(error)
     if not denied:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from sqlalchemy import Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.engine import result_tuple
@@ -33,12 +35,15 @@ def _met_now(key: str) -> str:
     return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: a-row-is-met-by-one-statement
 
 
-class Locking:
-    """The statements that lock the rows of a query. `chooses` selects their keys without a lock, if it has to
-    look for them. `locks` locks them by these keys. `place` is the key's place among the columns, if any."""
+class Locking(NamedTuple):
+    """The statements that lock the rows of a query."""
 
-    def __init__(self, chooses: Select[Any] | None, locks: Select[Any], place: int | None) -> None:
-        self.chooses, self.locks, self.place = chooses, locks, place
+    chooses: Select[Any] | None
+    """Selects their keys without a lock, if it has to look for them."""
+    locks: Select[Any]
+    """Locks them by these keys."""
+    place: int | None
+    """The key's place among the columns, if any."""
 
 
 @lru_cache(maxsize=512)
@@ -65,19 +70,20 @@ def _parts(element: Any) -> Iterable[Any]:
 _LARGE = (jobs, finished_jobs, failed_jobs)
 
 
+@dataclass
 class Plan:
     """The statements of a `Change`. The rows are chosen and locked, then changed by their keys. They are read
     again if the change writes columns that it returns."""
 
-    def __init__(self, chosen: Select[Any], waits: bool) -> None:
-        self.chosen, self.waits = chosen, waits
-        self.given: Batch | None = None
-        self.changes: Any = None
-        self.takes: list[str] = []
-        """The parameters of the changing statement, which takes no others."""
-        self.returns: Any = None
-        self.returned_from = 0
-        self.row: Callable[[Any], Any] = tuple
+    chosen: Select[Any]
+    waits: bool
+    given: Batch | None = None
+    changes: Any = None
+    takes: list[str] = field(default_factory=list)
+    """The parameters of the changing statement, which takes no others."""
+    returns: Any = None
+    returned_from: int = 0
+    row: Callable[[Any], Any] = tuple
 
 
 @lru_cache(maxsize=512)
@@ -87,7 +93,7 @@ def plan_of(dialect: Dialect, change: Change) -> Plan:
         change.chosen if isinstance(change.chosen, Select) else select(key).where(change.chosen).order_by(key)
     )
     if change.where is not None:
-        chosen = chosen.where(change.where(_Columns(chosen.selected_columns)))
+        chosen = chosen.where(change.where(SimpleNamespace(c=chosen.selected_columns)))
     plan = Plan(chosen, change.waits or not isinstance(change.chosen, Select))
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     written: set[str] = set()
@@ -114,13 +120,6 @@ def plan_of(dialect: Dialect, change: Change) -> Plan:
         plan.chosen = chosen.add_columns(*(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning)))
         plan.row = result_tuple([str(c.key) for c in change.returning])
     return plan
-
-
-class _Columns:
-    """The columns that a query selects, as those of a table."""
-
-    def __init__(self, c: Any) -> None:
-        self.c = c
 
 
 @lru_cache(maxsize=64)

@@ -35,11 +35,11 @@ from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.config.constants import IDLE_TRANSACTION_MS
 from sqlq.database.batch import Batch, Right, locking, rights
-from sqlq.database.dialect import Dialect, fence, schema_of
-from sqlq.database.idle import is_readable, look_at_errors, look_at_idle
+from sqlq.database.dialect import Dialect, ask_on, fence
+from sqlq.database.idle import is_readable
 from sqlq.database.postgresql import health, sql
 from sqlq.database.postgresql.hosts import follow_hosts
-from sqlq.database.postgresql.online import MIGRATIONS
+from sqlq.database.postgresql.online import MIGRATIONS, sqlstate
 from sqlq.database.raw import is_in_transaction
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
@@ -49,10 +49,11 @@ from sqlq.database.values import (
     ClaimOrder,
     LookWanted,
     QueuePosition,
+    RawRows,
     Trouble,
     Verdict,
 )
-from sqlq.schema.qualify import in_catalog, qualified
+from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import CARRIED, jobs
 
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
@@ -77,9 +78,20 @@ lead to the primary. With feature_not_supported, a migration has changed a colum
 returns."""
 
 
+_OWN_OPTIONS = {"isolation_level": "READ COMMITTED"}  # guard: read-committed
 _SEPARATOR = "\x1f"
 """A separator that no JSON contains, since JSON escapes control characters in strings. An array of texts
 takes a driver twice as long."""
+# guard: a-primary-without-its-standby-is-not-believed
+_REFUSE_STANDBY = """
+DO $$ BEGIN
+  IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
+    RAISE SQLSTATE '25006' USING MESSAGE = 'the server is read-only';
+  END IF;
+  PERFORM pg_catalog.pg_logical_emit_message(true, 'sqlq', '');
+END $$"""
+"""Also writes some bytes to the log, so that its COMMIT waits for a standby where commits do. A primary that
+was frozen, and woke after another was promoted, has no standby: its answer does not come."""
 
 
 class PostgreSQL(Dialect):
@@ -89,43 +101,36 @@ class PostgreSQL(Dialect):
     builds_indexes_apart = True
     open_transactions = "pg_stat_activity (by xact_start)"
     notifies = True
+    refuses_standby = _REFUSE_STANDBY
+    own_options = _OWN_OPTIONS
+    which_isolation = "SELECT pg_catalog.current_setting('transaction_isolation')"
     where_it_leads = in_catalog("SELECT current_database()")
     which_server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
     _insert = staticmethod(postgresql.insert)
+    # psycopg's, because it declares the type of each parameter, which the server may not infer
+    _core = PGDialect_psycopg
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
     last_id, unfit = staticmethod(health.last_id), staticmethod(health.unfit)
+    missing_grant = staticmethod(health.missing_grant)
     # a row that the statement updated has its transaction there
     has_met = literal_column(in_catalog("xmax <> 0"))
 
-    def for_parameters(self, style: Any) -> Any:
-        # psycopg's, because it declares the type of each parameter, which the server may not infer
-        dialect = PGDialect_psycopg(paramstyle=style)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-        return qualified(dialect)
-
-    def claim(
-        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
-    ) -> list[Sequence[Any]]:
+    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
         given = {"names": list(names), "most": limit, **by._asdict()}
-        return ask(sql.claim(schema, order == "newest"), given)
+        return ask(sql.claim(order == "newest"), given)
 
-    def due_in(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
-    ) -> list[Sequence[Any]]:
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
         given = {"names": list(names), "after": after}
-        rows = ask(sql.due_in(schema, after is not None) + sql.IF_READ_ONLY, given)
+        rows = ask(sql.due_in(after is not None) + sql.IF_READ_ONLY, given)
         if any(row[0] is None for row in rows):
             ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
         return rows
 
-    def look(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None, wanted: LookWanted
-    ) -> list[Sequence[Any]]:
+    def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
         given = {**wanted._asdict(), "names": list(names), "after": after}
-        return ask(sql.look(schema, after is not None), given)
+        return ask(sql.look(after is not None), given)
 
-    def claim_beyond(
-        self, ask: Ask, schema: str | None, positions: Sequence[QueuePosition], limit: int, by: Claimant
-    ) -> list[Sequence[Any]]:
+    def claim_beyond(self, ask: Ask, positions: Sequence[QueuePosition], limit: int, by: Claimant) -> RawRows:
         queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
         given = {
             "queues": queues,
@@ -135,7 +140,7 @@ class PostgreSQL(Dialect):
             "most": limit,
             **by._asdict(),
         }
-        return ask(sql.claim_beyond(schema), given)
+        return ask(sql.claim_beyond(), given)
 
     def batch_table(self, batch: Batch) -> FromClause:
         arrays = (
@@ -147,7 +152,7 @@ class PostgreSQL(Dialect):
         columns = (sql_column(name, kind) for name, kind in batch.columns.items())
         return func.unnest(*arrays).table_valued(*columns, name="batch").render_derived()
 
-    def batch_parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def batch_parameters(self, batch: Batch, rows: RawRows) -> dict[str, Any]:
         columns = zip(batch.columns.items(), zip(*rows, strict=True), strict=True)
         return {
             f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values)
@@ -168,16 +173,13 @@ class PostgreSQL(Dialect):
         self,
         conn: Connection,
         batch: Batch,
-        rows: Sequence[Sequence[Any]],
+        rows: RawRows,
         target: Table,
         *,
         waits: bool = False,
     ) -> set[Right]:
         parameters = self.batch_parameters(batch, rows)
         return rights(conn.execute(_move(self, batch, target, waits), parameters))
-
-    def transactional(self, conn: Connection) -> Connection:
-        return conn.execution_options(isolation_level="READ COMMITTED")  # guard: read-committed
 
     def takes_single_statements(self, conn: Connection) -> bool:
         # guard: single-statements-are-read-committed
@@ -193,20 +195,13 @@ class PostgreSQL(Dialect):
             if ms is not None:
                 conn.execute(_SET, {"setting": setting, "ms": str(ms)})
 
-    def refuse_standby(self, conn: Connection) -> None:
-        conn.exec_driver_sql(_REFUSE_STANDBY)
-
-    def stricter_isolation(self, conn: Connection) -> str | None:
-        level = str(conn.scalar(text("SELECT pg_catalog.current_setting('transaction_isolation')")))
-        return None if level in ("read committed", "read uncommitted") else level.upper()
-
     def commits_at_once(self, pooled: Any) -> bool:
         automatic = getattr(pooled.dbapi_connection, "autocommit", False)
         return bool(automatic) and not is_in_transaction(pooled.driver_connection)
 
     def trouble(self, error: BaseException) -> Trouble:
         said = getattr(error, "orig", None) or error
-        state = _state_of(said)
+        state = sqlstate(error)
         # an error without a state is the client's: it could not connect, or the connection broke
         broken = getattr(error, "connection_invalidated", False) or (
             not state and type(said).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
@@ -223,32 +218,30 @@ class PostgreSQL(Dialect):
             is_useless=state.startswith(_USELESS),
         )
 
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+    def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
         with driver.cursor() as cursor:
             cursor.execute(
                 statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {})
             )
-            rows: list[Sequence[Any]] = cursor.fetchall()
+            rows: list[Any] = cursor.fetchall()
             return rows
 
-    def unblock(
-        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
-    ) -> Verdict:
+    def unblock(self, ask: Ask, ids: Sequence[int], *, are_steps: bool, most: int, reason: str) -> Verdict:
         given: dict[str, Any] = {"ids": _numbers(ids), "reason": reason}
-        rows = ask(sql.unblock(schema, are_steps), given if are_steps else {**given, "most": most})
+        rows = ask(sql.unblock(are_steps), given if are_steps else {**given, "most": most})
         found = {what: [id for id, kind in rows if kind == what] for what in ("found", "free", "cancelled")}
         return Verdict(found["found"][0], found["free"], found["cancelled"])
 
-    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
-        return [id for (id,) in ask(sql.waiting_for(schema), {"ids": _numbers(ended)})]
+    def waiting_for(self, ask: Ask, ended: Sequence[int]) -> list[int]:
+        return [id for (id,) in ask(sql.WAITING_FOR, {"ids": _numbers(ended)})]
 
-    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
-        return [id for (id,) in ask(sql.waiting_for_recent(schema), {"ms": within_ms})]
+    def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
+        return [id for (id,) in ask(sql.WAITING_FOR_RECENT, {"ms": within_ms})]
 
     def pick(
         self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
-    ) -> Iterable[tuple[int, str]]:
-        schema = schema_of(conn)
+    ) -> Iterable[Sequence[Any]]:
+        ask = ask_on(conn)
         for in_order in (False, True):
             if some := [line for line in lines if line.in_order is in_order]:
                 given = {
@@ -258,7 +251,7 @@ class PostgreSQL(Dialect):
                     "holds": [line.holds for line in some],
                     "served": None if served is None else list(served),
                 }
-                yield from conn.exec_driver_sql(sql.pick(schema, in_order), given)
+                yield from ask(sql.pick(in_order), given)
 
     def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
         if (
@@ -289,13 +282,10 @@ class PostgreSQL(Dialect):
     def lock_tables(self, conn: Connection, tables: Iterable[str]) -> None:
         conn.exec_driver_sql(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
 
-    def missing_grant(self, error: BaseException, url: URL | None, kind: str | None) -> str | None:
-        return health.missing_grant(error, url, kind)
-
     def is_cut_off(self, driver: Any) -> bool:
         return is_readable(driver.fileno())
 
-    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
         # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
@@ -314,9 +304,6 @@ class PostgreSQL(Dialect):
                 conn.exec_driver_sql(_BOUND_IDLE)  # guard: idle-transactions-end-behind-a-pooler
 
         follow_hosts(engine)
-        look_at_errors(self, engine, patience)
-        if looks_at_idle:
-            look_at_idle(self, engine)
 
 
 ONLY_ON_REQUEST = sys.maxsize
@@ -425,20 +412,6 @@ _TCP_ENDS = {
 """The connection detects a lost host within 20 s when idle, and within 10 s after a send. On systems without
 one of these options libpq ignores it."""
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
-# guard: a-primary-without-its-standby-is-not-believed
-_REFUSE_STANDBY = """
-DO $$ BEGIN
-  IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
-    RAISE SQLSTATE '25006' USING MESSAGE = 'the server is read-only';
-  END IF;
-  PERFORM pg_catalog.pg_logical_emit_message(true, 'sqlq', '');
-END $$"""
-"""Also writes some bytes to the log, so that its COMMIT waits for a standby where commits do. A primary that
-was frozen, and woke after another was promoted, has no standby: its answer does not come."""
-
-
-def _state_of(error: BaseException | None) -> str:
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
 
 
 @cache

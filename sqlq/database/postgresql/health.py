@@ -237,7 +237,7 @@ _TAKES_ROLE = re.compile(r"-c\s*role=((?:\\.|\S)+)")
 """As libpq reads options, which escapes spaces."""
 
 
-def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
+def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> str | None:
     """Return the command that grants the role in a URL the rights that PostgreSQL denied it; None for any
     other error.
 

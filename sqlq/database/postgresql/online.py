@@ -9,6 +9,7 @@ builds an index and blocks no other session, but cannot be part of a transaction
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,9 +42,21 @@ LOCK_NOT_AVAILABLE = "55P03"
 DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
 
 
-def sqlstate(error: DBAPIError) -> str | None:
-    """Return PostgreSQL's code of an error, from psycopg or psycopg2."""
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+def sqlstate(error: BaseException) -> str:
+    """Return PostgreSQL's code of an error, whatever its driver is; no text for any other error."""
+    cause = getattr(error, "orig", None) or error
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+
+
+def tries(seconds: float, rest_s: float, waits: str) -> Iterator[float]:
+    """Yield the seconds so far for each try of something, until the time is over. A caller that has not
+    returned by then gives up. Between two tries this rests, and it logs once that it waits."""
+    began = time.monotonic()
+    yield 0.0
+    log.info(waits)
+    while (so_far := time.monotonic() - began) < seconds:
+        time.sleep(random.uniform(1.0, 2.0) * rest_s)
+        yield so_far
 
 
 @contextmanager
@@ -141,9 +154,8 @@ def _await_builds(connection: Connection, table: str) -> None:
     It tries the lock again and again, each time in a new transaction. A build waits for open transactions, so
     it would wait for one that waited for it.
     """
-    deadline = time.monotonic() + INDEX_PATIENCE_MS / 1000
-    said = False
-    while True:
+    seconds = INDEX_PATIENCE_MS / 1000
+    for _ in tries(seconds, 0.5, f"waiting for another build or a vacuum of {table}"):
         try:
             with connection.begin():
                 connection.exec_driver_sql(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT")
@@ -151,16 +163,10 @@ def _await_builds(connection: Connection, table: str) -> None:
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
-            if time.monotonic() >= deadline:
-                raise ConfigurationError(
-                    f"on {table} another session has been building an index, or vacuuming, for "
-                    f"{INDEX_PATIENCE_MS / 1000:.0f} s: "
-                    "look for it in pg_stat_activity, then try again"
-                ) from None
-        if not said:
-            log.info("waiting for another build or a vacuum of %s", table)
-            said = True
-        time.sleep(0.5)
+    raise ConfigurationError(
+        f"on {table} another session has been building an index, or vacuuming, for {seconds:.0f} s: "
+        "look for it in pg_stat_activity, then try again"
+    )
 
 
 def _drop_leftover(connection: Connection, name: str) -> None:

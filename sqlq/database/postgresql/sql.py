@@ -11,75 +11,65 @@ from sqlq.schema.qualify import in_catalog, written
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 
 
-def quoted(schema: str | None) -> str:
-    """Return the schema's name as quoted in statements."""
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    name: str = dialect.identifier_preparer.quote_schema(str(schema))  # doubles %, as drivers want it
-    return name
-
-
 @written
-def claim(schema: str | None, newest_first: bool = False) -> str:
+def claim(newest_first: bool) -> str:
     """Claim from the queues named, in their order, with any priorities in them.
 
     Nested loops go over the queues and their priorities, and step to the next lower priority by the claim
     index. So the statement reads only the rows that it claims.
     """
-    prefix = quoted(schema)
     # guard: pause-postgresql
-    levels = f"""unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
+    levels = """unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
       CROSS JOIN LATERAL (
             WITH RECURSIVE levels (priority) AS (
-                  (SELECT priority FROM {prefix}.jobs
+                  (SELECT priority FROM __sqlq__.jobs
                     WHERE queue = wanted.queue AND reserved_at IS NULL
-                      AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                      AND NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
                                        WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)
                     ORDER BY priority DESC LIMIT 1)
                   UNION ALL
-                  SELECT (SELECT j.priority FROM {prefix}.jobs j
+                  SELECT (SELECT j.priority FROM __sqlq__.jobs j
                            WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
                              AND j.priority < levels.priority
                            ORDER BY j.priority DESC LIMIT 1)
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    return _claim_from(prefix, levels, order=order)
+    return _claim_from(levels, order=order)
 
 
 @written
-def claim_beyond(schema: str | None) -> str:
+def claim_beyond() -> str:
     """Claim from known queues and priorities, in each after a position, without reading rows before it."""
-    prefix = quoted(schema)
     levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
                        unnest(CAST(%(moments)s AS bigint[])), unnest(CAST(%(ids)s AS bigint[])))
       WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
     # guard: claim-beyond-a-place
-    beyond = f"""
+    beyond = """
                AND (available_at, id)
                    > (TIMESTAMP WITH TIME ZONE 'epoch' + (level.moment * interval '1 microsecond'), level.id)
-               AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+               AND NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
                                 WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
-    return _claim_from(prefix, levels, beyond)
+    return _claim_from(levels, beyond)
 
 
 @written
-def due_in(schema: str | None, has_window: bool) -> str:
+def due_in(has_window: bool) -> str:
     """Step through queues and priorities as a claim does, and read the first row of each."""
-    prefix = quoted(schema)
-    window = f"""
+    window = """
 each (queue) AS (
-      SELECT min(queue)::varchar FROM {prefix}.jobs WHERE reserved_at IS NULL AND queue > %(after)s
+      SELECT min(queue)::varchar FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue > %(after)s
       UNION ALL
-      SELECT (SELECT min(j.queue)::varchar FROM {prefix}.jobs j
+      SELECT (SELECT min(j.queue)::varchar FROM __sqlq__.jobs j
                WHERE j.reserved_at IS NULL AND j.queue > each.queue)
         FROM each WHERE each.queue IS NOT NULL),"""
     in_window = f"""
         UNION ALL
        SELECT queue, row_number() OVER () FROM (
               SELECT queue FROM each WHERE queue IS NOT NULL LIMIT {LARGEST_WINDOW}) AS in_window"""
-    first = f"""
-           SELECT queue, {{place}} AS place, priority, available_at FROM {prefix}.jobs
-            WHERE queue = {{name}} AND reserved_at IS NULL {{lower}}
+    first = """
+           SELECT queue, {place} AS place, priority, available_at FROM __sqlq__.jobs
+            WHERE queue = {name} AND reserved_at IS NULL {lower}
             ORDER BY priority DESC, available_at, id LIMIT 1"""
     following = first.format(
         place="levels.place", name="levels.queue", lower="AND priority < levels.priority"
@@ -98,7 +88,7 @@ levels (queue, place, priority, available_at) AS (
       SELECT found.* FROM levels CROSS JOIN LATERAL (
            {following}) AS found)
 SELECT queue,
-       CASE WHEN NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+       CASE WHEN NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
                               WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
             THEN CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000
                       AS double precision) END,
@@ -115,40 +105,39 @@ IF_READ_ONLY = in_catalog(
 
 
 @written
-def look(schema: str | None, has_window: bool) -> str:
+def look(has_window: bool) -> str:
     """Poll everything that a host needs once a second in one statement, which costs as much as a poll of one
     thing."""
-    prefix = quoted(schema)
     # guard: the-look-sees-what-a-rescue-takes
     return f"""
 SELECT queue, ms, place, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
        NULL::boolean AS limited, NULL::varchar AS asked,
        NULL::boolean AS all_paused, NULL::double precision AS pause_ms
-  FROM ({due_in(schema, has_window)}) AS due (queue, ms, place)
+  FROM ({due_in(has_window)}) AS due (queue, ms, place)
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
-                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL), NULL,
+                FROM __sqlq__.sqlq_schedules WHERE next_at IS NOT NULL), NULL,
        CASE WHEN current_setting('transaction_read_only') = 'off'
             THEN %(channel)s = ANY (SELECT pg_listening_channels()) END,
        CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
-            SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
+            SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM __sqlq__.sqlq_workers
              WHERE seen_at > (statement_timestamp()
                              - (CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond'))) END,
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
-            SELECT 1 FROM {prefix}.jobs
+            SELECT 1 FROM __sqlq__.jobs
              WHERE reserved_at IS NOT NULL
                AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN
-            EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+            EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE blocked_by = 'limit')
+            OR EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT json_agg(json_build_array(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
-          FROM {prefix}.sqlq_workers
+          FROM __sqlq__.sqlq_workers
          WHERE id = ANY(CAST(%(workers)s AS varchar[]))
            AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
-       EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
+       EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
        (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
-          FROM {prefix}.sqlq_queues)
+          FROM __sqlq__.sqlq_queues)
 """
 
 
@@ -156,7 +145,7 @@ def _microseconds(column: str) -> str:
     return f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)"
 
 
-def _claim_from(prefix: str, levels: str, beyond: str = "", *, order: str = "available_at, id") -> str:
+def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id") -> str:
     """Select, lock and reserve in one statement, level by level under one LIMIT, so that only claimed rows
     are locked.
 
@@ -171,14 +160,14 @@ WITH due AS MATERIALIZED (
      SELECT ready.id
        FROM {levels}
       CROSS JOIN LATERAL (
-            SELECT id FROM {prefix}.jobs
+            SELECT id FROM __sqlq__.jobs
              WHERE queue = level.queue AND priority = level.priority
                AND reserved_at IS NULL AND available_at <= statement_timestamp(){beyond}
              ORDER BY {order}
              LIMIT %(most)s
                FOR UPDATE SKIP LOCKED) AS ready
       LIMIT %(most)s)
-UPDATE {prefix}.jobs
+UPDATE __sqlq__.jobs
    SET reserved_at=statement_timestamp(),
        reserved_by=%(owner)s,
        lease_expires_at=statement_timestamp() + (CAST(%(lease_ms)s AS bigint) * interval '1 millisecond'),
@@ -191,8 +180,40 @@ RETURNING {claimed_columns(dialect)}
 """
 
 
+def _blocked_among(ended: str) -> str:
+    """Select the blocked steps that wait for the jobs of a FROM clause with the alias `ended`.
+
+    It leaves out steps that wait for the success of a failed job: they wait on, and there may be many.
+    """
+    return f"""
+     SELECT id FROM __sqlq__.jobs
+      WHERE id = ANY(ARRAY(
+            SELECT edge.job_id
+              FROM {ended}
+             CROSS JOIN LATERAL (SELECT job_id FROM __sqlq__.sqlq_edges
+                                  WHERE depends_on = ended.id
+                                    AND (on_outcome <> 'success' OR (
+                                         SELECT id FROM __sqlq__.failed_jobs WHERE id = ended.id) IS NULL)
+                                 OFFSET 0) AS edge))
+        AND blocked_by = 'flow'"""
+
+
+WAITING_FOR = in_catalog(_blocked_among("unnest(CAST(%(ids)s AS bigint[])) AS ended (id)"))
+WAITING_FOR_RECENT = in_catalog(
+    " UNION ".join(
+        _blocked_among(
+            f"""(SELECT id FROM __sqlq__.{table}
+                     WHERE {ended_at} > (statement_timestamp()
+                                        - (CAST(%(ms)s AS bigint) * interval '1 millisecond'))
+                       AND (flow_id IS NOT NULL OR limit_key IS NOT NULL) OFFSET 0) AS ended"""
+        )
+        for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
+    )
+)
+
+
 @written
-def unblock(schema: str | None, are_steps: bool) -> str:
+def unblock(are_steps: bool) -> str:
     """Judge steps in one statement, and so by one snapshot, in which each job before them is in exactly one
     table.
 
@@ -200,18 +221,17 @@ def unblock(schema: str | None, are_steps: bool) -> str:
     finds every row by a known key, with an array or a subquery. A join of tables would be planned without
     knowing how few rows there are, and could read a whole index.
     """
-    prefix = quoted(schema)
     carried = ", ".join(CARRIED)
     given = "CAST(%(ids)s AS bigint[])"
-    wanted = f"SELECT unnest({given}) AS id" if are_steps else f"{waiting_for(schema)} LIMIT %(most)s"
-    live = f"SELECT id FROM {prefix}.jobs WHERE id = edge.depends_on"  # guard: live-is-waited-for-postgresql
+    wanted = f"SELECT unnest({given}) AS id" if are_steps else f"{WAITING_FOR} LIMIT %(most)s"
+    live = "SELECT id FROM __sqlq__.jobs WHERE id = edge.depends_on"  # guard: live-is-waited-for-postgresql
     return f"""
 WITH step AS MATERIALIZED ({wanted}),
 quiet AS MATERIALIZED (
      SELECT step.id FROM step
       WHERE NOT EXISTS (
             SELECT 1
-              FROM (SELECT depends_on FROM {prefix}.sqlq_edges
+              FROM (SELECT depends_on FROM __sqlq__.sqlq_edges
                      WHERE job_id = step.id ORDER BY depends_on DESC OFFSET 0) AS edge
              WHERE ({live}) IS NOT NULL)),
 verdict AS MATERIALIZED (
@@ -222,17 +242,17 @@ verdict AS MATERIALIZED (
        FROM quiet
       CROSS JOIN LATERAL (
             SELECT edge.on_outcome,
-                   (SELECT outcome FROM {prefix}.finished_jobs WHERE id = edge.depends_on) AS finished,
-                   (SELECT id FROM {prefix}.failed_jobs WHERE id = edge.depends_on) AS failed
-              FROM {prefix}.sqlq_edges AS edge WHERE edge.job_id = quiet.id OFFSET 0) AS before
+                   (SELECT outcome FROM __sqlq__.finished_jobs WHERE id = edge.depends_on) AS finished,
+                   (SELECT id FROM __sqlq__.failed_jobs WHERE id = edge.depends_on) AS failed
+              FROM __sqlq__.sqlq_edges AS edge WHERE edge.job_id = quiet.id OFFSET 0) AS before
       GROUP BY quiet.id),
 locked AS MATERIALIZED (
-     SELECT id FROM {prefix}.jobs
+     SELECT id FROM __sqlq__.jobs
       WHERE id = ANY(ARRAY(SELECT id FROM verdict WHERE never OR NOT waits))
         AND blocked_by = 'flow' AND reserved_at IS NULL
         FOR UPDATE SKIP LOCKED),
 free AS (
-     UPDATE {prefix}.jobs
+     UPDATE __sqlq__.jobs
         SET available_at=CASE WHEN limit_key IS NULL THEN greatest(statement_timestamp(), due_at)
                                 ELSE available_at END,
             blocked_by=CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
@@ -241,15 +261,15 @@ free AS (
                             WHERE NOT never))
   RETURNING id, limit_key),
 woken AS (
-     INSERT INTO {prefix}.sqlq_wakes (limit_key)
+     INSERT INTO __sqlq__.sqlq_wakes (limit_key)
      SELECT DISTINCT limit_key FROM free WHERE limit_key IS NOT NULL),
 gone AS (
-     DELETE FROM {prefix}.jobs
+     DELETE FROM __sqlq__.jobs
       WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
                             WHERE never))
   RETURNING {carried}),
 cancelled AS (
-     INSERT INTO {prefix}.finished_jobs ({carried}, outcome, reason)
+     INSERT INTO __sqlq__.finished_jobs ({carried}, outcome, reason)
      SELECT {carried}, 'cancelled', %(reason)s FROM gone
   RETURNING id)
 SELECT id, 'free' FROM free
@@ -260,57 +280,16 @@ SELECT count(*), 'found' FROM step
 """
 
 
-def _blocked_among(prefix: str, ended: str) -> str:
-    """Select the blocked steps that wait for the jobs of a FROM clause with the alias `ended`.
-
-    It leaves out steps that wait for the success of a failed job: they wait on, and there may be many.
-    """
-    return f"""
-     SELECT id FROM {prefix}.jobs
-      WHERE id = ANY(ARRAY(
-            SELECT edge.job_id
-              FROM {ended}
-             CROSS JOIN LATERAL (SELECT job_id FROM {prefix}.sqlq_edges
-                                  WHERE depends_on = ended.id
-                                    AND (on_outcome <> 'success' OR (
-                                         SELECT id FROM {prefix}.failed_jobs WHERE id = ended.id) IS NULL)
-                                 OFFSET 0) AS edge))
-        AND blocked_by = 'flow'"""
-
-
 @written
-def waiting_for(schema: str | None) -> str:
-    """Select the blocked steps that wait for ended jobs."""
-    return _blocked_among(quoted(schema), "unnest(CAST(%(ids)s AS bigint[])) AS ended (id)")
-
-
-@written
-def waiting_for_recent(schema: str | None) -> str:
-    """Select the blocked steps that wait for recently ended jobs."""
-    prefix = quoted(schema)
-    return " UNION ".join(
-        _blocked_among(
-            prefix,
-            f"""(SELECT id FROM {prefix}.{table}
-                     WHERE {ended_at} > (statement_timestamp()
-                                        - (CAST(%(ms)s AS bigint) * interval '1 millisecond'))
-                       AND (flow_id IS NOT NULL OR limit_key IS NOT NULL) OFFSET 0) AS ended""",
-        )
-        for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
-    )
-
-
-@written
-def pick(schema: str | None, in_order: bool) -> str:
+def pick(in_order: bool) -> str:
     """Select the jobs of each line that may run. This statement counts the slots, and so by a snapshot that
     is younger than the locks on the keys."""
-    prefix = quoted(schema)
     # guard: only-what-is-served-is-admitted-postgresql
     served = "(CAST(%(served)s AS varchar[]) IS NULL OR queue = ANY(CAST(%(served)s AS varchar[])))"
-    is_open = f"""NOT (queue = ANY (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL))
+    is_open = f"""NOT (queue = ANY (SELECT queue FROM __sqlq__.sqlq_queues WHERE paused_at IS NOT NULL))
                AND {served}"""
     first = f"""
-            SELECT id FROM {prefix}.jobs
+            SELECT id FROM __sqlq__.jobs
              WHERE limit_key = free.limit_key AND blocked_by = 'limit' AND due_at <= statement_timestamp()
                AND {is_open}
              ORDER BY priority DESC, due_at, id
@@ -319,15 +298,15 @@ def pick(schema: str | None, in_order: bool) -> str:
     # guard: the-head-of-a-line-postgresql
     head = f"""
             SELECT head.id
-              FROM (SELECT id, queue, due_at FROM {prefix}.jobs
+              FROM (SELECT id, queue, due_at FROM __sqlq__.jobs
                      WHERE limit_key = free.limit_key AND blocked_by = 'limit'
                      ORDER BY id LIMIT 1) AS head
              WHERE free.number > 0 AND head.due_at <= statement_timestamp()
                AND {is_open}
-               AND NOT (free.holds AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs
+               AND NOT (free.holds AND EXISTS (SELECT 1 FROM __sqlq__.failed_jobs
                                                 WHERE limit_key = free.limit_key AND id < head.id))"""
     # guard: slots-are-counted-postgresql
-    admitted = f"""SELECT 1 FROM {prefix}.jobs
+    admitted = """SELECT 1 FROM __sqlq__.jobs
                 WHERE limit_key = line.limit_key AND blocked_by IS NULL LIMIT coalesce(line.running, 0)"""
     return f"""
 WITH free AS MATERIALIZED (

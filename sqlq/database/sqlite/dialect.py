@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,7 @@ from sqlq.database.batch import Batch
 from sqlq.database.dialect import Dialect, claimed_columns
 from sqlq.database.sqlite import health
 from sqlq.database.timeouts import Patience
-from sqlq.database.values import LARGEST_WINDOW, Ask, Backlog, Claimant, ClaimOrder, Trouble, Verdict
+from sqlq.database.values import LARGEST_WINDOW, Ask, Claimant, ClaimOrder, RawRows, Trouble
 from sqlq.errors import ConfigurationError
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import SQLITE_NOW, milliseconds_of
@@ -45,8 +45,36 @@ READ_ONLY = "sqlq_read_only"
 """Execution option of connections that only read, and so need not wait for the write lock."""
 
 
+_WORDS = {
+    "now": SQLITE_NOW,
+    "given": "?",
+    "greatest": "max",
+    "carried": ", ".join(CARRIED),
+    "straight_join": "CROSS JOIN",
+    # so a live one of a wide join is found at once
+    "youngest_first": " ORDER BY open.depends_on DESC LIMIT 1",
+    **{
+        f"{ended}_recently": f"ended.{ended}_at > {SQLITE_NOW} - ? "
+        "AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL)"
+        for ended in ("finished", "failed")
+    },
+    # the planner finds the indexes
+    **dict.fromkeys(("by_id", "by_parent", "by_line", "by_rank", "by_finished", "by_failed"), ""),
+}
+"""SQLite's words for the statements of `blocked`."""
+
+
+def may_only_be_read(url: URL) -> bool:
+    """Whether a file may only be read, by its permissions or by its URL, as in file:jobs.db?mode=ro."""
+    name = url.database or ""
+    if name.startswith("file:"):
+        return url.query.get("mode") == "ro" or url.query.get("immutable") == "1"
+    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - as in `Database`
+
+
 class SQLite(Dialect):
     name, title = "sqlite", "SQLite"
+    words = _WORDS
     oldest = (3, 35)
     in_a_file = True
     single_changes = False
@@ -58,21 +86,32 @@ class SQLite(Dialect):
     claims_beyond = False
     most_unwritten = 200
     shortest_us = 1_000
-    _insert = staticmethod(sqlite.insert)
+    _insert, _core = staticmethod(sqlite.insert), sqlite.dialect
     burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
-    last_id = staticmethod(health.last_id)
+    last_id, may_only_be_read = staticmethod(health.last_id), staticmethod(may_only_be_read)
 
-    def for_parameters(self, style: Any) -> Any:
-        return sqlite.dialect(paramstyle=style)
+    remove_steps = "DELETE FROM __sqlq__.jobs WHERE id IN ({ids})"
 
-    def claim(
-        self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder
-    ) -> list[Sequence[Any]]:
+    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
         paused = {name for (name,) in ask(_PAUSED, ())}
         served = [name for name in names if name not in paused]  # guard: pause-sqlite
         several = order == "evenly" and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim
         share = limit // len(served) if several else limit
-        due = _due(ask, served, limit, share, newest_first=order == "newest")
+        due: list[int] = []
+        more: list[str] = []
+        statements = _DUE_LAST if order == "newest" else _DUE_FIRST
+        # at most `share` of each as long as others have some
+        for name in served:
+            if len(due) == limit:
+                break
+            rows = self._due_in_one(ask, statements, name, min(share, limit - len(due)), 1)
+            due += [id for id, _ in rows]
+            more += [name] if len(rows) == share else []
+        for name in more:
+            if len(due) == limit:
+                break
+            rows = self._due_in_one(ask, statements, name, share + limit - len(due), 1)
+            due += [id for id, _ in rows[share:]]
         if not due:
             return []
         begun, ids = time.monotonic(), json.dumps(due)
@@ -82,9 +121,7 @@ class SQLite(Dialect):
             ask(_RENEW, (by.lease_ms, ids))
         return rows
 
-    def due_in(
-        self, ask: Ask, schema: str | None, names: Sequence[str], after: str | None = None
-    ) -> list[Sequence[Any]]:
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
         known = json.dumps(list(names))
         return ask(_DUE_IN, (known,)) if after is None else ask(_DUE_IN_WINDOW, (after, known))
 
@@ -102,52 +139,11 @@ class SQLite(Dialect):
         )
         return select(each.c.value, each.c.key.label("place")).subquery("texts")
 
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+    def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
         # A single statement takes the write lock at its begin, and waits for it as BEGIN IMMEDIATE does. It
         # commits when all its rows are read.
-        rows: list[Sequence[Any]] = driver.execute(statement, parameters).fetchall()
+        rows: list[Any] = driver.execute(statement, parameters).fetchall()
         return rows
-
-    def unblock(
-        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
-    ) -> Verdict:
-        steps = (
-            list(ids)
-            if are_steps
-            else [id for (id,) in ask(f"{_WAITING_FOR} LIMIT ?", (json.dumps(ids), most))]
-        )
-        judged = ask(_VERDICT, (json.dumps(steps),)) if steps else []
-        free = [id for id, never in judged if not never]
-        cancelled = [id for id, never in judged if never]
-        if free:
-            ask(_WAKE, (json.dumps(free),))
-            ask(_FREE, (json.dumps(free),))
-        if cancelled:
-            ask(_CANCEL, (reason, json.dumps(cancelled)))
-            ask(
-                "DELETE FROM main.jobs WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(cancelled),)
-            )
-        return Verdict(len(steps), free, cancelled)
-
-    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
-        return [id for (id,) in ask(_WAITING_FOR, (json.dumps(list(ended)),))]
-
-    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
-        return [id for (id,) in ask(_WAITING_FOR_RECENT, (within_ms, within_ms))]
-
-    def pick(
-        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
-    ) -> Iterable[tuple[int, str]]:
-        names = None if served is None else json.dumps(list(served))
-        for line in lines:
-            number = line.most
-            if line.running is not None:
-                admitted = conn.exec_driver_sql(_ADMITTED, (line.key, line.running)).scalar_one()
-                number = min(number, line.running - admitted)
-            if number > 0:
-                statement, given = (_HEAD, (line.holds,)) if line.in_order else (_FIRST, (number,))
-                for (id,) in conn.exec_driver_sql(statement, (line.key, names, names, *given)).all():
-                    yield id, line.key
 
     def commits_at_once(self, pooled: Any) -> bool:
         return commits_at_once(pooled.driver_connection)
@@ -178,10 +174,7 @@ class SQLite(Dialect):
             return False
         return True
 
-    def may_only_be_read(self, url: URL) -> bool:
-        return may_only_be_read(url)
-
-    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
         begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
 
         @event.listens_for(engine, "do_connect")
@@ -193,30 +186,19 @@ class SQLite(Dialect):
 
         @event.listens_for(engine, "connect")
         def _connected(dbapi_connection: Any, record: Any) -> None:
-            cursor = dbapi_connection.cursor()
             dbapi_connection.text_factory = _text  # guard: bytes-are-read
             # readers never block the writer, nor the writer them; the mode stays with the file
             try:
-                cursor.execute("PRAGMA journal_mode = WAL")
-                cursor.fetchall()
+                dbapi_connection.execute("PRAGMA journal_mode = WAL").fetchall()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
                     raise
                 # a read-only file keeps its mode
-            cursor.close()
 
         @event.listens_for(engine, "checkin")
         def _rests(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
                 record.invalidate()  # it sees no changes, and the file may be writable by now
-
-
-def may_only_be_read(url: URL) -> bool:
-    """Whether a file may only be read, by its permissions or by its URL, as in file:jobs.db?mode=ro."""
-    name = url.database or ""
-    if name.startswith("file:"):
-        return url.query.get("mode") == "ro" or url.query.get("immutable") == "1"
-    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - as in `Database`
 
 
 def _file(url: URL) -> Path:
@@ -261,10 +243,7 @@ _PAUSED = "SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL"
 _TOP_LEVEL = (
     "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1"
 )
-_NEXT_LEVEL = (
-    "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? "
-    "ORDER BY priority DESC LIMIT 1"
-)
+_NEXT_LEVEL = "SELECT max(priority) FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ?"
 
 
 def _due_at(level: str, order: str) -> str:
@@ -278,43 +257,10 @@ SELECT id, priority FROM main.jobs
 
 
 _DUE_FIRST, _DUE_LAST = (
-    (_due_at(f"({_TOP_LEVEL})", order), _due_at("?", order))
+    (_due_at(f"({_TOP_LEVEL})", order), _due_at("?", order), _NEXT_LEVEL)
     for order in ("available_at, id", "available_at DESC, id DESC")
 )
-"""The statements for the highest priority of a queue, and for a given one."""
-
-
-def _due(ask: Ask, names: Sequence[str], limit: int, share: int, *, newest_first: bool) -> list[int]:
-    """Return the ids of due jobs in these queues, at most `share` of each as long as others have some."""
-    due: list[int] = []
-    more: list[str] = []
-    for name in names:
-        if len(due) == limit:
-            break
-        found = _due_in_one(ask, name, min(share, limit - len(due)), newest_first=newest_first)
-        due += found
-        if len(found) == share:
-            more.append(name)
-    for name in more:
-        if len(due) == limit:
-            break
-        due += _due_in_one(ask, name, share + limit - len(due), newest_first=newest_first)[share:]
-    return due
-
-
-def _due_in_one(ask: Ask, name: str, most: int, *, newest_first: bool) -> list[int]:
-    at_top, at_level = _DUE_LAST if newest_first else _DUE_FIRST
-    rows = ask(at_top, (name, name, most))
-    due = [id for id, _ in rows]
-    if len(due) < most:
-        levels = ask(_NEXT_LEVEL, (name, rows[0][1])) if rows else ask(_TOP_LEVEL, (name,))
-        while levels and len(due) < most:
-            ((level,),) = levels
-            due += [id for id, _ in ask(at_level, (name, level, most - len(due)))]
-            levels = ask(_NEXT_LEVEL, (name, level))
-    return due
-
-
+"""The statements for the highest priority of a queue, for a given one, and for the next lower one."""
 _WINDOW = """
 each (queue) AS (
       SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL AND queue > ?
@@ -367,88 +313,6 @@ RETURNING {claimed_columns(sqlite.dialect())}
 _RENEW = f"""
 UPDATE main.jobs SET lease_expires_at = {SQLITE_NOW} + ? WHERE id IN (SELECT value FROM json_each(?))
 RETURNING id
-"""
-_WAITING_FOR = """
-SELECT DISTINCT job.id
-  FROM json_each(?) AS ended
- CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.value
- CROSS JOIN main.jobs AS job ON job.id = edge.job_id
- WHERE job.blocked_by = 'flow'
-   AND (edge.on_outcome <> 'success' OR (
-        SELECT id FROM main.failed_jobs WHERE id = ended.value) IS NULL)"""
-_WAITING_FOR_RECENT = "UNION".join(
-    f"""
-SELECT job.id
-  FROM main.{table} AS ended
- CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.id
- CROSS JOIN main.jobs AS job ON job.id = edge.job_id
- WHERE ended.{ended_at} > {SQLITE_NOW} - ?
-   AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL)
-   AND job.blocked_by = 'flow'
-   {those}
-"""
-    for table, ended_at, those in (
-        ("finished_jobs", "finished_at", ""),
-        ("failed_jobs", "failed_at", "AND edge.on_outcome <> 'success'"),
-    )
-)
-_VERDICT = """
-WITH quiet AS MATERIALIZED (
-     SELECT job.id FROM json_each(?) AS step CROSS JOIN main.jobs AS job ON job.id = step.value
-      WHERE job.blocked_by = 'flow' AND job.reserved_at IS NULL
-        AND NOT EXISTS (
-            SELECT 1 FROM main.sqlq_edges AS edge CROSS JOIN main.jobs AS live ON live.id = edge.depends_on
-             WHERE edge.job_id = job.id ORDER BY edge.depends_on DESC LIMIT 1))
-SELECT quiet.id,
-       max(failed.id IS NULL AND edge.on_outcome <> 'ended'
-           AND (edge.on_outcome = 'failure' OR finished.outcome IS NOT 'completed')) AS never
-  FROM quiet
-  JOIN main.sqlq_edges AS edge ON edge.job_id = quiet.id
-  LEFT JOIN main.finished_jobs AS finished ON finished.id = edge.depends_on
-  LEFT JOIN main.failed_jobs AS failed ON failed.id = edge.depends_on
- GROUP BY quiet.id
-HAVING never OR NOT max(failed.id IS NOT NULL AND edge.on_outcome = 'success')
-"""
-_FREE = f"""
-UPDATE main.jobs
-   SET available_at = CASE WHEN limit_key IS NULL THEN max({SQLITE_NOW}, coalesce(due_at, 0))
-                           ELSE available_at END,
-       blocked_by = CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
-       due_at = CASE WHEN limit_key IS NOT NULL THEN max({SQLITE_NOW}, coalesce(due_at, 0)) END
- WHERE id IN (SELECT value FROM json_each(?))
-"""
-_WAKE = """
-INSERT INTO main.sqlq_wakes (limit_key)
-SELECT DISTINCT limit_key FROM main.jobs
- WHERE id IN (SELECT value FROM json_each(?)) AND limit_key IS NOT NULL
-"""
-_CANCEL = f"""
-INSERT INTO main.finished_jobs ({", ".join(CARRIED)}, outcome, reason)
-SELECT {", ".join(CARRIED)}, 'cancelled', ? FROM main.jobs WHERE id IN (SELECT value FROM json_each(?))
-"""
-
-
-# guard: slots-are-counted-sqlite
-_ADMITTED = """
-SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE limit_key = ? AND blocked_by IS NULL LIMIT ?)
-"""
-# guard: only-what-is-served-is-admitted-sqlite
-_IS_SERVED = "(? IS NULL OR queue IN (SELECT value FROM json_each(?)))"
-_FIRST = f"""
-SELECT id FROM main.jobs
- WHERE limit_key = ? AND blocked_by = 'limit' AND due_at <= {SQLITE_NOW} AND queue NOT IN ({_PAUSED})
-   AND {_IS_SERVED}
- ORDER BY priority DESC, due_at, id
- LIMIT ?
-"""
-# guard: the-head-of-a-line-sqlite
-_HEAD = f"""
-SELECT head.id
-  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
-         WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
- WHERE head.due_at <= {SQLITE_NOW} AND head.queue NOT IN ({_PAUSED}) AND {_IS_SERVED}
-   AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
-                           WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
 """
 
 

@@ -82,15 +82,13 @@ def _judge(
 ) -> tuple[int, list[int]]:
     """Judge a batch of steps; return their number, and the ids of those cancelled. A step that the database
     refuses to change is left to the sweeps."""
-    dialect, schema = database.dialect, database.schema
+    dialect = database.dialect
     found, before = 0, len(done.cancelled)
 
     def judge(some: Sequence[int]) -> None:
         nonlocal found
         verdict = database.run_raw(
-            lambda ask: dialect.unblock(
-                ask, schema, some, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON
-            )
+            lambda ask: dialect.unblock(ask, some, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
         )
         found += verdict.found
         done.free += len(verdict.free)
@@ -107,8 +105,8 @@ def _judge(
 
 
 def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
-    dialect, schema = database.dialect, database.schema
-    return sorted(database.run_raw(lambda ask: dialect.waiting_for(ask, schema, ended), reads=True))
+    dialect = database.dialect
+    return sorted(database.run_raw(lambda ask: dialect.waiting_for(ask, ended), reads=True))
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
@@ -117,8 +115,8 @@ def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
 def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     """Unblock the steps that wait for jobs that ended within this time. It catches up where the process died
     before its unblock."""
-    dialect, schema = database.dialect, database.schema
-    found = database.run_raw(lambda ask: dialect.waiting_for_recent(ask, schema, within_ms), reads=True)
+    dialect = database.dialect
+    found = database.run_raw(lambda ask: dialect.waiting_for_recent(ask, within_ms), reads=True)
     return steps(database, sorted(found)) if found else Unblocked()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlq.database.dialect import schema_of
+from sqlq.database.dialect import ask_on
 from sqlq.database.dialects import dialect_of
 from sqlq.database.values import Claimant, ClaimOrder
 from sqlq.model.job import ClaimedJob
@@ -33,13 +33,8 @@ def claim(
     Counts the attempt and raises the token. Commit before any handler runs. `max_attempts` is JSON with
     those of each task, for rows that have none of their own.
     """
-
-    def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
-        rows = conn.exec_driver_sql(statement, parameters)
-        return list(rows) if rows.returns_rows else []
-
     by = Claimant(owner, lease_ms, max_attempts)
-    rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, by, order)
+    rows = dialect_of(conn).claim(ask_on(conn), names, limit, by, order)
     return claimed(rows, names, limit, order)
 
 

@@ -31,11 +31,12 @@ from sqlalchemy import (
     text,
     union_all,
 )
+from sqlalchemy import insert as insert_into
 
 from sqlq.database.batch import CHANGED, NEW, Batch, Key
 from sqlq.database.compiled import Compiled
 from sqlq.database.dialect import Dialect, schema_of
-from sqlq.database.dialects import DIALECTS, dialect_of
+from sqlq.database.dialects import dialect_named, dialect_of
 from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, IS_UNRESERVED, TOKEN_SCHEMA, jobs
@@ -134,12 +135,12 @@ def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) ->
 def _compiled_for_others(
     kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict | None
 ) -> tuple[Any, Compiled]:
-    found = DIALECTS[kind]
+    found = dialect_named(kind)
     dialect = found.for_parameters(style)
     if keyed:
-        statement = found.with_returning(inserting(found, said, conflict, ()), jobs.c.id)
+        statement = inserting(found, said, conflict, ()).returning(jobs.c.id)
     else:
-        statement = found.insert(jobs, computed(said), returning=(jobs.c.id,))
+        statement = insert_into(jobs).values(computed(said)).returning(jobs.c.id)
     compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))
     return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
 
@@ -147,9 +148,8 @@ def _compiled_for_others(
 @lru_cache(maxsize=256)
 def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compiled:
     """Return the insert of one job that has these options."""
-    found = DIALECTS[dialect.name]
     returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
-    statement = found.insert(jobs, computed(said), returning=returned)
+    statement = insert_into(jobs).values(computed(said)).returning(*returned)
     return Compiled.of(statement, dialect, schema, parameters_of(said))
 
 

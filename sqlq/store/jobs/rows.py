@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import BigInteger, ColumnElement, Integer, Table, Text, bindparam, case, func, literal, null
 from sqlalchemy.types import TypeEngine
 
-from sqlq.database.batch import Batch
+from sqlq.database.batch import Batch, insert_sorted
 from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
 from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs
@@ -215,7 +215,7 @@ def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
         name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _COMPUTED
     }
     columns: dict[str, Any] = {**common, "payload": texts.c.value, **computed(said)}
-    return _insert_all(dialect, columns, texts.c.place, said)
+    return _insert_all(columns, texts.c.place, said)
 
 
 @cache
@@ -223,12 +223,10 @@ def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
     rows = dialect.batch_table(_batch(said))
     columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
     columns |= computed(said, lambda name: rows.c[name])
-    return _insert_all(dialect, columns, rows.c.n, said)
+    return _insert_all(columns, rows.c.n, said)
 
 
-def _insert_all(
-    dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any], said: Sequence[str]
-) -> Any:
+def _insert_all(columns: dict[str, Any], place: ColumnElement[Any], said: Sequence[str]) -> Any:
     state = NEW_OR_BLOCKED if "limit" in said else NEW_STATE
     returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
-    return dialect.insert(jobs, columns, order_by=place, returning=returned)
+    return insert_sorted(jobs, columns, place).returning(*returned)

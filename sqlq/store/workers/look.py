@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -70,9 +71,7 @@ def due_in(database: Database, queues: KnownQueues, claimed: Iterable[str] = ())
     It costs one probe of the claim index for each queue and priority, of any length. It takes no lock on
     SQLite.
     """
-    dialect, schema = database.dialect, database.schema
-    names, after = queues.names, queues.after
-    rows = database.run_raw(lambda ask: dialect.due_in(ask, schema, names, after), reads=True)
+    rows = database.run_raw(lambda ask: database.dialect.due_in(ask, queues.names, queues.after), reads=True)
     return _noted(queues, rows, claimed)
 
 
@@ -114,8 +113,8 @@ def look(
     With `maintenance` it also finds out whether the maintenance services have work."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
-        lambda statement, parameters: dialect.run(driver, statement, parameters),
-        *(database.schema, queues.names, queues.after),
+        database.naming()(partial(dialect.run, driver)),
+        *(queues.names, queues.after),
         LookWanted(channel(database.schema), hosts_within_ms, maintenance, list(workers)),
     )
     *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(

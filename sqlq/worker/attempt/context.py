@@ -20,8 +20,8 @@ from sqlq.config.constants import NOTE_CHARACTERS
 from sqlq.database.caller.session import (
     AnyAsyncSession,
     SyncSession,
+    asynchronous,
     atransaction_in,
-    awaited,
     block_of_sessions,
     transaction_in,
 )
@@ -352,7 +352,7 @@ class JobContext:
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
         """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        await awaited(session, "acomplete", "complete").run_sync(lambda sync: self.complete(sync, result))
+        await asynchronous(session).run_sync(lambda sync: self.complete(sync, result))
 
     @overload
     def completing(
@@ -441,7 +441,7 @@ class JobContext:
 
     async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
         """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        run = awaited(session, "acheckpoint", "checkpoint")
+        run = asynchronous(session)
         await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
 
     def step(self, name: str) -> Step:

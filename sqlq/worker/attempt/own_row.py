@@ -24,8 +24,8 @@ from sqlq.database.caller.session import (
     AnyAsyncSession,
     AnyDriverConnection,
     SyncSession,
+    asynchronous,
     atransaction_in,
-    awaited,
     block_of_sessions,
     connection_to_complete,
     note_write,
@@ -297,7 +297,7 @@ class Step:
 
     async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
         """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        run = awaited(session, "acheckpoint", "checkpoint")
+        run = asynchronous(session)
         await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
 
     def finish(self, session: SyncSession) -> None:
@@ -307,7 +307,7 @@ class Step:
 
     async def afinish(self, session: AnyAsyncSession) -> None:
         """`finish` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        await awaited(session, "afinish", "finish").run_sync(self.finish)
+        await asynchronous(session).run_sync(self.finish)
 
     def _save(self, session: SyncSession, said: Any) -> None:
         steps = self._said()

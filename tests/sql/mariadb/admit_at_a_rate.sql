@@ -29,7 +29,7 @@ SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
                        WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken;
 
 SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
- WHERE blocked_by = 'limit' AND limit_key = %s AND due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL)
+ WHERE blocked_by = 'limit' AND limit_key = %s AND due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL) 
  ORDER BY priority DESC, due_at, id LIMIT %s;
 
 SAVEPOINT sa_savepoint_1;

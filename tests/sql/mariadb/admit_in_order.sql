@@ -31,9 +31,9 @@ SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
 SELECT head.id
   FROM (SELECT id, limit_key, queue, due_at FROM shop.jobs FORCE INDEX (jobs_line_by_id)
          WHERE blocked_by = 'limit' AND limit_key = %s ORDER BY id LIMIT 1) AS head
- WHERE head.due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL)
+ WHERE head.due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL) 
    AND NOT (%s AND EXISTS (SELECT 1 FROM shop.failed_jobs AS failed
-                            WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
+                                   WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
 
 SAVEPOINT sa_savepoint_1;
 

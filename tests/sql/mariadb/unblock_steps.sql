@@ -1,6 +1,6 @@
 SELECT job.id,
        MAX(failed.id IS NULL AND edge.on_outcome <> 'ended'
-           AND (edge.on_outcome = 'failure' OR NOT (finished.outcome <=> 'completed'))) AS never
+           AND (edge.on_outcome = 'failure' OR COALESCE(finished.outcome, '') <> 'completed')) AS never
   FROM shop.jobs AS job FORCE INDEX (PRIMARY)
  STRAIGHT_JOIN shop.sqlq_edges AS edge FORCE INDEX (PRIMARY) ON edge.job_id = job.id
   LEFT JOIN shop.finished_jobs AS finished ON finished.id = edge.depends_on
@@ -20,8 +20,9 @@ INSERT INTO shop.sqlq_wakes (limit_key)
 SELECT DISTINCT limit_key FROM shop.jobs WHERE id IN (3) AND limit_key IS NOT NULL;
 
 UPDATE shop.jobs FORCE INDEX (PRIMARY)
-   SET available_at = IF(limit_key IS NULL, GREATEST(UTC_TIMESTAMP(6), COALESCE(due_at, UTC_TIMESTAMP(6))), available_at),
-       due_at = IF(limit_key IS NULL, NULL, GREATEST(UTC_TIMESTAMP(6), COALESCE(due_at, UTC_TIMESTAMP(6)))),
-       blocked_by = IF(limit_key IS NULL, NULL, 'limit')
+   SET available_at = CASE WHEN limit_key IS NULL THEN GREATEST(UTC_TIMESTAMP(6), COALESCE(due_at, UTC_TIMESTAMP(6)))
+                           ELSE available_at END,
+       due_at = CASE WHEN limit_key IS NOT NULL THEN GREATEST(UTC_TIMESTAMP(6), COALESCE(due_at, UTC_TIMESTAMP(6))) END,
+       blocked_by = CASE WHEN limit_key IS NOT NULL THEN 'limit' END
  WHERE id IN (3);
 

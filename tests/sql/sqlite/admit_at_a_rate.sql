@@ -24,13 +24,12 @@ SELECT DISTINCT main.sqlq_workers.queues
 FROM main.sqlq_workers 
 WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
-SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE limit_key = ? AND blocked_by IS NULL LIMIT ?);
+SELECT COUNT(*) FROM (SELECT 1 FROM main.jobs
+                       WHERE blocked_by IS NULL AND limit_key = ? LIMIT ?) AS taken;
 
 SELECT id FROM main.jobs
- WHERE limit_key = ? AND blocked_by = 'limit' AND due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL)
-   AND (? IS NULL OR queue IN (SELECT value FROM json_each(?)))
- ORDER BY priority DESC, due_at, id
- LIMIT ?;
+ WHERE blocked_by = 'limit' AND limit_key = ? AND due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL) 
+ ORDER BY priority DESC, due_at, id LIMIT ?;
 
 SAVEPOINT sa_savepoint_1;
 

