@@ -71,15 +71,12 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     live is not inserted; the live one is returned with `created` False. This raises nothing that would abort
     the transaction.
     """
-    if any(job.limit_key is not None for job in new):
-        require_read_committed(conn, new)
-        admit.wake(conn, admit.wakes_of(new))  # guard: a-limited-job-is-looked-at
-    elif len(new) == 1 and new[0].unique_key is None:
+    if len(new) == 1 and new[0].limit_key is None and new[0].unique_key is None:
         statement = insert_statement(new[0], conn.dialect, schema_of(conn))
         return [inserted(new[0], conn.exec_driver_sql(*statement).one())]
+    require_read_committed(conn, new)
+    admit.wake(conn, admit.wakes_of(new))  # guard: a-limited-job-is-looked-at
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
-    if keyed:
-        require_read_committed(conn, (new[i] for i in keyed))
     plain = [job for job in new if job.unique_key is None]
     parts = (
         part for some in slices(plain, _ROWS_AT_ONCE) for part in dialect_of(conn).portions(some, texts_of)
@@ -169,7 +166,7 @@ def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) 
     places: dict[JobKey, list[int]] = defaultdict(list)
     for i in keyed:
         places[new[i].queue, new[i].unique_key].append(i)
-    lasting = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
+    lasting = [key for key, found in places.items() if any(new[i].unique_until == "pruned" for i in found)]
     several = (len(places) > 1 or bool(lasting)) and not dialect_of(conn).one_writer
     missed: list[JobKey] = []
     # Another producer's job can end between the insert that met it and the lookup. Then the key is free, and
@@ -318,18 +315,11 @@ _ROUNDS = 20
 
 JobKey: TypeAlias = tuple[str, str | None]
 """A queue and a unique key in it."""
-_KEYS_AT_ONCE = 1_000
-"""Drivers take 32,767 parameters in one statement, and each key needs two, in two tables."""
-
-
-def lasts(job: NewJob) -> bool:
-    """Whether a job holds its key until its row is deleted."""
-    return job.unique_until == "pruned"
 
 
 def require_read_committed(conn: Connection, new: Iterable[NewJob]) -> None:
     """Raise `EnqueueError` for a permanent key under REPEATABLE READ or stricter."""
-    job = next(filter(lasts, new), None)
+    job = next((job for job in new if job.unique_until == "pruned"), None)
     if job is not None and (level := dialect_of(conn).stricter_isolation(conn)) is not None:
         # guard: lasting-keys-need-read-committed
         raise EnqueueError(
@@ -346,7 +336,7 @@ def held(
     insert has `met`."""
     dialect = dialect_of(conn)
     found: dict[JobKey, Job] = {}
-    for some in slices(keys, _KEYS_AT_ONCE):
+    for some in slices(keys, _ROWS_AT_ONCE):
         given = dialect.batch_parameters(_KEYS, some)
         rows = conn.execute(_holders_of(dialect, live, met), given)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):

@@ -137,7 +137,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
         in_its_line = {"available_at": far(), "blocked_by": "limit", "due_at": due}
         # guard: a-put-back-holds-no-slot
         waits = in_its_line if in_line else {"available_at": due}
-        return {**_UNRESERVED, **waits, **_AGAIN[batch](mine)}
+        return {**_UNRESERVED, "errors": errors_and(mine.c.record), **waits, **_AGAIN[batch](mine)}
 
     return Change(jobs, held(dialect, batch), values, returning=RIGHT)
 
@@ -226,7 +226,6 @@ def errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
 
 def _retried(mine: CTE) -> Mapping[str, Any]:
     return {
-        "errors": errors_and(mine.c.record),
         "unknown_since": null(),
         "priority": func.coalesce(mine.c.priority, jobs.c.priority),
         "queue": func.coalesce(mine.c.queue, jobs.c.queue),
@@ -248,8 +247,7 @@ def _released(mine: CTE) -> Mapping[str, Any]:
 
 
 def _lost(mine: CTE) -> Mapping[str, Any]:
-    # guard: losses-are-counted
-    return {"errors": errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
+    return {"losses": one_more(jobs.c.losses)}  # guard: losses-are-counted
 
 
 _AGAIN: dict[Batch, Callable[[CTE], Mapping[str, Any]]] = {
@@ -399,12 +397,10 @@ def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[N
     """Return what follows jobs that end without their workers, and nothing for one whose seal is bad."""
     seal, forged = seal_of(conn), set[int]()
     if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
-        found = conn.execute(select(*_SEALED).where(jobs.c.id.in_(followed)))
+        columns = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
+        found = conn.execute(select(*columns).where(jobs.c.id.in_(followed)))
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
     return [None if row.id in forged else follow_up(row, outcome, seal) for row, outcome in over]
-
-
-_SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
 
 
 # A row that was reserved by hand may have no lease end.
@@ -418,22 +414,11 @@ _EXPIRED = (
 
 
 _RAISED = {"lease_token": next_token(jobs.c.lease_token)}  # guard: rescue-raises-the-token
-_REVOKED = (
-    jobs.c.id,
-    jobs.c.lease_token,
-    jobs.c.task,
-    jobs.c.queue,
-    jobs.c.attempts,
-    attempts_allowed.label("max_attempts"),
-    jobs.c.losses,
-    jobs.c.reserved_at,
-    jobs.c.reserved_by,
-    jobs.c.label,
-    jobs.c.headers,
-    jobs.c.on_failure,
-    jobs.c.flow_id,
-    jobs.c.limit_key,
+_KNOWN = (
+    *("id", "lease_token", "task", "queue", "attempts", "losses", "reserved_at", "reserved_by"),
+    *("label", "headers", "on_failure", "flow_id", "limit_key"),
 )
+_REVOKED = (*(jobs.c[name] for name in _KNOWN), attempts_allowed.label("max_attempts"))
 
 
 @cache
