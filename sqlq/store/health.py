@@ -333,19 +333,11 @@ def reading(database: Database) -> Iterator[Connection]:
         yield conn
 
 
-class Indexes(NamedTuple):
-    """The indexes of ours that are missing, and those that queries cannot use."""
-
-    missing: list[str]
-    invalid: list[str]
-
-
-def indexes(conn: Connection) -> Indexes:
-    """Compare the indexes of our tables with those of a migration."""
+def indexes(conn: Connection) -> tuple[list[str], list[str]]:
+    """Return the indexes of our tables that are missing, and those that queries cannot use."""
     dialect = dialect_of(conn)
     found = dialect.indexes(conn)
-    missing = dialect.own_indexes - found.keys()
-    return Indexes(sorted(missing), sorted(name for name, is_valid in found.items() if not is_valid))
+    return sorted(dialect.own_indexes - found.keys()), sorted(name for name in found if not found[name])
 
 
 def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:

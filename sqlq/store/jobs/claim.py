@@ -47,10 +47,8 @@ def claimed(
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
     place = {name: i for i, name in enumerate(names)}
-    if order == "newest":
-        claimed.sort(key=lambda job: (place[job.queue], -job.priority, -job.due_ms, -job.id))
-    else:
-        claimed.sort(key=lambda job: (place[job.queue], -job.priority, job.due_ms, job.id))
+    sign = -1 if order == "newest" else 1
+    claimed.sort(key=lambda job: (place[job.queue], -job.priority, sign * job.due_ms, sign * job.id))
     if order == "evenly" and claimed and claimed[0].queue != claimed[-1].queue:
         queues = [list(group) for _, group in groupby(claimed, attrgetter("queue"))]
         claimed = [job for turn in zip_longest(*queues) for job in turn if job is not None]

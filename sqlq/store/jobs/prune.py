@@ -28,13 +28,9 @@ class Gone(NamedTuple):
     @classmethod
     def of(cls, rows: Iterable[Any]) -> Gone:
         """Build it from rows that have `id` and `flow_id`."""
-        ids: list[int] = []
-        of_flows: dict[int, int] = {}
-        for row in rows:
-            ids.append(row.id)
-            if row.flow_id is not None:
-                of_flows[row.id] = row.flow_id
-        return cls(sorted(ids), sorted(of_flows), sorted(set(of_flows.values())))
+        flow_of = {row.id: row.flow_id for row in rows}
+        flows = set(flow_of.values()) - {None}
+        return cls(sorted(flow_of), sorted(id for id in flow_of if flow_of[id] in flows), sorted(flows))
 
     def __bool__(self) -> bool:
         return bool(self.ids)

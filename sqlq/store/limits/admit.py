@@ -90,10 +90,10 @@ def wakes_of(new: Iterable[NewJob]) -> set[Wake]:
     found: set[Wake] = set()
     for job in new:
         if job.limit_key is not None:
-            rule = job.rule or UNSAID
-            if job.delay_ms or job.available_at is not None:
+            rule, is_later = job.rule or UNSAID, job.delay_ms or job.available_at is not None
+            if is_later:
                 found.add(Wake(job.limit_key, UNSAID, job.delay_ms, job.available_at))
-            if rule != UNSAID or not (job.delay_ms or job.available_at is not None):
+            if rule != UNSAID or not is_later:
                 found.add(Wake(job.limit_key, rule))  # guard: a-rule-is-said-at-once
     return found
 

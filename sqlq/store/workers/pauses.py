@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, func, literal, null, select, update
 
-from sqlq.database.batch import Change, Key, inserted
+from sqlq.database.batch import Change, Key
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import queues
 from sqlq.schema.types import after, now
@@ -78,13 +78,9 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
     """
     dialect = dialect_of(conn)
     until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
-    values = {"queue": name, "paused_at": now(), "paused_until": until}
-    if inserted(conn, dialect.upsert(queues, Key(("queue",)), values, returning=(_name,))):
-        return True
+    conn.execute(dialect.upsert(queues, Key(("queue",)), {"queue": name}))
     row = _name == name
-    before = next(iter(dialect.lock(conn, select(_since).where(row), waits=True)), None)
-    if before is None:  # somebody has deleted the row since the INSERT met it
-        return pause(conn, name, lasting_ms=lasting_ms)
+    (before,) = dialect.lock(conn, select(_since).where(row), waits=True)
     since = func.coalesce(_since, now())
     conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
     return before.paused_at is None
