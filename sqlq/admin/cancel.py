@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias
+from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -16,6 +16,7 @@ from sqlq.store.jobs import lookup, operate, prune
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.rows import OVER
 
+T = TypeVar("T")
 PATIENCE_SECONDS = 5.0
 """How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last
 milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to end
@@ -39,58 +40,52 @@ class Cancellation(StrEnum):
     """Another transaction held its row for long: nothing was changed; try again."""
 
 
-_Work: TypeAlias = Callable[..., operate.CancelledBatch]
+def cancel(
+    database: Database, selections: Iterable[Selection], *, force: bool, reason: str | None
+) -> dict[int, Cancellation]:
+    """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
+    work = partial(operate.cancel, force=force, reason=reason)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    effects: dict[int, Cancellation] = {}
+    for chosen in selections:
+        for batch in batches(database, operate.live, chosen):
+            effects |= _effects(database, database.run(partial(work, ids=batch)))
+            for id in batch:
+                if id not in effects:  # locked at that time, or ended meanwhile
+                    done = patiently(database, work, [id], deadline)
+                    effects |= {id: Cancellation.LOCKED} if done is None else _effects(database, done)
+        if left := [id for id in chosen.ids if id not in effects]:
+            effects |= _why_not(database, left)
+    return effects
 
 
-class Canceller:
-    """Cancels jobs in one database."""
+def _effects(database: Database, done: operate.CancelledBatch) -> dict[int, Cancellation]:
+    unblocked_after(database, done.gone)
+    effects = dict.fromkeys(done.ended, Cancellation.CANCELLED)
+    return effects | dict.fromkeys(done.requested, Cancellation.REQUESTED)
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
-    def cancel(
-        self, selections: Iterable[Selection], *, force: bool, reason: str | None
-    ) -> dict[int, Cancellation]:
-        """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
-        work = partial(operate.cancel, force=force, reason=reason)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        done: dict[int, Cancellation] = {}
-        for chosen in selections:
-            for batch in batches(self._database, operate.live, chosen):
-                done |= self._cancel(batch, work, deadline)
-            if left := [id for id in chosen.ids if id not in done]:
-                done |= self._why_not(left)
-        return done
+def _why_not(database: Database, ids: Sequence[int]) -> dict[int, Cancellation]:
+    with database.read() as conn:
+        jobs = lookup.handles(conn, Selection(ids=tuple(ids)))
+    effects = dict.fromkeys(ids, Cancellation.UNKNOWN)
+    for job in jobs:
+        effects[job.id] = Cancellation.ENDED if job.state in OVER else Cancellation.PASSED_OVER
+    return effects
 
-    def _cancel(self, batch: Sequence[int], work: _Work, deadline: float) -> dict[int, Cancellation]:
-        done = self._database.run(partial(work, ids=batch))
-        unblocked_after(self._database, done.gone)
-        found = _cancellations(done)
-        for id in batch:
-            if id not in found:  # locked at that time, or ended meanwhile
-                found |= self._cancel_patiently(id, work, deadline)
-        return found
 
-    def _cancel_patiently(self, id: int, work: _Work, deadline: float) -> dict[int, Cancellation]:
-        if not self._database.may_wait:
-            return {id: Cancellation.LOCKED}
-        wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
-        try:
-            done = self._database.run(partial(work, ids=[id], wait_ms=wait_ms), tries=1)
-        except DBAPIError as error:
-            if not self._database.dialect.trouble(error).rolled_back:
-                raise
-            return {id: Cancellation.LOCKED}
-        unblocked_after(self._database, done.gone)
-        return _cancellations(done) or self._why_not([id])
-
-    def _why_not(self, ids: Sequence[int]) -> dict[int, Cancellation]:
-        with self._database.read() as conn:
-            jobs = lookup.handles(conn, Selection(ids=tuple(ids)))
-        found = {
-            job.id: Cancellation.ENDED if job.state in OVER else Cancellation.PASSED_OVER for job in jobs
-        }
-        return dict.fromkeys(ids, Cancellation.UNKNOWN) | found
+def patiently(database: Database, work: Callable[..., T], ids: Sequence[int], deadline: float) -> T | None:
+    """Do the work on rows that others have locked, and wait for them until the deadline; None where they stay
+    locked."""
+    if not database.may_wait:
+        return None
+    wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
+    try:
+        return database.run(partial(work, ids=ids, wait_ms=wait_ms), tries=1)
+    except DBAPIError as error:
+        if not database.dialect.trouble(error).rolled_back:
+            raise
+        return None
 
 
 def batches(database: Database, select: Callable[..., list[int]], chosen: Selection) -> Iterator[list[int]]:
@@ -113,9 +108,3 @@ def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:
         # guard: operators-unblock
         database.after_commit(lambda: unblock.after(database.for_claims, ended.steps))
     return ended.ids
-
-
-def _cancellations(done: operate.CancelledBatch) -> dict[int, Cancellation]:
-    return dict.fromkeys(done.ended, Cancellation.CANCELLED) | dict.fromkeys(
-        done.requested, Cancellation.REQUESTED
-    )

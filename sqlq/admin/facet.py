@@ -152,17 +152,14 @@ def command_line(command: str, *subjects: object, **options: object) -> str:
 
 def _number(result: Any) -> int:
     """Return how much an action changed."""
+    result = getattr(result, "moved", result)
     if isinstance(result, dict):  # the effects of a cancel or a change, or the ids of replays
         done = ("cancelled", "requested", "changed")
         return sum(isinstance(effect, int) or effect in done for effect in result.values())
-    for name in ("moved", "number"):
-        if hasattr(result, name):
-            result = getattr(result, name)
-            return result if isinstance(result, int) else len(result)
+    if isinstance(result, tuple):
+        return sum(result)  # pruned jobs
     if isinstance(result, int):
         return int(result)
-    if isinstance(result, tuple) and all(isinstance(each, int) for each in result):
-        return sum(result)
     return len(result) if isinstance(result, list) else 1
 
 

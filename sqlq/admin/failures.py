@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -75,30 +76,29 @@ def grouped(rows: Iterable[FailedRow], marks: Mapping[FailedRow, Mark]) -> list[
     for row in rows:
         if row in marks:  # else it was deleted or retried meanwhile
             groups.setdefault(marks[row], []).append(row)
-    moments = [row.failed_at for group in groups.values() for row in group]
-    first, last = min(moments, default=None), max(moments, default=None)
-    found = [_group(mark, group, first, last) for mark, group in groups.items() if first and last]
-    return sorted(found, key=lambda each: (-each.number, -each.newest))
+    times = [row.failed_at for group in groups.values() for row in group]
+    if not times:
+        return []
+    first = min(times)
+    part = max((max(times) - first) / PARTS, timedelta(microseconds=1))
+    failures = [_group(mark, group, first, part) for mark, group in groups.items()]
+    return sorted(failures, key=lambda each: (-each.number, -each.newest))
 
 
-def _group(mark: Mark, rows: list[FailedRow], first: datetime, last: datetime) -> Failures:
-    moments = [row.failed_at for row in rows]
-    counts = [0] * PARTS
-    part = max((last - first) / PARTS, timedelta(microseconds=1))
-    for moment in moments:
-        counts[min(PARTS - 1, int((moment - first) / part))] += 1
+def _group(mark: Mark, rows: list[FailedRow], first: datetime, part: timedelta) -> Failures:
+    times = [row.failed_at for row in rows]
+    counts = Counter(min(PARTS - 1, int((time - first) / part)) for time in times)
     newest = rows[0]
-    said = error_line(newest.reason, newest.exception, newest.message)
     return Failures(
         mark.fingerprint,
         newest.task,
-        said,
+        error_line(newest.reason, newest.exception, newest.message),
         mark.place,
         len(rows),
         newest.id,
-        min(moments),
-        max(moments),
-        tuple(counts),
+        min(times),
+        max(times),
+        tuple(counts[i] for i in range(PARTS)),
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from sqlq.admin.cancel import Cancellation, Canceller
+from sqlq.admin.cancel import Cancellation, cancel
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.reschedule import move_back
 from sqlq.admin.selections import no_job
@@ -67,7 +67,7 @@ class Flows(Facet):
         """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises
         `JobNotFoundError`."""
         chosen = Selection(flow_id=self._require(id))
-        return Canceller(self._database).cancel([chosen], force=force, reason=reason)
+        return cancel(self._database, [chosen], force=force, reason=reason)
 
     @audited("retry --flow")
     def retry(self, id: FlowOrId) -> builtins.list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
+from sqlq.admin.cancel import Cancellation, cancel, unblocked_after
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.failures import Failures, Marks, grouped
 from sqlq.admin.reschedule import MovedBack, change, move_back
@@ -131,8 +131,8 @@ class Jobs(Facet):
         limit: Rows = 100,
     ) -> builtins.list[JobDetails]:
         """Return the newest jobs, of a state, queue, task or group if given, at most `limit`."""
-        chosen: Search = {"queue": queue, "task": task, "group": group}
-        return self.listing(state=state, limit=limit, within=None, **chosen).jobs
+        listing = self.listing(state=state, limit=limit, within=None, queue=queue, task=task, group=group)
+        return listing.jobs
 
     alist = for_asyncio(list)
 
@@ -252,6 +252,12 @@ class Jobs(Facet):
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
+    def _meant(self, ids: AnyJobs, what: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
+        """Return the jobs that a call means, once it is known that the tables are there."""
+        meant = selections(ids_of(ids, self._read), what, **chosen)
+        self._database.require_tables()
+        return meant
+
     @audited("cancel")
     def cancel(
         self,
@@ -273,9 +279,8 @@ class Jobs(Facet):
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
         """
-        meant = selections(ids_of(ids, self._read), "jobs", **chosen)
-        self._database.require_tables()
-        return Canceller(self._database).cancel(meant, force=force, reason=reason)
+        meant = self._meant(ids, "jobs", **chosen)
+        return cancel(self._database, meant, force=force, reason=reason)
 
     acancel = for_asyncio(cancel)
 
@@ -300,9 +305,8 @@ class Jobs(Facet):
         >>> app.jobs.reschedule(task="shop.send_receipt", delay="1h")  # doctest: +SKIP
         [42, 43]
         """
-        meant = selections(ids_of(ids, self._read), "waiting jobs", **chosen)
         delay_ms = delay_ms_of(at, delay) or 0
-        self._database.require_tables()
+        meant = self._meant(ids, "waiting jobs", **chosen)
         return sorted(change(self._database, meant, at=at, delay_ms=delay_ms))
 
     areschedule = for_asyncio(reschedule)
@@ -335,8 +339,7 @@ class Jobs(Facet):
         if not values and delay is None and available_at is None:
             raise ConfigurationError("nothing is to change: give a queue, a priority, available_at or delay")
         effects = dict.fromkeys(ids_of(ids, self._read), JobChange.NOT_WAITING)
-        chosen = selections([*effects], "waiting jobs")
-        self._database.require_tables()
+        chosen = self._meant([*effects], "waiting jobs")
         return effects | change(self._database, chosen, at=available_at, delay_ms=delay_ms, values=values)
 
     achange = for_asyncio(change)
@@ -356,9 +359,7 @@ class Jobs(Facet):
     @audited("retry")
     def move_back(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> MovedBack:
         """`retry`, and return also which jobs stayed failed because a live job holds their unique key."""
-        meant = selections(ids_of(ids, self._read), "failed jobs", **chosen)
-        self._database.require_tables()
-        return move_back(self._database, meant)
+        return move_back(self._database, self._meant(ids, "failed jobs", **chosen))
 
     aretry = for_asyncio(retry)
 
@@ -408,10 +409,8 @@ class Jobs(Facet):
     def delete(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> builtins.list[int]:
         """Delete ended jobs by their ids, or failed ones by task, queue or group, or `all=True`. Return the
         ids deleted. A finished step stays while another step of its flow may take its result."""
-        meant = selections(ids_of(ids, self._read), "failed jobs", **chosen)
-        self._database.require_tables()
         deleted: builtins.list[int] = []
-        for some in meant:
+        for some in self._meant(ids, "failed jobs", **chosen):
             for source in (failed_jobs, finished_jobs) if some.ids else (failed_jobs,):
                 work = partial(pruning.forget, chosen=some, source=source)
                 while batch := self._database.run(work):

@@ -3,13 +3,12 @@ locked."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy.exc import DBAPIError
-
-from sqlq.admin.cancel import PATIENCE_SECONDS, batches
+from sqlq.admin.cancel import PATIENCE_SECONDS, batches, patiently
 from sqlq.database.database import Database
 from sqlq.store.jobs import operate
 from sqlq.store.jobs.lookup import Selection
@@ -20,20 +19,14 @@ from sqlq.store.workers import notify
 def change(database: Database, selections: Iterable[Selection], **values: Any) -> dict[int, JobChange]:
     """Change the waiting jobs that are selected, each batch in its own transaction; return the effect on
     each."""
+    work = partial(operate.change, **values)
+    deadline = time.monotonic() + PATIENCE_SECONDS
     effects: dict[int, JobChange] = {}
-    wait_ms = round(PATIENCE_SECONDS * 1000)
     for chosen in selections:
         for batch in batches(database, partial(operate.live, waiting=True), chosen):
-            work = partial(operate.change, **values)
             done = database.run(partial(work, ids=batch))
-            left = sorted(set(batch) - set(done))  # locked at that time, or claimed meanwhile
-            if left and database.may_wait:
-                try:
-                    done |= database.run(partial(work, ids=left, wait_ms=wait_ms), tries=1)
-                except DBAPIError as error:
-                    if not database.dialect.trouble(error).rolled_back:
-                        raise
-                    wait_ms = 1  # the time is over for the batches after this one, too
+            if left := sorted(set(batch) - set(done)):  # locked at that time, or claimed meanwhile
+                done |= patiently(database, work, left, deadline) or {}
             effects |= done
             database.after_commit(partial(notify.notify, database))
     return effects

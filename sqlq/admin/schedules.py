@@ -186,48 +186,39 @@ def _details(
 ) -> ScheduleDetails:
     payload = looked_into(seal, "payload", row.task, row.queue, row.payload).text
     try:
-        plan, said = read(row.plan), row.error
-    except ConfigurationError as error:
-        plan, said = None, str(error)
-    spent = plan is not None and plan.repeats is not None and row.ticks >= plan.repeats
-    rests = row.paused_at is not None or row.retired_at is not None or spent
-    upcoming = () if plan is None or rests else tuple(islice(_left(plan, row), UPCOMING))
+        plan, error = read(row.plan), row.error
+    except ConfigurationError as refused:
+        plan, error = None, str(refused)
+    left = None if plan is None or plan.repeats is None else max(0, plan.repeats - row.ticks)
+    upcoming: tuple[datetime, ...] = ()
+    if plan is not None and row.paused_at is None and row.retired_at is None:
+        most = UPCOMING if left is None else min(left, UPCOMING)
+        upcoming = tuple(islice(plan.moments(max(row.last_at, row.moment)), most))
+    if row.retired_at is not None:
+        state = "retired"
+    elif row.paused_at is not None:
+        state = "paused"
+    elif error is not None:
+        state = "failing"
+    else:
+        state = "active" if upcoming or row.next_at is not None else "ended"
     return ScheduleDetails(
-        name=row.name,
-        state=_state(row, said, upcoming),
+        **{name: getattr(row, name) for name in _COLUMNS},
+        state=state,
         plan=plan,
-        task=row.task,
-        queue=row.queue,
         payload=payload.why if isinstance(payload, Unopened) else payload,
-        service=row.service,
         is_declared=row.declared_at is not None,
-        ticks=row.ticks,
-        skipped=row.skipped,
-        last_at=row.last_at,
         upcoming=upcoming,
         jobs=tuple(LastJob(id, *found.get(id, ("gone",))) for id in reversed(ids)),
-        error=said,
-        error_at=row.error_at,
-        paused_at=row.paused_at,
-        retired_at=row.retired_at,
-        created_at=row.created_at,
+        error=error,
     )
 
 
-def _left(plan: Schedule, row: Row[Any]) -> Any:
-    """Yield the times of the runs to come; with `repeats` only those that still get a job."""
-    moments = plan.moments(max(row.last_at, row.moment))
-    return moments if plan.repeats is None else islice(moments, plan.repeats - row.ticks)
-
-
-def _state(row: Row[Any], error: str | None, upcoming: Sequence[datetime]) -> str:
-    if row.retired_at is not None:
-        return "retired"
-    if row.paused_at is not None:
-        return "paused"
-    if error is not None:
-        return "failing"
-    return "active" if upcoming or row.next_at is not None else "ended"
+_COLUMNS = (
+    *("name", "task", "queue", "service", "ticks", "skipped"),
+    *("last_at", "error_at", "paused_at", "retired_at", "created_at"),
+)
+"""The fields of a schedule that its row has as they are."""
 
 
 def tick_all(database: Database, *, at: datetime, since: datetime | None = None) -> builtins.list[Job[Any]]:

@@ -139,27 +139,30 @@ _NOT_NAMED = "it has failed, but is not of those named, or is locked by another 
 
 def _delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     deleted, which = app.jobs.delete(ids, **options), of(options)
-    line = f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"
-    if not deleted:
-        line = f"no failed jobs{which} to delete"
-    reasons = {"finished": "another step of its flow may still take its result", "failed": _NOT_NAMED}
+    lines = [f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"]
     missing = _others(ids, deleted)
     return Outcome(
         {"deleted": deleted, "not_deleted": missing},
-        [line],
+        lines if deleted else [f"no failed jobs{which} to delete"],
         missing,
-        lambda job: reasons.get(job.state, f"it is {job.state}"),
+        lambda job: {
+            "finished": "another step of its flow may still take its result",
+            "failed": _NOT_NAMED,
+        }.get(job.state, f"it is {job.state}"),
     )
 
 
 def _replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     replays, which = app.jobs.replay(ids, **options), of(options)
-    line = f"replayed {counted(len(replays), 'job')}{which} as {listed([*replays.values()])}"
-    if not replays:
-        line = f"no ended jobs{which} to replay"
+    lines = [f"replayed {counted(len(replays), 'job')}{which} as {listed([*replays.values()])}"]
     missing = _others(ids, replays)
     rows = [{"id": id, "replay_of": original} for original, id in replays.items()]
-    return Outcome({"replayed": rows, "not_replayed": missing}, [line], missing, _why_not_replayed)
+    return Outcome(
+        {"replayed": rows, "not_replayed": missing},
+        lines if replays else [f"no ended jobs{which} to replay"],
+        missing,
+        _why_not_replayed,
+    )
 
 
 def _why_not_replayed(job: JobDetails) -> str:
@@ -170,17 +173,18 @@ def _why_not_replayed(job: JobDetails) -> str:
     return f"it is {job.state}, but not of those named"
 
 
-def _reschedule(
-    app: Any, ids: Sequence[int], *, at: Any = None, delay: str | None = None, **options: Any
-) -> Outcome:
-    moved, which = app.jobs.reschedule(ids, **options, at=at, delay=delay), of(options)
-    when = "now" if delay is None else f"in {delay.strip()}"
-    when = when if at is None else f"at {at.isoformat()}"
-    line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
-    if not moved:
-        line = f"no waiting jobs{which} to move"
+def _reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+    moved, which = app.jobs.reschedule(ids, **options), of(options)
+    at, delay = options.get("at"), options.get("delay")
+    when = f"at {at.isoformat()}" if at else f"in {delay.strip()}" if delay else "now"
+    lines = [f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"]
     missing = _others(ids, moved)
-    return Outcome({"rescheduled": moved, "not_waiting": missing}, [line], missing, _why_not_waiting)
+    return Outcome(
+        {"rescheduled": moved, "not_waiting": missing},
+        lines if moved else [f"no waiting jobs{which} to move"],
+        missing,
+        _why_not_waiting,
+    )
 
 
 def _change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:

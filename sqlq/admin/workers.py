@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.admin.facet import Facet, audited
-from sqlq.config.command_hint import command, word
-from sqlq.config.durations import span, written
+from sqlq.config.command_hint import command
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.pauses import Pauses
-from sqlq.store.workers.workers import ALIVE_MS, PAUSED, WORKING, ReservedJob, WorkerRow
+from sqlq.store.workers.workers import ALIVE_MS, WORKING, ReservedJob, WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,10 @@ class WorkerStatus(AsJson):
         return {**asdict(self), "jobs": [dict(zip(names, job, strict=True)) for job in jobs]}
 
 
+_COLUMNS = ("id", "host", "pid", "version", "concurrency", "started_at", "seen_at", "name", "state_at")
+"""The fields of a worker that its row has as they are."""
+
+
 class Asked(NamedTuple):
     """A worker process that got a request."""
 
@@ -72,24 +74,24 @@ class Workers(Facet):
         With `silent` also those that have been silent for up to a day and did not sign off: they died, or are
         cut off."""
         with self._read() as conn:
-            entered, held, moment = (
-                worker_rows.entered(conn),
-                worker_rows.reserved(conn),
-                worker_rows.moment(conn),
-            )
-        found = []
+            entered, reserved = worker_rows.entered(conn), worker_rows.reserved(conn)
+            now = worker_rows.moment(conn)
+        workers = []
         for row in entered:
-            silence = max(0.0, (moment - row.seen_at).total_seconds())
+            silence = max(0.0, (now - row.seen_at).total_seconds())
             alive = silence * 1000 <= ALIVE_MS
             if alive or silent:
-                queues = None if row.queues is None else tuple(json.loads(row.queues))
-                process = (row.id, row.host, row.pid, row.version, queues, row.concurrency)
-                seen = (row.started_at, row.seen_at, silence, alive)
-                jobs = [job for job in held if job.owner == row.id]
-                state = row.state if row.state != WORKING else "busy" if jobs else "idle"
-                said = (row.name, state, row.state_at)
-                found.append(WorkerStatus(*process, *seen, jobs, *said))
-        return found
+                jobs = [job for job in reserved if job.owner == row.id]
+                status = WorkerStatus(
+                    **{name: getattr(row, name) for name in _COLUMNS},
+                    queues=None if row.queues is None else tuple(json.loads(row.queues)),
+                    silent_seconds=silence,
+                    alive=alive,
+                    jobs=jobs,
+                    state=row.state if row.state != WORKING else "busy" if jobs else "idle",
+                )
+                workers.append(status)
+        return workers
 
     @audited("workers pause")
     def pause(self, *names: str, all: bool = False) -> builtins.list[Asked]:
@@ -146,27 +148,6 @@ class Workers(Facet):
 
 def _is_called(row: WorkerRow, name: str) -> bool:
     return name in (row.name, row.host, row.id, f"{row.host}:{row.pid}", f"{row.host}:{row.supervisor_pid}")
-
-
-def forgotten_pauses(
-    pauses: Pauses, workers: Sequence[WorkerStatus], longer_than_s: float
-) -> Iterator[tuple[str, str]]:
-    """Yield pauses that may have been forgotten, each with the command that ends it. These are a pause of all
-    queues without an end, and workers that were paused long ago."""
-    if pauses.all is not None and pauses.all.until is None:
-        yield (
-            f"all queues are paused, without an end, since {written(pauses.all.since)}",
-            "queues resume --all",
-        )
-    if pauses.all is not None:
-        return  # workers are paused for that reason
-    for worker in workers:
-        since = since_it_said(worker)
-        if worker.state == PAUSED and since > longer_than_s:
-            called = "" if worker.name is None else f"{worker.name} "
-            said = f"{called}on {worker.host}, pid {worker.pid}, has been paused for {span(since)}"
-            name = worker.name or f"{worker.host}:{worker.pid}"
-            yield f"the worker {said}", f"workers resume {word(name)}"
 
 
 def since_it_said(worker: WorkerStatus) -> float:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from sqlq.admin.verbs import of
+from sqlq.admin.verbs import VERBS, of
 from sqlq.cli.context import Context
 from sqlq.cli.options import (
     confirm,
+    duration,
+    flag,
     priority_option,
     queue_option,
     takes_json,
@@ -19,10 +21,13 @@ from sqlq.cli.options import (
     time_option,
     yes_option,
 )
-from sqlq.cli.output import answer, naming_options
+from sqlq.cli.output import answer, naming_options, plain
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlq.app.app import App
 
 MOST_COUNTED = 100_000
 """Jobs are counted up to here before a command wants a yes."""
@@ -32,63 +37,47 @@ SELECTING = ("task", "queue", "group", "error", "flow", "since", "until", "all")
 Help: TypeAlias = Callable[[], None]
 
 
-def acts(words: str, *, needs_code: bool = False) -> Callable[[Help], Callable[..., None]]:
-    """Have a command do a verb; its function has the help."""
-
-    def decorate(function: Help) -> Callable[..., None]:
-        @takes_json
-        @wraps(function)
-        def run(context: Context, /, subjects: Any, as_json: bool, **options: Any) -> None:
-            if "all" in options and options["all"] == bool(subjects):
-                both = ", and not both" if subjects else ""
-                raise click.UsageError(f"name the {words.split(maxsplit=1)[0]}, or give --all{both}")
-            app = context.app(needs_code=needs_code)
-            named = subjects if isinstance(subjects, tuple) else (subjects,)
-            _do(context, app, words, named, options, as_json=as_json)
-
-        return run
-
-    return decorate
-
-
-def acts_on_jobs(
+def acts(
     words: str, *, confirms: Collection[str] = (), needs_code: bool = False
 ) -> Callable[[Help], Callable[..., None]]:
-    """Have a command do a verb on the jobs that ids and options choose. It `confirms` those that one of these
-    options chooses, and no ids."""
+    """Have a command do a verb; its function has the help. It `confirms` jobs that one of these options
+    chooses, and no ids."""
 
     def decorate(function: Help) -> Callable[..., None]:
-        @click.argument("ids", type=int, nargs=-1)
         @takes_json
         @wraps(function)
-        def run(
-            context: Context, /, ids: tuple[int, ...], as_json: bool, yes: bool = False, **options: Any
-        ) -> None:
-            chosen = {name for name in SELECTING if options.get(name)}
-            _check(ids, chosen)
+        def run(context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any) -> None:
+            named = subjects if isinstance(subjects, tuple) else (subjects,)
+            chosen = {name for name in SELECTING if options.get(name) not in (None, False)}
+            if "task" in options:
+                _check_jobs(named, chosen)
+            elif "all" in options and options["all"] == bool(named):
+                both = ", and not both" if named else ""
+                raise click.UsageError(f"name the {words.split(maxsplit=1)[0]}, or give --all{both}")
             app = context.app(needs_code=needs_code)
-            must_confirm = not (yes or ids or chosen.isdisjoint(confirms))
+            must_confirm = not (yes or named or chosen.isdisjoint(confirms))
             if error := options.pop("error", None):
-                ids = tuple(app.jobs.failed_alike(error))
-                if not ids:
-                    raise ConfigurationError(
-                        f"no failed job has the error {error!r}: see {command('failed')}"
-                    )
+                named = tuple(app.jobs.failed_alike(error))
+                if not named:
+                    see = command("failed")
+                    raise ConfigurationError(f"no failed job has the error {error!r}: see {see}")
             if must_confirm:
-                _confirm(app, words, ids, options)
-            _do(context, app, words, ids, options, as_json=as_json)
+                _confirm(app, words, named, options)
+            with naming_options():
+                outcome = VERBS[words].do(app, named, **options)
+            answer(outcome.value, *outcome.lines, as_json=as_json)
+            context.refuse(outcome.unchanged, outcome.why_not)
 
         return run
 
     return decorate
 
 
-def _check(ids: Collection[int], chosen: Collection[str]) -> None:
+def _check_jobs(ids: Collection[int], chosen: Collection[str]) -> None:
     if not ids and not chosen:
-        options = [
-            each.opts[0] for each in click.get_current_context().command.params if each.name in SELECTING
-        ]
-        raise click.UsageError(f"name the jobs: by id, {', '.join(options)}")
+        params = click.get_current_context().command.params
+        options = ", ".join(each.opts[0] for each in params if each.name in SELECTING)
+        raise click.UsageError(f"name the jobs: by id, {options}")
     for name in ("all", "flow"):
         if name in chosen and (ids or len(chosen) > 1):
             raise click.UsageError(f"--{name} is for all of them: leave out the rest")
@@ -96,31 +85,18 @@ def _check(ids: Collection[int], chosen: Collection[str]) -> None:
         raise click.UsageError("--error names the jobs: leave out ids")
 
 
-def _confirm(app: Any, words: str, ids: Collection[int], options: dict[str, Any]) -> None:
-    from sqlq.admin.verbs import VERBS
-
+def _confirm(app: App, words: str, ids: tuple[int, ...], options: dict[str, Any]) -> None:
     states = VERBS[words].states
     fields = {name: options[name] for name in ("task", "queue", "group")}
-    number = len(app.jobs.ids(states=states, limit=MOST_COUNTED, ids=tuple(ids), **fields))
-    if number:
+    if number := len(app.jobs.ids(states=states, limit=MOST_COUNTED, ids=ids, **fields)):
         more = "at least " if number >= MOST_COUNTED else ""
         what = "failed job" if states == ("failed",) else "job"
-        confirm(f"{words} {more}{counted(number, what)}{of(fields)}")
+        confirm(plain(f"{words} {more}{counted(number, what)}{of(fields)}"))
 
 
-def _do(
-    context: Context, app: Any, words: str, subjects: Any, options: dict[str, Any], *, as_json: bool
-) -> None:
-    from sqlq.admin.verbs import VERBS
-
-    with naming_options():
-        outcome = VERBS[words].do(app, subjects, **options)
-    answer(outcome.value, *outcome.lines, as_json=as_json)
-    context.refuse(outcome.unchanged, outcome.why_not)
-
-
+_ids = click.argument("subjects", metavar="[IDS]...", type=int, nargs=-1)
 _error = click.option("--error", metavar="FINGERPRINT", help="Those with this error, as sqlq failed has it.")
-_all_failed = click.option("--all", is_flag=True, help="All failed jobs.")
+_all_failed = flag("--all", help="All failed jobs.")
 
 
 @click.command()
@@ -128,7 +104,8 @@ _all_failed = click.option("--all", is_flag=True, help="All failed jobs.")
 @_error
 @click.option("--flow", type=int, metavar="ID", help="The failed steps of a flow, which then goes on.")
 @_all_failed
-@acts_on_jobs("retry")
+@_ids
+@acts("retry")
 def retry() -> None:
     """Run failed jobs again.
 
@@ -143,7 +120,8 @@ def retry() -> None:
 @_error
 @_all_failed
 @yes_option
-@acts_on_jobs("delete", confirms=("all", "task", "queue", "group", "error"))
+@_ids
+@acts("delete", confirms=("all", "task", "queue", "group", "error"))
 def delete() -> None:
     """Delete failed jobs for good, and ended ones by id.
 
@@ -155,13 +133,12 @@ def delete() -> None:
 @click.command()
 @those_of_one
 @click.option("--flow", type=int, metavar="ID", help="The steps of a flow that have not ended.")
-@click.option("--all", is_flag=True, help="All jobs that have not ended; asks before.")
-@click.option(
-    "--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers."
-)
+@flag("--all", help="All jobs that have not ended; asks before.")
+@flag("--force", help="End running jobs here and now, without waiting for their handlers.")
 @click.option("--reason", help='Why, as its result says; in place of "cancelled on request".')
 @yes_option
-@acts_on_jobs("cancel", confirms=("all",))
+@_ids
+@acts("cancel", confirms=("all",))
 def cancel() -> None:
     """Cancel jobs: by id, --task, --queue, --group, --flow or --all.
 
@@ -172,17 +149,16 @@ def cancel() -> None:
     """
 
 
-_delay_option = click.option(
-    "--in", "delay", metavar="DURATION", help="How long from now they are due, as in 10m."
-)
+_delay_option = duration("--in", "delay", help="How long from now they are due, as in 10m.")
 
 
 @click.command()
 @those_of_one
-@click.option("--all", is_flag=True, help="All waiting jobs.")
+@flag("--all", help="All waiting jobs.")
 @time_option("When they are due.", "--at")
 @_delay_option
-@acts_on_jobs("reschedule")
+@_ids
+@acts("reschedule")
 def reschedule() -> None:
     """Move waiting jobs to another time.
 
@@ -213,7 +189,8 @@ def change() -> None:
 @those_of_one
 @time_option("That ended at this time or later; or AGE, as in 2h.", "--from", "since", or_age=True)
 @time_option("That ended before this time; or AGE.", "--to", "until", or_age=True)
-@acts_on_jobs("replay", needs_code=True)
+@_ids
+@acts("replay", needs_code=True)
 def replay() -> None:
     """Enqueue copies of ended jobs, as new jobs.
 

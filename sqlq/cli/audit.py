@@ -7,7 +7,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
 from sqlq.cli.options import limit_option, takes_json
-from sqlq.cli.output import Column, ago, plain
+from sqlq.cli.output import ago
 
 
 @click.command()
@@ -25,17 +25,16 @@ def audit(
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
     rows = context.looking().audit.list(limit=limit, before=before, actor=actor, action=action)
-    columns = [Column("id", right=True), Column("when"), Column("who"), Column("database user")]
     show_list(
-        [*columns, Column("number", right=True), Column("command", wide=True)],
+        ("id", "when", "who", "database user", "number", "command"),
         rows,
         lambda row: [
             str(row.id),
             ago(row.at),
-            plain(row.actor),
-            plain(row.database_user or "-"),
-            "?" if row.number is None else f"{row.number:,}",
-            plain(row.target),
+            row.actor,
+            row.database_user,
+            "?" if row.number is None else row.number,
+            row.target,
         ],
         nothing="no actions recorded",
         as_json=as_json,

@@ -15,20 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from traceback import extract_tb
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sqlq.cli.output import plain
 from sqlq.cli.title import conceal
 from sqlq.config.command_hint import OWNER
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from sqlalchemy import URL
 
     from sqlq.app.app import App
@@ -176,6 +173,8 @@ class Context:
 
     def refuse(self, ids: Sequence[int], why: Callable[[JobDetails], str]) -> None:
         """Explain why jobs were not changed, of many the first, and exit with 1 if there are any."""
+        from sqlq.cli.output import plain
+
         for id in ids[:EXPLAINED]:
             try:
                 reason = why(self.app().jobs.get(id))
@@ -280,11 +279,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
     from sqlq.app.app import App
 
     named = _PATH.fullmatch(path)
-    file = re.match(r"([^\s:]+)\.py(:.*)?$", path)
-    if file is not None:
-        module_path = file[1].removeprefix("./").replace("/", ".") + (file[2] or "")
-        raise click.BadParameter(f"{path!r} names a file: write {module_path}", param_hint="'--app'")
-    if named is None:
+    if named is None or named["module"].endswith(".py"):
         raise click.BadParameter(
             f"{path!r} is not of the form module:attribute, as in shop.tasks:app, or module:function(), as "
             "in shop:create_app()",
@@ -307,47 +302,27 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         if len({id(app) for app in alone.values()}) == 1:
             return next(iter(alone.values()))
         raise ConfigurationError(f"--app {path} names a module with {len(alone)} Apps, not one: {hint}")
-    found: Any = module
-    for name in attribute.split("."):
-        try:
-            found = found[name] if isinstance(found, Mapping) else getattr(found, name)
-        except (AttributeError, KeyError):
-            raise ConfigurationError(
-                f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
-            ) from None
-        except ConfigurationError:
-            raise
-        except Exception as error:  # a module may make its App on access
-            raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
-    if named["call"]:
-        found = _made_by(found, path)
-    elif inspect.isroutine(found):
-        raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
-    if not isinstance(found, App):
-        verb = "that returned" if named["call"] else "that is of type"
-        raise ConfigurationError(
-            f"--app {path}: {verb} {type(found).__name__}, not a sqlq.App"
-            + ("; name a function that returns the App" if named["call"] else f"; {hint}")
-        )
-    return found
-
-
-def _made_by(factory: Any, path: str) -> Any:
-    """Return what a factory returns, called without arguments."""
-    if not callable(factory):
-        raise ConfigurationError(
-            f"--app {path}: that is of type {type(factory).__name__}, and cannot be called"
-        )
+    target: Any = module
     try:
-        made = factory()
+        for name in attribute.split("."):
+            target = target[name] if isinstance(target, Mapping) else getattr(target, name)
+    except (AttributeError, KeyError):
+        raise ConfigurationError(
+            f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
+        ) from None
+    if inspect.isroutine(target) and not named["call"]:
+        raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
+    try:
+        app = target() if named["call"] else target
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
-    if inspect.iscoroutine(made):
-        made.close()
-        raise ConfigurationError(f"--app {path}: that is an async function; name a plain one")
-    return made
+    if inspect.iscoroutine(app):
+        app.close()
+    if not isinstance(app, App):
+        raise ConfigurationError(f"--app {path} is of type {type(app).__name__}, not a sqlq.App; {hint}")
+    return app
 
 
 def _why_not_imported(module: str, error: BaseException) -> str:
@@ -369,31 +344,14 @@ def _why_not_imported(module: str, error: BaseException) -> str:
 
 def _told(error: BaseException) -> str:
     """Return an error in the user's code with the line it comes from."""
-    where, text = _line(error.__traceback__), str(error).strip()
+    from sqlq.model.traceback_lines import users_line
+
+    text, line = str(error).strip(), users_line("".join(format_exception(error)), or_last=True)
+    where = "while it was being found" if line is None else f"{line.file}, line {line.number}"
     if isinstance(error, SyntaxError):
-        where, text = f"{_near(error.filename or '?')}, line {error.lineno}", error.msg
+        where, text = f"{error.filename}, line {error.lineno}", error.msg
     what = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     return f"{what} ({where})"
-
-
-def _line(trace: TracebackType | None) -> str:
-    """Return the line that was running: the last one in the user's own code, or else the last one there
-    is."""
-    own = ("<frozen importlib", str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent))
-    frames = [frame for frame in extract_tb(trace) if not frame.filename.startswith(own)]
-    mine = [
-        frame
-        for frame in frames
-        if Path(frame.filename).is_relative_to(Path.cwd()) and "site-packages" not in frame.filename
-    ]
-    for frame in reversed(mine or frames):
-        return f"{_near(frame.filename)}, line {frame.lineno}"
-    return "while it was being found"
-
-
-def _near(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _record_as_this_user() -> None:

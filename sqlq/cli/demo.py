@@ -69,25 +69,36 @@ def _play(app: App, queue: str) -> None:
 
     from sqlq.cli.status import show_queues
     from sqlq.database.sqlite.dialect import configure_sqlite
+    from sqlq.worker.attempt.context import current_job
+
+    @app.task(name="demo.send_receipt")
+    def send_receipt(order_id: int) -> str:
+        return f"receipt {order_id} sent"
+
+    @app.task(name="demo.charge_card", backoff="500ms")
+    def charge_card(order_id: int) -> None:
+        if current_job().attempts == 1:
+            raise TimeoutError("the card company did not answer")
+
+    @app.task(name="demo.ship_abroad", max_attempts=2, backoff="500ms")
+    def ship_abroad(order_id: int) -> None:
+        raise LookupError("no such country")
 
     engine = create_engine(app.database.engine.url)  # as an application has it
     if app.database.dialect.in_a_file:
         configure_sqlite(engine, immediate=True)
     orders = Table(queue.replace(".", "_"), MetaData(), Column("id", Integer, primary_key=True))
-    receipt = app.task(name="demo.send_receipt")(send_receipt)
-    charge = app.task(name="demo.charge_card", backoff="500ms")(charge_card)
-    ship = app.task(name="demo.ship_abroad", max_attempts=2, backoff="500ms")(ship_abroad)
     orders.create(engine)
     try:
         click.echo(f"Enqueue on {shown(engine.url)}")
         for id in range(1, ORDERS + 1):
             with engine.begin() as conn:
                 conn.execute(insert(orders).values(id=id))
-                app.enqueue(receipt.new(id), session=conn)
+                app.enqueue(send_receipt.new(id), session=conn)
         click.echo(f"  {ORDERS} transactions committed an order each, and the job to send its receipt")
         with engine.connect() as conn:
             conn.execute(insert(orders).values(id=ORDERS + 1))
-            app.enqueue(receipt.new(ORDERS + 1), session=conn)
+            app.enqueue(send_receipt.new(ORDERS + 1), session=conn)
             conn.rollback()
             stored = conn.scalar(select(func.count()).select_from(orders))
         jobs = app.jobs.list(queue=queue, limit=1_000)
@@ -97,7 +108,7 @@ def _play(app: App, queue: str) -> None:
     finally:
         orders.drop(engine)
         engine.dispose()
-    charged, shipped = app.enqueue_many([charge.new(1), ship.new(1)])
+    charged, shipped = app.enqueue_many([charge_card.new(1), ship_abroad.new(1)])
     click.echo(
         f"  job {charged.id} will fail the first time, and job {shipped.id} each time\n\n"
         "Work, 4 jobs at a time"
@@ -126,18 +137,3 @@ def _narrate() -> None:
     log.addHandler(_Narrator())
     log.setLevel(logging.INFO)
     log.propagate = False
-
-
-def send_receipt(order_id: int) -> str:
-    return f"receipt {order_id} sent"
-
-
-def charge_card(order_id: int) -> None:
-    from sqlq.worker.attempt.context import current_job
-
-    if current_job().attempts == 1:
-        raise TimeoutError("the card company did not answer")
-
-
-def ship_abroad(order_id: int) -> None:
-    raise LookupError("no such country")

@@ -8,8 +8,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_rows
-from sqlq.cli.options import takes_json
-from sqlq.cli.output import Cell, Column, ago, plain, show_json
+from sqlq.cli.options import flag, takes_json
+from sqlq.cli.output import Cell, ago, show_json
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
@@ -21,8 +21,8 @@ STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 
 
 @click.command()
-@click.option("--deep", is_flag=True, help="On SQLite check the whole file, however large.")
-@click.option("--sizes", is_flag=True, help="Print sizes and the state of the database instead.")
+@flag("--deep", help="On SQLite check the whole file, however large.")
+@flag("--sizes", help="Print sizes and the state of the database instead.")
 @takes_json
 def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     """Examine the database and the queue in it.
@@ -43,8 +43,7 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     if as_json:
         show_json({"well": not worst, "findings": [finding.as_json() for finding in found]})
     else:
-        columns = [Column(""), Column("about"), Column("found")]
-        show_rows(columns, [_row(finding) for finding in found])
+        show_rows(("", "about", "found"), map(_row, found))
         checks = sum(finding.verdict is Verdict.CHECK for finding in found)
         click.echo(f"\n{counted(len(worst), 'thing')} to do, {checks:,} to check")
     if worst:
@@ -61,17 +60,13 @@ def _show_sizes(context: Context, as_json: bool) -> None:
         return
     click.echo(found.database)
     show_rows(
-        [Column("reading"), Column("value"), Column("meaning")],
-        [[each.name, plain(each.value), _meaning(each)] for each in found.readings],
+        ("reading", "value", "meaning"),
+        [[each.name, each.value, _meaning(each)] for each in found.readings],
     )
     if found.tables:
-        columns = [
-            Column("table"),
-            *(Column(name, right=True) for name in ("rows", "dead", "size", "indexes")),
-        ]
         click.echo()
         show_rows(
-            [*columns, Column("vacuumed"), Column("largest indexes", wide=True)],
+            ("table", "rows", "dead", "size", "indexes", "vacuumed", "largest indexes"),
             [
                 [
                     each.name,
@@ -89,10 +84,11 @@ def _show_sizes(context: Context, as_json: bool) -> None:
 
 
 def _meaning(each: Reading) -> str:
-    said = (
-        plain(f"{found.said}" + (f" → {found.remedy}" if found.remedy else "")) for found in each.findings
-    )
-    return " ".join([each.meaning, *said])
+    return " ".join([each.meaning, *map(_said, each.findings)])
+
+
+def _said(finding: Finding) -> str:
+    return finding.said + (f" → {finding.remedy}" if finding.remedy else "")
 
 
 def _examine(context: Context, deep: bool) -> list[Finding]:
@@ -112,5 +108,4 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
 
 
 def _row(finding: Finding) -> list[Cell]:
-    said = plain(finding.said) + (f" → {plain(finding.remedy)}" if finding.remedy else "")
-    return [(finding.verdict, STYLES[finding.verdict]), finding.check, said]
+    return [(finding.verdict, STYLES[finding.verdict]), finding.check, _said(finding)]

@@ -14,10 +14,9 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import (
+    duration,
+    job_options,
     json_option,
-    kwargs_option,
-    priority_option,
-    queue_option,
     read_json,
     takes_json,
     time_option,
@@ -45,26 +44,16 @@ class _Enqueue(click.Command):
 
 
 @click.command(cls=_Enqueue)
-@click.argument("task")
-@click.argument("args", nargs=-1)
-@kwargs_option
-@queue_option
-@click.option(
-    "--delay", metavar="DURATION", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".'
-)
+@job_options
+@duration("--delay", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".')
 @time_option(
     'Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".',
     *("--at", "--available-at", "available_at"),
 )
-@priority_option
 @click.option("--max-attempts", type=int, help="Another limit than the task's own.")
-@click.option(
-    "--timeout", metavar="DURATION", help="Another timeout than the task's own; none for no timeout."
-)
-@click.option(
-    "--expires", metavar="DURATION", help="Cancelled if it was not started so long after it was due."
-)
-@click.option("--retention", metavar="DURATION", help="How long it is kept after its end; none for ever.")
+@duration("--timeout", help="Another timeout than the task's own; none for no timeout.")
+@duration("--expires", help="Cancelled if it was not started so long after it was due.")
+@duration("--retention", help="How long it is kept after its end; none for ever.")
 @click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
 @click.option("--group", help="A text that it shares with other jobs, as in sqlq jobs --group.")
 @json_option("Headers", "--headers", {"tenant": "blue"})

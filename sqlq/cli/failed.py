@@ -9,14 +9,14 @@ import click
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
-from sqlq.cli.options import limit_option, takes_json, those_of_one
-from sqlq.cli.output import Column, answer
+from sqlq.cli.options import flag, limit_option, takes_json, those_of_one
+from sqlq.cli.output import answer
 from sqlq.config.durations import counted
 
 
 @click.command()
 @those_of_one
-@click.option("--exact", is_flag=True, help="Count all of them, and not only the newest 10,000.")
+@flag("--exact", help="Count all of them, and not only the newest 10,000.")
 @limit_option(100, "At most so many errors.")
 @takes_json
 def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen: Any) -> None:
@@ -29,10 +29,8 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
     if as_json:
         answer({"errors": shown, "capped": not is_complete}, as_json=True)
         return
-    columns = [Column("number", right=True), Column("task"), Column("newest", right=True)]
-    columns += [Column("fingerprint")]
     show_list(
-        [*columns, Column("error", wide=True)],
+        ("number", "task", "newest", "fingerprint", "error"),
         errors[:limit],
         lambda each: [each.number, each.task, str(each.newest), each.fingerprint, each.error],
         nothing=f"no failed jobs{of(chosen)}",

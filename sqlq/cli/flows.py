@@ -11,9 +11,9 @@ import click
 from sqlq.admin.verbs import flow_counts
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_field, show_list, show_rows
+from sqlq.cli.looks import show_fields, show_list, show_rows
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, Column, ago, plain, show_json
+from sqlq.cli.output import Cell, ago, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
 
@@ -33,9 +33,8 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
 
     sqlq retry --flow ID runs failed steps again, sqlq cancel --flow ID ends a flow.
     """
-    columns = [Column("id", right=True), Column("name"), Column("state"), Column("steps")]
     show_list(
-        [*columns, Column("enqueued")],
+        ("id", "name", "state", "steps", "enqueued"),
         context.looking().flows.list(limit=limit),
         _row,
         nothing=f"no flows in {context.shown_url()}",
@@ -52,20 +51,16 @@ def show(context: Context, id: int, as_json: bool) -> None:
     if as_json:
         show_json(found.as_json())
         return
-    show_field("flow", str(found.id))
-    if found.name is not None:
-        show_field("name", found.name)
-    show_field("state", f"{found.state}, {flow_counts(found)}")
-    show_field("enqueued", str(ago(found.created_at)))
+    state = f"{found.state}, {flow_counts(found)}"
+    show_fields({"flow": found.id, "name": found.name, "state": state, "enqueued": ago(found.created_at)})
     click.echo()
-    columns = [Column("step", right=True), Column("task"), Column("state"), Column("after")]
-    show_rows([*columns, Column("error", wide=True)], [_step(step) for step in found.steps[:SHOWN]])
+    show_rows(("step", "task", "state", "after", "error"), map(_step, found.steps[:SHOWN]))
     if len(found.steps) > SHOWN:
         click.echo(f"\nand {counted(len(found.steps) - SHOWN, 'more step')}; --json has all of them")
     if next_ := list(_next(found)):
         click.echo()
         for line, what in next_:
-            show_field(what, line)
+            show_fields({what: line})
 
 
 @flows.command()
@@ -80,8 +75,7 @@ def skip() -> None:
 
 
 def _row(found: FlowStatus) -> list[Cell]:
-    name = "" if found.name is None else plain(found.name)
-    return [str(found.id), name, _styled(found.state), flow_counts(found), ago(found.created_at)]
+    return [str(found.id), found.name or "", _styled(found.state), flow_counts(found), ago(found.created_at)]
 
 
 def _styled(state: str) -> Cell:
@@ -89,7 +83,7 @@ def _styled(state: str) -> Cell:
 
 
 def _step(step: StepDetails) -> list[Cell]:
-    task = plain(step.task) if step.label is None else f"{plain(step.task)} ({plain(step.label)})"
+    task = step.task if step.label is None else f"{step.task} ({step.label})"
     return [str(step.id), task, _styled(step.state), _after(step), (step.error or "").partition("\n")[0]]
 
 

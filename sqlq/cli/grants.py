@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.options import flag
 from sqlq.cli.output import plain
 from sqlq.config.command_hint import KINDS
 
@@ -12,8 +13,8 @@ from sqlq.config.command_hint import KINDS
 @click.command()
 @click.argument("role")
 @click.option("--as", "kind", type=click.Choice(KINDS), required=True, help="What the role does.")
-@click.option("--only", is_flag=True, help="Take away first what else the role has on these tables.")
-@click.option("--apply", "applies", is_flag=True, help="Run them, as the role that owns the tables.")
+@flag("--only", help="Take away first what else the role has on these tables.")
+@flag("--apply", "applies", help="Run them, as the role that owns the tables.")
 @click.pass_obj
 def grants(context: Context, role: str, kind: str, only: bool, applies: bool) -> None:
     """Print the GRANTs that ROLE needs, or run them.
@@ -25,11 +26,10 @@ def grants(context: Context, role: str, kind: str, only: bool, applies: bool) ->
     \b
     sqlq grants shop_web --as producer --apply
     """
-    from sqlq.admin.grants import Grants
+    from sqlq.admin.grants import grant
 
-    rights = Grants(context.app().database, kind, role, only=only)
-    if not applies:
-        click.echo(";\n".join(rights.statements()) + ";")
-        return
-    rights.apply()
-    click.echo(f"{plain(role)} has the rights of the kind {kind} in {context.shown_url()}")
+    statements = grant(context.app().database, kind, role, only=only, applies=applies)
+    if applies:
+        click.echo(f"{plain(role)} has the rights of the kind {kind} in {context.shown_url()}")
+    else:
+        click.echo(";\n".join(statements) + ";")

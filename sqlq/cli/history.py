@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 WORDS = {
     "put_back": "put back by an operator",
     "cancel_requested": "asked to stop",
+    "released": "released, uncounted",
+    "snoozed": "snoozed, uncounted",
 }
 """Outcomes that are printed in other words."""
 
 
 def show_history(context: Context, job: JobDetails) -> None:
     """Print the history of a job that has more than the one attempt of the fields above."""
-    if not _is_worth_showing(job):
+    lines = len(job.history)
+    if lines == 0 or (lines == 1 and job.state not in ("blocked", "scheduled", "available")):
         return
     click.echo()
     show_heading("history")
@@ -43,18 +46,11 @@ def show_history(context: Context, job: JobDetails) -> None:
         show_wrapped("     ", f"released {more} more, without a line of their own", before="  ")
 
 
-def _is_worth_showing(job: JobDetails) -> bool:
-    lines = len(job.history)
-    return lines > 1 or (lines == 1 and job.state in ("blocked", "scheduled", "available"))
-
-
 def _said(line: AttemptRecord) -> str:
     """Return the outcome of an attempt in one line; a worker may have written anything."""
     word = WORDS.get(line.outcome, line.outcome)
-    if line.outcome == "released":
-        word = "released before it started" if line.started_at is None else "released, uncounted"
-    if line.outcome == "snoozed":
-        word = "snoozed, uncounted"
+    if line.outcome == "released" and line.started_at is None:
+        word = "released before it started"
     reason = line.reason if line.reason not in (None, "error", "worker_lost") else None
     first = (line.message or "").strip().splitlines()[:1]
     said = [word, *(plain(part) for part in (reason, line.exception, *first) if part)]

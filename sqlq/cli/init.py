@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from string import Template
 from typing import Final, NamedTuple, NoReturn
@@ -88,12 +86,6 @@ def _refuse_unfit(folder: Path) -> None:
             _refuse(f"there is an App already: write {line} under [tool.sqlq] in pyproject.toml")
     if (file := folder / "pyproject.toml").exists():
         tomllib.loads(file.read_text(encoding="utf-8"))
-        changes = ""
-        with suppress(OSError):  # no git
-            asked = ["git", "-C", str(folder), "status", "--porcelain", "--", file.name]
-            changes = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-        if changes and not changes.startswith(("??", "A ")):
-            _refuse(f"{file.name} has changes that are not committed: commit them first")
 
 
 def _sources(folder: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ import click
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.history import show_history
-from sqlq.cli.looks import queue_name, show_block, show_field, show_heading, show_rows, show_wrapped
-from sqlq.cli.options import limit_option, takes_json, those_of_one
-from sqlq.cli.output import Cell, Column, ago, naming_options, plain, plain_lines, shortened, show_json
+from sqlq.cli.looks import queue_name, show_block, show_fields, show_heading, show_rows, show_wrapped
+from sqlq.cli.options import duration, flag, limit_option, takes_json, those_of_one
+from sqlq.cli.output import Cell, ago, naming_options, plain, plain_lines, shortened, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import counted, readable, span, written
@@ -37,9 +37,7 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 @click.option("--state", type=click.Choice(STATES), help="In one state only.")
 @those_of_one
 @limit_option(20, "At most so many, the newest.")
-@click.option(
-    "--exact", is_flag=True, help="Look through all jobs, and not only the newest 100,000 of each kind."
-)
+@flag("--exact", help="Look through all jobs, and not only the newest 100,000 of each kind.")
 @takes_json
 def jobs(
     context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any
@@ -56,14 +54,12 @@ def jobs(
     if as_json:
         show_json([job.as_json(whole=False) for job in found])
     elif found:
-        columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
-        columns += [Column("attempts", right=True), Column("time")]
-        more_columns = [name for name in MORE_COLUMNS if any(getattr(job, name) is not None for job in found)]
-        more_columns += ["error"] if state == "failed" else []
-        columns += [Column(name, wide=name in ("label", "error")) for name in more_columns]
-        show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
+        more_names = [name for name in MORE_COLUMNS if any(getattr(job, name) is not None for job in found)]
+        more_names += ["error"] if state == "failed" else []
+        names = ("id", "state", "queue", "task", "attempts", "time", *more_names)
+        show_rows(names, [[*_row(job), *_more(job, more_names)] for job in found])
     else:
-        click.echo(f"no {state + ' ' if state else ''}jobs{of(chosen)}")
+        click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(chosen)}"))
     if (group := chosen["group"]) is not None and not as_json:
         from sqlq.model.job import State
 
@@ -87,7 +83,7 @@ def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
     # the note beside a job's progress is for `sqlq show`
     progress = job.progress and replace(job.progress, note=None)
     values = {"progress": progress, "label": job.label, "error": job.error}
-    return ["" if values[name] is None else plain(str(values[name])) for name in columns]
+    return ["" if values[name] is None else str(values[name]) for name in columns]
 
 
 def attempts(job: JobDetails, separator: str) -> str:
@@ -108,12 +104,9 @@ def _time(job: JobDetails) -> str:
 
 @click.command()
 @click.argument("id", type=int)
-@click.option(
-    "--result", "only_result", is_flag=True, help="Print what it returned, as JSON, and nothing else."
-)
-@click.option(
+@flag("--result", "only_result", help="Print what it returned, as JSON, and nothing else.")
+@duration(
     "--wait",
-    metavar="DURATION",
     help='With --result: wait so long for its end, as in "30s"; none waits without end.',
 )
 @takes_json
@@ -141,8 +134,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         show_json(job.as_json())
         return
     show_heading(f"job {job.id}: {job.state}")
-    for name, value in _fields(job):
-        show_field(name, value)
+    show_fields(_fields(job))
     if job.state == "failed":
         _show_error(job.exception, job.message, job.reason)
     show_history(context, job)
@@ -204,83 +196,72 @@ def _show_reasons(reasons: list[tuple[str | None, str]]) -> None:
         show_wrapped(f"{line:<{width}}  " if line else "", said, before="  ")
 
 
-def _fields(job: JobDetails) -> Iterator[tuple[str, str]]:
-    if job.label is not None:
-        yield "label", plain(str(job.label))
-    if job.group_key is not None:
-        yield "group", plain(job.group_key)
-    yield "task", job.task
-    yield "queue", queue_name(job.queue)
-    yield "arguments", _said(job.payload)
-    if job.sealed is not None:
-        yield "sealed", job.sealed
-    if job.headers:
-        yield "headers", json.dumps(job.headers, ensure_ascii=False)
-    if job.progress is not None:
-        yield "progress", plain(str(job.progress))
-    if job.cursor is not None:
-        yield "cursor", shortened(plain(json.dumps(job.cursor, ensure_ascii=False)), LONGEST_CURSOR)
-    if job.result is not None:
-        yield "result", _said(job.result)
-    if job.state != "failed" and job.error:
-        yield "reason", job.error
-    back = f", released {counted(job.releases, 'time')}" if job.releases else ""
-    yield "attempts", f"{attempts(job, ' of ')}{back}"
-    yield "timeout", readable(job.timeout_ms) if job.timeout_ms else "none"
-    if job.backoff is not None:
-        yield "backoff", _backoff(job.backoff)
-    if job.retention_ms is not None:
-        yield "kept", _kept(job)
-    if job.priority:
-        yield "priority", str(job.priority)
-    if job.unique_key is not None:
-        until = {"start": "it starts", "pruned": "it is pruned"}.get(job.unique_until, "it has ended")
-        yield "unique key", f"{plain(job.unique_key)} (until {until})"
+def _fields(job: JobDetails) -> dict[str, object]:
+    """Return what is shown of a job; what is None is left out."""
+    until = {"start": "it starts", "pruned": "it is pruned"}.get(job.unique_until, "it has ended")
     cancel = job.on_failure.get("on_cancel") if isinstance(job.on_failure, dict) else None
-    followers = {"on success": job.on_success, "on failure": job.on_failure, "on cancel": cancel}
-    for then, follower in followers.items():
-        if follower is not None:
-            yield then, _follower(follower)
-    if job.schedule is not None and job.scheduled_for is not None:
-        yield "schedule", f"{plain(str(job.schedule))}, for {_moment(job.scheduled_for, said=False)}"
-    yield "created", _moment(job.created_at)
-    if job.replay_of is not None:
-        yield "replay of", f"job {job.replay_of}"
-    if job.flow_id is not None:
-        yield "flow", str(job.flow_id)
-    if job.limit_key is not None:
-        yield "limit", plain(job.limit_key)
-    due = job.available_at or job.due_at
-    if due is not None and job.state == "scheduled":
-        yield "due", f"{_moment(due, said=False)} ({_time(job).removeprefix('due ')})"
-    elif due is not None:
-        yield "due", _moment(due, said=job.ended_at is None)
-    if job.start_by is not None:
-        yield "start by", _moment(job.start_by)
-    if job.reserved_at is not None:
-        yield "last claimed", _moment(job.reserved_at)
-    if job.cancel_requested_at is not None:
-        yield "to cancel", f"asked to stop {_moment(job.cancel_requested_at)}"
-    if job.ended_at is not None:
-        yield job.state, _moment(job.ended_at)
+    planned = job.scheduled_for and f"{job.schedule}, for {written(job.scheduled_for)}"
+    back = f", released {counted(job.releases, 'time')}" if job.releases else ""
+    cursor = _said(job.cursor)
+    return {
+        "label": job.label,
+        "group": job.group_key,
+        "task": job.task,
+        "queue": queue_name(job.queue),
+        "arguments": _said(job.payload),
+        "sealed": job.sealed,
+        "headers": _said(job.headers or None),
+        "progress": job.progress,
+        "cursor": cursor and shortened(cursor, LONGEST_CURSOR),
+        "result": _said(job.result),
+        "reason": None if job.state == "failed" else job.error,
+        "attempts": f"{attempts(job, ' of ')}{back}",
+        "timeout": readable(job.timeout_ms) if job.timeout_ms else "none",
+        "backoff": job.backoff and _backoff(job.backoff),
+        "kept": None if job.retention_ms is None else _kept(job),
+        "priority": job.priority or None,
+        "unique key": job.unique_key and f"{job.unique_key} (until {until})",
+        "on success": _follower(job.on_success),
+        "on failure": _follower(job.on_failure),
+        "on cancel": _follower(cancel),
+        "schedule": job.schedule and planned,
+        "created": _moment(job.created_at),
+        "replay of": job.replay_of and f"job {job.replay_of}",
+        "flow": job.flow_id,
+        "limit": job.limit_key,
+        "due": _due(job),
+        "start by": _moment(job.start_by),
+        "last claimed": _moment(job.reserved_at),
+        "to cancel": job.cancel_requested_at and f"asked to stop {_moment(job.cancel_requested_at)}",
+        job.state: _moment(job.ended_at),
+    }
 
 
-def _said(value: Any) -> str:
+def _said(value: Any) -> str | None:
     """Return arguments or a result as JSON, or the reason why they cannot be decrypted."""
     from sqlq.payload.encryption import Unopened
 
+    if value is None:
+        return None
     return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
 
 
-def _moment(moment: datetime, *, said: bool = True) -> str:
-    return f"{written(moment)} ({ago(moment)})" if said else written(moment)
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else f"{written(moment)} ({ago(moment)})"
 
 
-def _follower(named: Any) -> str:
+def _due(job: JobDetails) -> str | None:
+    due = job.available_at or job.due_at
+    if due is None or (job.ended_at is None and job.state != "scheduled"):
+        return _moment(due)
+    return written(due) if job.ended_at else f"{written(due)} ({_time(job).removeprefix('due ')})"
+
+
+def _follower(named: Any) -> str | None:
     """Return the task of a callback. SQL may have written anything there."""
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
-        return plain(json.dumps(named, ensure_ascii=False))
-    return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
+        return _said(named)
+    return f"{named['task']} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
 def _backoff(text: str) -> str:
@@ -289,7 +270,7 @@ def _backoff(text: str) -> str:
     try:
         return str(read(text))
     except ConfigurationError:
-        return plain(text)
+        return text
 
 
 def _kept(job: JobDetails) -> str:
@@ -300,7 +281,7 @@ def _kept(job: JobDetails) -> str:
     if ms >= FOR_EVER_MS:
         return "for ever"
     kept = f"{readable(ms)} after its end"
-    return kept if job.expires_at is None else f"{kept}, until {_moment(job.expires_at, said=False)}"
+    return kept if job.expires_at is None else f"{kept}, until {written(job.expires_at)}"
 
 
 def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:

@@ -10,7 +10,7 @@ from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_list
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, Column, ago, plain
+from sqlq.cli.output import Cell, ago
 
 if TYPE_CHECKING:
     from sqlq.model.limit import LimitStatus
@@ -25,12 +25,11 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
 
     Running are the jobs that hold a slot: they run, or are claimed next. Waiting are those without a slot.
     """
-    columns = [Column("key"), Column("limit"), Column("running", right=True)]
-    columns += [Column("waiting", right=True), Column("oldest due"), Column("next start"), Column("set")]
-    of = f" with the prefix {plain(prefix)!r}" if prefix else ""
+    names = ("key", "limit", "running", "waiting", "oldest due", "next start", "set")
+    of = f" with the prefix {prefix!r}" if prefix else ""
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
     rows = context.looking().limits.list(prefix or None, limit=limit)
-    show_list(columns, rows, _row, nothing=nothing, as_json=as_json)
+    show_list(names, rows, _row, nothing=nothing, as_json=as_json)
 
 
 _key = click.argument("subjects", metavar="KEY")

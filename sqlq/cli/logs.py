@@ -233,13 +233,15 @@ def _writes_the_same(handler: logging.Handler) -> bool:
 
 def draw(text: str) -> None:
     """Write a line of progress, if stderr takes it."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, Stderr):
-            handler.draw(text)
+    for handler in _ours():
+        handler.draw(text)
 
 
 def finish() -> None:
     """Write the number of dropped lines, if any: this process is about to leave."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, Stderr):
-            handler.close()
+    for handler in _ours():
+        handler.close()
+
+
+def _ours() -> list[Stderr]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, Stderr)]

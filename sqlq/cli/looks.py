@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from sqlq.cli.output import UNLIMITED, Cell, Column, console, plain, show_json
+from sqlq.cli.output import UNLIMITED, Cell, console, plain, show_json
 from sqlq.config.command_hint import escaped
 from sqlq.config.json_text import AsJson
 
@@ -32,8 +32,34 @@ def number(queue: QueueStatus, name: str) -> str:
     return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
 
 
-def show_rows(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None:
-    """Print a table of rows."""
+RIGHT = frozenset(
+    [
+        "id",
+        "step",
+        "attempts",
+        "number",
+        "newest",
+        "running",
+        "waiting",
+        "ticks",
+        "skipped",
+        "rows",
+        "dead",
+        "size",
+        "indexes",
+        "available",
+        "scheduled",
+        "blocked",
+        "failed",
+    ]
+) | {"oldest wait"}
+"""The names of columns that are aligned on the right."""
+WIDE = frozenset({"label", "error", "command", "last job", "largest indexes"})
+"""Those that have the rest of the width, and are cut there."""
+
+
+def show_rows(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Print a table with columns of these names."""
     from rich import box
     from rich.table import Table
 
@@ -45,20 +71,15 @@ def show_rows(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None
         pad_edge=False,
         padding=(0, 2 - lined, 0, 0),
         header_style="bold",
-        expand=fits and any(column.wide for column in columns),
+        expand=fits and not WIDE.isdisjoint(names),
     )
-    texts = [list(map(_text, row)) for row in rows]
-    widths = [max([len(c.name), *(row[i].cell_len for row in texts)]) for i, c in enumerate(columns)]
-    narrow = sum(width + 2 for width, column in zip(widths, columns, strict=True) if not column.wide)
-    for width, column in zip(widths, columns, strict=True):
-        if column.wide and fits:
-            # the others fold only where this one would get very short
-            least = min(width, out.width // 3, max(out.width - narrow, LEAST_WIDE))
-            table.add_column(column.name, no_wrap=True, overflow="ellipsis", ratio=1, width=least)
+    for name in names:
+        if name in WIDE and fits:
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1, width=LEAST_WIDE)
         else:
-            table.add_column(column.name, justify="right" if column.right else "left", overflow="fold")
-    for row in texts:
-        table.add_row(*row)
+            table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
     _print(table)
 
 
@@ -71,7 +92,7 @@ def _text(cell: Cell) -> Text:
 
 
 def show_list(
-    columns: Sequence[Column],
+    names: Sequence[str],
     things: Sequence[T],
     row: Callable[[T], Sequence[Cell]],
     *,
@@ -82,14 +103,17 @@ def show_list(
     if as_json:
         show_json([each.as_json() for each in things])
     elif things:
-        show_rows(columns, [row(each) for each in things])
+        show_rows(names, [row(each) for each in things])
     else:
-        click.echo(nothing)
+        click.echo(plain(nothing))
 
 
-def show_field(name: str, value: str) -> None:
-    """Print a label and its value, which goes on below itself where it is too long for the line."""
-    show_wrapped(f"{name:<{LABEL}} ", plain(value), before=INDENT)
+def show_fields(values: Mapping[str, object]) -> None:
+    """Print labels and their values, but for those that are None. A value goes on below itself where it is
+    too long for the line."""
+    for name, value in values.items():
+        if value is not None:
+            show_wrapped(f"{name:<{LABEL}} ", plain(str(value)), before=INDENT)
 
 
 def show_heading(text: str) -> None:

@@ -1,42 +1,18 @@
-"""`sqlq metrics`: what only the database knows, for Prometheus; and the endpoint of `sqlq work`."""
+"""`sqlq metrics`: what only the database knows, for Prometheus."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.options import port_option
 from sqlq.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sqlq.worker.report.meter import Totals
-    from sqlq.worker.supervise.supervisor import Supervisor
-
-F = TypeVar("F", bound="Callable[..., Any]")
-log = logging.getLogger("sqlq.worker")
-
 HOST = "127.0.0.1"
-
-
-def work_options(command: F) -> F:
-    """Let `sqlq work` take where its metrics are shown."""
-    port = click.option(
-        "--metrics-port",
-        type=click.IntRange(0, 65535),
-        metavar="PORT",
-        help="Show metrics of all worker processes for Prometheus, at http://…:PORT/metrics.",
-    )
-    host = click.option(
-        "--metrics-host", default=HOST, show_default=True, help="With --metrics-port: listen at this address."
-    )
-    return port(host(command))
 
 
 def require_client(option: str) -> None:
@@ -50,31 +26,8 @@ def require_client(option: str) -> None:
         ) from None
 
 
-def totals_for(port: int | None) -> Totals | None:
-    """Return the sums of the worker processes; None without a port."""
-    if port is None:
-        return None
-    require_client("--metrics-port")
-    from sqlq.worker.report.meter import Totals
-
-    return Totals()
-
-
-def show(supervisor: Supervisor, port: int | None, host: str) -> None:
-    """Serve the sums where a port is given. Raises `ConfigurationError` for a port that cannot be had."""
-    if port is None:
-        return
-    from sqlq.metrics.serve import serve
-    from sqlq.metrics.work import WorkCollector
-
-    url = serve(WorkCollector(supervisor), port, host)
-    log.info("metrics at %s", url)
-
-
 @click.command()
-@click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve them at http://…:PORT/metrics."
-)
+@port_option("--port", help="Serve them at http://…:PORT/metrics.")
 @click.option("--host", default=HOST, show_default=True, help="With --port: listen at this address.")
 @click.pass_obj
 def metrics(context: Context, port: int | None, host: str) -> None:

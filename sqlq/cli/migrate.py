@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.options import wait_option
+from sqlq.cli.options import flag, wait_option
 from sqlq.cli.output import naming_options
 from sqlq.config.durations import readable
 from sqlq.errors import SqlqError
@@ -20,15 +20,13 @@ EVERY_SECONDS = 0.5
 
 
 @click.command()
-@click.option(
+@flag(
     "--sql",
     "as_sql",
-    is_flag=True,
     help="Print the SQL that creates the tables in an empty database; connects to nothing.",
 )
-@click.option(
+@flag(
     "--check",
-    is_flag=True,
     help="Change nothing; exit with 0 if this sqlq works with the tables, else with 1.",
 )
 @click.option(
@@ -36,7 +34,7 @@ EVERY_SECONDS = 0.5
     metavar="REVISION",
     help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
-@click.option("--force", is_flag=True, help="With --down: even if jobs are lost.")
+@flag("--force", help="With --down: even if jobs are lost.")
 @wait_option
 @click.pass_obj
 def migrate(

@@ -6,15 +6,20 @@ import json
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
-from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
+flag = partial(click.option, is_flag=True)
+duration = partial(click.option, metavar="DURATION")
+number = partial(click.option, type=int, metavar="N")
+port_option = partial(click.option, type=click.IntRange(0, 65535), metavar="PORT")
+file_option = partial(click.option, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 A_TIME = "2030-01-31T08:00:00+01:00"
 
 
@@ -29,9 +34,7 @@ def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
-takes_json = options(
-    click.option("--json", "as_json", is_flag=True, help="Print JSON, with keys that stay."), click.pass_obj
-)
+takes_json = options(flag("--json", "as_json", help="Print JSON, with keys that stay."), click.pass_obj)
 """Lets a command take --json, and gives it the Context."""
 
 
@@ -72,15 +75,10 @@ def moment(text: str) -> datetime:
 
 
 def moment_or_age(text: str) -> datetime | str:
-    """Return the time that an option has, or the age, as the library takes it."""
+    """Return the time that an option has, or the age, which the library reads."""
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        try:
-            milliseconds(text, "the age")
-        except ConfigurationError:
-            what = f"neither a time like {A_TIME} nor an age like 2h"
-            raise click.BadParameter(f"{text!r} is {what}") from None
         return text
     return moment(text)
 
@@ -118,7 +116,6 @@ def json_option(words: str, name: str, example: dict[str, Any]) -> Callable[[F],
     return click.option(name, type=read, metavar="JSON", help=f"{words}, as a JSON object: '{shown}'.")
 
 
-kwargs_option = json_option("Arguments by name", "--kwargs", {"copy": True})
 those_of_one = options(
     click.option("--task", help="Those of one task."),
     click.option("--queue", help="Those of one queue."),
@@ -127,7 +124,15 @@ those_of_one = options(
 """Options that choose jobs. Ids, task, queue and group given together must all fit."""
 queue_option = click.option("--queue", help="Another queue than the task's own.")
 priority_option = click.option("--priority", type=int, help="-100 to 100; larger runs first.")
-exact_option = click.option("--exact", is_flag=True, help="Count every job, however many there are.")
+job_options = options(
+    click.argument("task"),
+    click.argument("args", nargs=-1),
+    json_option("Arguments by name", "--kwargs", {"copy": True}),
+    queue_option,
+    priority_option,
+)
+"""The task and arguments of a new job, its queue and priority."""
+exact_option = flag("--exact", help="Count every job, however many there are.")
 
 
 def limit_option(default: int, words: str) -> Callable[[F], F]:
@@ -136,12 +141,11 @@ def limit_option(default: int, words: str) -> Callable[[F], F]:
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
-wait_option = click.option(
+wait_option = duration(
     "--wait",
-    metavar="DURATION",
     help="Time to wait for a database that is not ready yet, as in 60s (default 0s).",
 )
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = flag("-y", "--yes", help="Do not ask.")
 
 
 def confirm(action: str) -> None:

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,15 +28,6 @@ UNLIMITED = 100_000
 
 Cell: TypeAlias = str | int | tuple[str, str] | None
 """Text, a number, nothing, or text with a style."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table; a `wide` one has the rest of the width, and is cut there."""
-
-    name: str
-    right: bool = False
-    wide: bool = False
 
 
 def console(*, err: bool = False) -> Console:

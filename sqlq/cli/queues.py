@@ -6,7 +6,7 @@ import click
 
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.options import exact_option, listing, takes_json
+from sqlq.cli.options import duration, exact_option, flag, listing, takes_json
 from sqlq.cli.output import show_json
 from sqlq.cli.status import show_queues
 
@@ -32,8 +32,8 @@ _names = click.argument("subjects", metavar="[QUEUE...]", nargs=-1)
 
 @queues.command()
 @_names
-@click.option("--all", is_flag=True, help="All queues, those made later included.")
-@click.option("--for", "lasting", metavar="DURATION", help="Resume by itself after so long, as in 10m.")
+@flag("--all", help="All queues, those made later included.")
+@duration("--for", "lasting", help="Resume by itself after so long, as in 10m.")
 @acts("queues pause")
 def pause() -> None:
     """Let no worker claim from queues until they are resumed.
@@ -46,7 +46,7 @@ def pause() -> None:
 
 @queues.command()
 @_names
-@click.option("--all", is_flag=True, help="End a pause of all queues.")
+@flag("--all", help="End a pause of all queues.")
 @acts("queues resume")
 def resume() -> None:
     """Let workers claim from these queues again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,16 +10,9 @@ from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument
 from sqlq.cli.jobs import STYLES
-from sqlq.cli.looks import queue_name, show_field, show_heading, show_list, show_rows, show_wrapped
-from sqlq.cli.options import (
-    kwargs_option,
-    listing,
-    priority_option,
-    queue_option,
-    takes_json,
-    time_option,
-)
-from sqlq.cli.output import Cell, Column, ago, answer, naming_options, plain, show_json
+from sqlq.cli.looks import queue_name, show_fields, show_heading, show_list, show_rows, show_wrapped
+from sqlq.cli.options import duration, job_options, listing, number, takes_json, time_option
+from sqlq.cli.output import Cell, ago, answer, naming_options, show_json
 from sqlq.config.durations import milliseconds, readable, written
 
 if TYPE_CHECKING:
@@ -36,28 +28,26 @@ def schedules(context: Context, as_json: bool) -> None:
 
     The list has when each is due, and the state of its last job.
     """
-    columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
-    columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
+    names = ("name", "state", "when", "task", "next", "ticks", "skipped", "last job")
     found = context.looking().schedules.list()
-    show_list(columns, found, _row, nothing="no schedules", as_json=as_json)
+    show_list(names, found, _row, nothing="no schedules", as_json=as_json)
 
 
 # -- look ----------------------------------------------------------------------------------------------------
 
 
 def _row(each: ScheduleDetails) -> list[Cell]:
-    state: Cell = (each.state, STATE_STYLES.get(each.state, ""))
     when = "?" if each.plan is None else str(each.plan)
     due = written(each.upcoming[0]) if each.upcoming else None
     last = _outcome(each.jobs[0]) if each.jobs else None
     if each.error is not None:
         last = f"error: {each.error}"
+    state = (each.state, STATE_STYLES.get(each.state, ""))
     return [each.name, state, when, each.task, due, each.ticks, each.skipped, last]
 
 
 def _outcome(job: LastJob) -> str:
-    error = f": {plain(job.error)}" if job.error else ""
-    return f"{job.id} {job.state}{error}"
+    return f"{job.id} {job.state}" + (f": {job.error}" if job.error else "")
 
 
 @schedules.command()
@@ -70,8 +60,7 @@ def show(context: Context, name: str, as_json: bool) -> None:
         show_json(found.as_json())
         return
     show_heading(f"schedule {found.name}: {found.state}")
-    for name, value in _fields(found):
-        show_field(name, value)
+    show_fields(_fields(found))
     if found.upcoming:
         click.echo()
         show_heading("next runs")
@@ -89,34 +78,32 @@ def show(context: Context, name: str, as_json: bool) -> None:
             ]
             for job in found.jobs
         ]
-        columns = [Column("id", right=True), Column("state"), Column("for"), Column("error", wide=True)]
-        show_rows(columns, rows)
+        show_rows(("id", "state", "for", "error"), rows)
 
 
-def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
-    plan = found.plan
+def _fields(found: ScheduleDetails) -> dict[str, object]:
+    plan, service = found.plan, "" if found.service is None else f" of service {found.service}"
+    values: dict[str, object] = {}
     if plan is not None:
-        yield "when", str(plan)
-        for name in ("starts", "ends"):
-            if (moment := getattr(plan, name)) is not None:
-                yield name, written(moment)
-        if plan.repeats is not None:
-            yield "repeats", f"{plan.repeats:,}"
-        if plan.jitter is not None:
-            yield "jitter", readable(milliseconds(plan.jitter, "jitter"))
-        yield "catch up", plan.catch_up
-        yield "overlap", plan.overlap
-    if found.error is not None:
-        yield "error", f"{found.error} ({ago(found.error_at)})"
-    yield "task", found.task
-    yield "queue", queue_name(found.queue)
-    yield "arguments", found.payload
-    service = "" if found.service is None else f" of service {found.service}"
-    yield "declared", f"by code{service}" if found.is_declared else "at run time"
-    for name in ("paused_at", "retired_at"):
-        if (moment := getattr(found, name)) is not None:
-            yield name.removesuffix("_at"), f"{written(moment)} ({ago(moment)})"
-    yield "ticks", f"{found.ticks:,}, {found.skipped:,} skipped, up to {written(found.last_at)}"
+        values = {
+            "when": plan,
+            "starts": plan.starts and written(plan.starts),
+            "ends": plan.ends and written(plan.ends),
+            "repeats": plan.repeats and f"{plan.repeats:,}",
+            "jitter": plan.jitter and readable(milliseconds(plan.jitter, "jitter")),
+            "catch up": plan.catch_up,
+            "overlap": plan.overlap,
+        }
+    return values | {
+        "error": found.error and f"{found.error} ({ago(found.error_at)})",
+        "task": found.task,
+        "queue": queue_name(found.queue),
+        "arguments": found.payload,
+        "declared": f"by code{service}" if found.is_declared else "at run time",
+        "paused": found.paused_at and f"{written(found.paused_at)} ({ago(found.paused_at)})",
+        "retired": found.retired_at and f"{written(found.retired_at)} ({ago(found.retired_at)})",
+        "ticks": f"{found.ticks:,}, {found.skipped:,} skipped, up to {written(found.last_at)}",
+    }
 
 
 # -- write ---------------------------------------------------------------------------------------------------
@@ -124,19 +111,15 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 
 @schedules.command()
 @click.argument("name")
-@click.argument("task")
-@click.argument("args", nargs=-1)
-@kwargs_option
-@queue_option
-@priority_option
+@job_options
 @click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".')
-@click.option("--every", metavar="DURATION", help='As in "90s", "1h"; at least 1s.')
+@duration("--every", help='As in "90s", "1h"; at least 1s.')
 @time_option('Once: "2030-01-31T08:00:00+01:00".', "--at")
 @click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.')
-@click.option("--repeats", type=int, metavar="N", help="No more jobs than so many.")
+@number("--repeats", help="No more jobs than so many.")
 @time_option("No moment before this one.", "--starts")
 @time_option("No moment from this one on.", "--ends")
-@click.option("--jitter", metavar="DURATION", help="Jobs are available up to so long after.")
+@duration("--jitter", help="Jobs are available up to so long after.")
 @click.option(
     "--catch-up",
     type=click.Choice(["latest", "all", "skip"]),

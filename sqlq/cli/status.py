@@ -10,8 +10,8 @@ import click
 from sqlq.admin.verbs import who
 from sqlq.cli.context import Context
 from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped
-from sqlq.cli.options import exact_option, takes_json
-from sqlq.cli.output import Cell, Column, ago, plain, show_json
+from sqlq.cli.options import exact_option, flag, takes_json
+from sqlq.cli.output import Cell, ago, plain, show_json
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError
@@ -26,7 +26,7 @@ MOST_NAMED = 20
 
 @click.command()
 @exact_option
-@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
+@flag("--watch", help="Show it anew every two seconds, until Ctrl-C.")
 @takes_json
 def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
     """Show what each queue holds, and who serves it.
@@ -49,22 +49,16 @@ def _object(found: _Found) -> dict[str, Any]:
         "queues": [queue.as_json() for queue in found.queues],
         "workers": [{**worker.as_json(), "jobs": len(worker.jobs)} for worker in found.workers],
         "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
-        "replica": found.replica and found.replica._asdict(),
+        "replica": found.replica,
     }
-
-
-class _Replica(NamedTuple):
-    """The replica that is read from, and how far it is behind, if that is known."""
-
-    url: str
-    behind_seconds: float | None
 
 
 class _Found(NamedTuple):
     queues: QueueStatuses
     workers: list[WorkerStatus]
     pauses: Pauses
-    replica: _Replica | None
+    replica: dict[str, Any] | None
+    """The URL of the replica that is read from, and the seconds that it is behind, if they are known."""
 
 
 def _look(context: Context, exact: bool) -> _Found:
@@ -72,7 +66,8 @@ def _look(context: Context, exact: bool) -> _Found:
     replica = None
     if app is not context.app():
         with app.database.read() as conn:
-            replica = _Replica(context.shown_url(), app.database.dialect.burden(conn).behind_seconds)
+            behind = app.database.dialect.burden(conn).behind_seconds
+        replica = {"url": context.shown_url(), "behind_seconds": behind}
     return _Found(app.queues.status(exact=exact), app.workers.list(), app.queues.pauses(), replica)
 
 
@@ -105,9 +100,8 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
 def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None:
     """Print what each queue holds, and which are paused."""
     if queues:
-        names = ("available", "scheduled", "blocked", "running", "failed", "oldest wait")
-        columns = [Column("queue"), *(Column(name, right=True) for name in names), Column("served")]
-        show_rows(columns, [_row(queue) for queue in queues])
+        names = ("queue", "available", "scheduled", "blocked", "running", "failed", "oldest wait", "served")
+        show_rows(names, map(_row, queues))
         if queues.others:
             click.echo(f"and {queues.others:,} other queues")
     else:
@@ -139,9 +133,9 @@ def _show(context: Context, found: _Found) -> None:
             f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
         )
     if replica is not None:
-        seconds = replica.behind_seconds
+        seconds = replica["behind_seconds"]
         behind = "how far it is behind is not known" if seconds is None else f"{span(seconds)} behind"
-        click.echo(f"\nread from {plain(replica.url)}, {behind}")
+        click.echo(f"\nread from {plain(replica['url'])}, {behind}")
 
 
 def _until(pause: Pause) -> str:

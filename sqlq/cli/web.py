@@ -10,15 +10,14 @@ from typing import Any
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.options import file_option, flag, port_option
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Listen here.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 for any.")
-@click.option(
+@port_option("--port", default=8787, show_default=True, help="0 for any.")
+@file_option(
     "--users",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
     help="Who may log in: a line name:role:hash for each; without it a link that works once.",
 )
 @click.option(
@@ -29,7 +28,7 @@ from sqlq.cli.context import Context
     help="Answer under this name, too, as behind a proxy; may be given again.",
 )
 @click.option("--read-url", metavar="URL", help="Read from this replica, else SQLQ_READ_URL.")
-@click.option("--hide-from-viewers", is_flag=True, help="Show arguments and results to operators only.")
+@flag("--hide-from-viewers", help="Show arguments and results to operators only.")
 @click.pass_obj
 def web(context: Context, /, host: str, port: int, users: Path | None, **options: Any) -> None:
     """Look and act in a browser: the dashboard.

@@ -18,8 +18,8 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.leave import leave
-from sqlq.cli.metrics import show, totals_for, work_options
-from sqlq.cli.options import wait_option
+from sqlq.cli.metrics import HOST, require_client
+from sqlq.cli.options import duration, file_option, flag, number, port_option, wait_option
 from sqlq.cli.output import naming_options, on_terminal
 from sqlq.cli.title import entitle
 from sqlq.config.durations import milliseconds
@@ -60,64 +60,43 @@ group."""
     help="Serve these queues, in this order: -q high,low, or -q high -q low; with weights in a random "
     "order: -q high=3 -q low=1. Without it all are served, in rotation.",
 )
-@click.option(
-    "-c",
-    "--concurrency",
-    type=int,
-    metavar="N",
-    help="Jobs at a time in each worker process (default 10).",
+@number("-c", "--concurrency", help="Jobs at a time in each worker process (default 10).")
+@duration("--lease", help="Time after a crash until others take a job over (default 30s).")
+@duration(
+    "--grace", help="Time for running jobs to finish after a stop; then they are given back (default 25s)."
 )
-@click.option(
-    "--lease",
-    metavar="DURATION",
-    help="Time after a crash until others take a job over (default 30s).",
-)
-@click.option(
-    "--grace",
-    metavar="DURATION",
-    help="Time for running jobs to finish after a stop; then they are given back (default 25s).",
-)
-@click.option(
-    "-p",
-    "--processes",
-    type=int,
-    metavar="N",
-    help="Number of worker processes (default 1).",
-)
-@click.option("--drain", is_flag=True, help="Exit when no job is available.")
-@click.option(
-    "--max-jobs", type=int, metavar="N", help="Replace a worker process after about this number of jobs."
-)
-@click.option("--isolate", is_flag=True, help="Run each job in a process of its own, kept for the next one.")
+@number("-p", "--processes", help="Number of worker processes (default 1).")
+@flag("--drain", help="Exit when no job is available.")
+@number("--max-jobs", help="Replace a worker process after about this number of jobs.")
+@flag("--isolate", help="Run each job in a process of its own, kept for the next one.")
 @click.option(
     "--max-rss", metavar="SIZE", help="Replace a worker process that uses more memory, as in 400MB."
 )
-@click.option("--max-idle", metavar="DURATION", help="Exit when no job has come for this time.")
-@click.option("--poll", metavar="DURATION", help="Poll interval when idle (default 1.25s; SQLite 50ms).")
-@click.option("--claim-batch", type=int, metavar="N", help="Most jobs of one claim (default 1,000).")
-@click.option(
-    "--ahead",
-    metavar="DURATION",
-    help="Hold jobs that start within this time (default 100ms; 0s holds none).",
-)
+@duration("--max-idle", help="Exit when no job has come for this time.")
+@duration("--poll", help="Poll interval when idle (default 1.25s; SQLite 50ms).")
+@number("--claim-batch", help="Most jobs of one claim (default 1,000).")
+@duration("--ahead", help="Hold jobs that start within this time (default 100ms; 0s holds none).")
 @click.option("--name", metavar="NAME", help="Name of this worker, in sqlq workers and for operators.")
-@click.option(
+@file_option(
     "--health-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
     help="Touch this file each second while all is well; sqlq health looks at it.",
 )
 @wait_option
-@click.option("--start-timeout", default="60s", show_default=True, metavar="DURATION", help=START_TIMEOUT)
-@click.option("--stuck-after", default="10m", show_default=True, metavar="DURATION", help=STUCK_AFTER)
-@work_options
+@duration("--start-timeout", default="60s", show_default=True, help=START_TIMEOUT)
+@duration("--stuck-after", default="10m", show_default=True, help=STUCK_AFTER)
+@port_option(
+    "--metrics-port",
+    help="Show metrics of all worker processes for Prometheus, at http://…:PORT/metrics.",
+)
+@click.option(
+    "--metrics-host", default=HOST, show_default=True, help="With --metrics-port: listen at this address."
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-@click.option(
+@flag(
     "--lines",
-    is_flag=True,
     help="With --drain on a terminal: log a line for each job, instead of showing one line of progress.",
 )
 @click.option("--child", type=int, hidden=True)
@@ -159,13 +138,13 @@ def work(
     from sqlq.worker.supervise.supervisor import SupervisorOptions
 
     with naming_options():
-        number, wait_ms = setting("processes", processes, 1), setting("wait", wait, 0)
+        processes, wait_ms = setting("processes", processes, 1), setting("wait", wait, 0)
         options |= {name: setting(name, options[name]) for name in ("max_jobs", "max_rss")}
     options["queues"] = _named_queues(queues)
     drawn = options["drain"] and not lines and log_format == "text" and log_level != "debug" and on_terminal()
     checked = _checked(options)
     supervising = SupervisorOptions(
-        *(number, checked.lease_ms, checked.grace_ms),
+        *(processes, checked.lease_ms, checked.grace_ms),
         None if health_file is None else HealthFile(health_file),
         max_idle_ms=checked.max_idle_ms,
         start_ms=_patience("--start-timeout", start_timeout),
@@ -184,7 +163,7 @@ def work(
         "log": log_options,
         # the supervisor decides when to end for lack of jobs: it knows of all processes
         "options": asdict(replace(checked, max_idle_ms=None)),
-        "processes": number,
+        "processes": processes,
         "is_metered": metrics_port is not None,
         "wait_ms": wait_ms,
     }
@@ -223,7 +202,7 @@ def _supervise(
     options: WorkerOptions,
     supervising: SupervisorOptions,
     setup: Message,
-    metrics: tuple[int | None, str],
+    metrics_at: tuple[int | None, str],
     *,
     drawn: bool,
 ) -> NoReturn:
@@ -232,8 +211,17 @@ def _supervise(
 
     entitle(options.name)("supervisor")
     command = [*context.program, "work", "--child"]
-    supervisor = Supervisor(command, supervising, totals_for(metrics[0]), setup)
-    show(supervisor, *metrics)
+    metrics_port, host = metrics_at
+    if metrics_port is None:
+        supervisor = Supervisor(command, supervising, None, setup)
+    else:
+        require_client("--metrics-port")
+        from sqlq.metrics.serve import serve
+        from sqlq.metrics.work import WorkCollector
+        from sqlq.worker.report.meter import Totals
+
+        supervisor = Supervisor(command, supervising, Totals(), setup)
+        log.info("metrics at %s", serve(WorkCollector(supervisor), metrics_port, host))
     codes = _stop_on_signals(supervisor)
     showing = Progress(supervisor, options.queues, drawn=drawn) if options.drain else nullcontext()
     with showing:
@@ -292,9 +280,9 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in (*STOPPING, *AT_ONCE, *PAUSING, *RESUMING, *IGNORED):
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda number, frame: None)
+    for each in (*STOPPING, *AT_ONCE, *PAUSING, *RESUMING, *IGNORED):
+        if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(each, lambda number, frame: None)
 
     codes: list[int] = []
 

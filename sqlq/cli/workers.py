@@ -10,7 +10,7 @@ from sqlq.admin.verbs import who
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.looks import INDENT, queue_name, show_heading, show_wrapped
-from sqlq.cli.options import listing, options, takes_json
+from sqlq.cli.options import flag, listing, options, takes_json
 from sqlq.cli.output import ago, show_json
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted, span
@@ -23,10 +23,9 @@ JOBS_SHOWN = 10
 
 
 @listing
-@click.option(
+@flag(
     "--all",
     "silent",
-    is_flag=True,
     help="Also workers that fell silent within the last day without signing off.",
 )
 @takes_json
@@ -86,7 +85,7 @@ def _show(worker: WorkerStatus) -> None:
 
 _names = options(
     click.argument("subjects", metavar="[NAME...]", nargs=-1),
-    click.option("--all", is_flag=True, help="All workers, on all hosts."),
+    flag("--all", help="All workers, on all hosts."),
 )
 
 

@@ -121,28 +121,28 @@ class Shown(admin.ModelAdmin):
     # -- actions ---------------------------------------------------------------------------------------------
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        found = {}
+        actions = {}
         for verb, name in self.verbs.items():
             needed = "delete" if VERBS[verb].role == "admin" else "change"
             if self._may(request, needed):  # guard: actions-by-djangos-permissions
                 key = "delete_selected" if verb == "delete" else verb  # in place of Django's own
-                found[key] = (partial(_act, verb), key, name)
-        return found
+                actions[key] = (partial(_act, verb), key, name)
+        return actions
 
 
-def _act(verb: str, shown: Shown, request: HttpRequest, queryset: Any) -> TemplateResponse | None:
+def _act(words: str, shown: Shown, request: HttpRequest, queryset: Any) -> TemplateResponse | None:
     """Do what somebody has chosen for the rows ticked, or for all that the list has found."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get("select_across") == "1":
         ticked = [row.pk for row in shown.get_changelist_instance(request).paginator.object_list]
-    if verb == "delete" and "post" not in request.POST:
+    if words == "delete" and "post" not in request.POST:
         return _ask(shown, request, ticked[:ASKED])
-    action = VERBS[verb]
+    verb = VERBS[words]
     with app.acting_as(request.user.get_username()):
-        for subject in [ticked] if action.states else ticked:
+        for subjects in [ticked] if verb.states else [[name] for name in ticked]:
             try:
-                ids = [whole(id, "the id") for id in subject] if action.states else [subject]
-                messages.success(request, f"{action.do(app, ids).sentence()}.")
+                ids = [whole(id, "the id") for id in subjects] if verb.states else subjects
+                messages.success(request, f"{verb.do(app, ids).sentence()}.")
             except TROUBLE as error:
                 _say(request, error)
     return None

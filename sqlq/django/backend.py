@@ -39,7 +39,7 @@ from sqlq.app.app import App
 from sqlq.app.here import InlineJob
 from sqlq.app.inline import is_on_a_loop
 from sqlq.django.application import DjangoApp, where_the_orm_works
-from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
+from sqlq.errors import ConfigurationError, EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
 from sqlq.model.job import JobDetails, NewJob, State
 from sqlq.model.task import Task, make_task
@@ -147,23 +147,17 @@ class SqlqBackend(BaseTaskBackend):
 
         found = []
         if not apps.is_installed("sqlq.django"):
-            found.append(
-                checks.Error(
-                    f"TASKS[{self.alias!r}] is for sqlq, but 'sqlq.django' is not in INSTALLED_APPS: "
-                    "add it, so that workers find your tasks",
-                    id="sqlq.E004",
-                )
+            said = (
+                f"TASKS[{self.alias!r}] is for sqlq, but 'sqlq.django' is not in INSTALLED_APPS: add it, so "
             )
-        wrong = None
-        if unknown := sorted(set(self.options) - set(_OPTIONS)):
-            wrong = f"has {', '.join(unknown)}: it may have {', '.join(_OPTIONS)}"
-        else:
-            try:
-                make_task(_storable, name="check", **self.options)
-            except SqlqError as error:
-                wrong = f"cannot be used: {error}"
-        if wrong is not None:
-            found.append(checks.Error(f"OPTIONS of TASKS[{self.alias!r}] {wrong}", id="sqlq.E005"))
+            found.append(checks.Error(f"{said}that workers find your tasks", id="sqlq.E004"))
+        try:
+            if unknown := sorted(set(self.options) - set(_OPTIONS)):
+                raise ConfigurationError(f"it may have {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
+            make_task(_storable, name="check", **self.options)
+        except SqlqError as error:
+            said = f"OPTIONS of TASKS[{self.alias!r}] cannot be used: {error}"
+            found.append(checks.Error(said, id="sqlq.E005"))
         return found
 
     # -- tasks of Django's as tasks of sqlq's ----------------------------------------------------------------
@@ -352,11 +346,14 @@ def _tell_finished(task: Any, event: JobEvent) -> None:
         status = TaskResultStatus.SUCCESSFUL if event.name == "finished" else TaskResultStatus.FAILED
         object.__setattr__(result, "status", status)
         object.__setattr__(result, "finished_at", _moment(event.at))
+
+    def send() -> None:
+        task_finished.send_robust(_backend(task).__class__, task_result=result)
+
     try:
         if event.exception is not None:
-            raise event.exception  # receivers find it in sys.exc_info(), as Django's own for the log does
-        task_finished.send_robust(_backend(task).__class__, task_result=result)
-    except BaseException as error:
-        if error is not event.exception:
-            raise
-        task_finished.send_robust(_backend(task).__class__, task_result=result)
+            raise event.exception
+    except BaseException:  # receivers find it in sys.exc_info(), as Django's own for the log does
+        send()
+    else:
+        send()

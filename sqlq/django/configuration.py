@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl
@@ -109,21 +109,23 @@ class Configuration:
             raise ConfigurationError(
                 f'SQLQ["task_modules"] is {modules!r}: it is a list of names, as in ["tasks", "emails"]'
             )
-        if self.retention is not None:
-            milliseconds(self.retention, 'SQLQ["retention"]')
         schema_name(self.schema)
-        if self.listen_url is not None:
-            listen_url(self.listen_url)
         seal_of(self.keys, self.seal, self.unsealed, called='SQLQ["{}"]')
         Defaults(self.defaults, self.queues, called='SQLQ["{}"]')
-        if self.eager is not None:
-            checked_eager(self.eager, 'SQLQ["eager"]')
-        checked_word(self.direct_calls, 'SQLQ["direct_calls"]', choice=DirectCalls)
-        if self.service is not None:
-            checked_queue(self.service, 'SQLQ["service"]')
-        for name, check in SETTINGS.items():
+        for name, check in CHECKS.items():
             if (value := getattr(self, name)) is not None:
                 check(value, f'SQLQ["{name}"]')
+
+
+CHECKS: Mapping[str, Callable[[Any, str], object]] = {
+    "retention": milliseconds,
+    "listen_url": lambda value, what: listen_url(value),
+    "eager": checked_eager,
+    "direct_calls": lambda value, what: checked_word(value, what, choice=DirectCalls),
+    "service": checked_queue,
+    **SETTINGS,
+}
+"""The functions that refuse a wrong value; each is called with the value and its name."""
 
 
 def place_of(alias: str) -> tuple[Any, ...]:
@@ -223,28 +225,27 @@ def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
 
 def check_settings(app_configs: Any = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return what is wrong with SQLQ, and with the database that it names."""
+    id = "sqlq.E001"
     try:
-        found = Configuration.read()
+        configuration = Configuration.read()
+        id = "sqlq.E002"
+        url = url_of(configuration.database)
     except SqlqError as error:
-        return [checks.Error(str(error), id="sqlq.E001")]
-    try:
-        url = url_of(found.database)
-    except SqlqError as error:
-        return [checks.Error(str(error), id="sqlq.E002")]
-    options = connections.settings[found.database].get("OPTIONS", {})
-    if dialect_at(url).in_a_file:
-        if found.schema is not None:
-            return [
-                checks.Error('SQLQ["schema"] is set, but SQLite has no schemas: leave it out', id="sqlq.E003")
-            ]
-        if str(options.get("transaction_mode")).upper() != "IMMEDIATE":
-            return [
-                checks.Warning(
-                    f"DATABASES[{found.database!r}] begins its transactions as readers, and SQLite refuses a "
-                    "reader that writes after somebody else, a worker for example, has written.",
-                    hint='Add "OPTIONS": {"transaction_mode": "IMMEDIATE"}, so that transactions wait for '
-                    "each other instead.",
-                    id="sqlq.W001",
-                )
-            ]
-    return []
+        return [checks.Error(str(error), id=id)]
+    if not dialect_at(url).in_a_file:
+        return []
+    if configuration.schema is not None:
+        said = 'SQLQ["schema"] is set, but SQLite has no schemas: leave it out'
+        return [checks.Error(said, id="sqlq.E003")]
+    options = connections.settings[configuration.database].get("OPTIONS", {})
+    if str(options.get("transaction_mode")).upper() == "IMMEDIATE":
+        return []
+    return [
+        checks.Warning(
+            f"DATABASES[{configuration.database!r}] begins its transactions as readers, and SQLite refuses a "
+            "reader that writes after somebody else, a worker for example, has written.",
+            hint='Add "OPTIONS": {"transaction_mode": "IMMEDIATE"}, so that transactions wait for '
+            "each other instead.",
+            id="sqlq.W001",
+        )
+    ]

@@ -9,7 +9,7 @@ from werkzeug import Response
 
 from sqlq.config.json_text import AsJson, in_json
 from sqlq.model.checks import checked_whole
-from sqlq.web.pages import Page, filter_of, look, search_of, storage_of, whole
+from sqlq.web.pages import Page, failures_of, filter_of, look, search_of, storage_of, whole
 
 if TYPE_CHECKING:
     from sqlq.web.site import View
@@ -48,7 +48,7 @@ def jobs(view: View) -> Response:
 
 
 def failures(view: View) -> Response:
-    groups, complete = view.reading.fresh(("failures", None, None), lambda app: app.jobs.failures(), 5.0)
+    groups, complete = failures_of(view)
     return _json({"errors": [_object(view, each) for each in groups], "capped": not complete})
 
 

@@ -39,18 +39,14 @@ HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}
 """The times that plots show, and in how many parts."""
 
 
-class TooSlow(str):
-    """Stands for something that could not be read in time, with the reason."""
-
-
 def part(view: View, key: Any, look: Callable[[App], Any], seconds: float = 2.0) -> Any:
-    """Return a part of a page that may be missing: where it takes too long, the rest is still of use."""
+    """Return a part of a page, or the reason why it could not be read in time: the rest is still of use."""
 
     def attempt(app: App) -> Any:
         try:
             return look(app)
         except SQLAlchemyError as error:  # kept like an answer; guard: what-is-too-slow-is-kept
-            return TooSlow(too_slow(error))
+            return too_slow(error)
 
     return view.reading.fresh(key, attempt, seconds)
 
@@ -195,10 +191,8 @@ def job(view: View) -> Response:
         ).jobs
     flow = None
     if found.flow_id is not None:
-        try:
+        with suppress(JobNotFoundError):
             flow = app.flows.get(found.flow_id)
-        except JobNotFoundError:
-            flow = None
     return view.page(
         "job.html",
         job=found,
@@ -213,11 +207,14 @@ def job(view: View) -> Response:
 # -- failures ------------------------------------------------------------------------------------------------
 
 
+def failures_of(view: View, task: str | None = None, queue: str | None = None) -> Any:
+    key = ("failures", task, queue)
+    return view.reading.fresh(key, lambda app: app.jobs.failures(task=task, queue=queue), 5.0)
+
+
 def failures(view: View) -> Response:
     task, queue = view.request.args.get("task") or None, view.request.args.get("queue") or None
-    found, complete = view.reading.fresh(
-        ("failures", task, queue), lambda app: app.jobs.failures(task=task, queue=queue), 5.0
-    )
+    found, complete = failures_of(view, task, queue)
     deployed = max((worker.started_at for worker in look(view, "alive")), default=None)
     return view.page(
         "failures.html", groups=found, complete=complete, deployed=deployed, task=task, queue=queue
@@ -226,7 +223,7 @@ def failures(view: View) -> Response:
 
 def failure(view: View) -> Response:
     fingerprint = view.values["fingerprint"]
-    found, complete = view.reading.fresh(("failures", None, None), lambda app: app.jobs.failures(), 5.0)
+    found, complete = failures_of(view)
     group = next((each for each in found if each.fingerprint == fingerprint), None)
     if group is None:
         raise JobNotFoundError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -13,8 +15,8 @@ from markupsafe import Markup
 from sqlq.admin.doctor.finding import in_units
 from sqlq.config.command_hint import escaped_lines, word
 from sqlq.config.durations import span, written
+from sqlq.model.flow_status import StepDetails
 from sqlq.payload.encryption import Unopened
-from sqlq.web import plots
 
 LONGEST_TEXT = 20_000
 """Characters of a text that a page shows; the command line and the JSON API have all of it."""
@@ -32,20 +34,32 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "age": age,
-        "ago": ago,
+        "age": _time(_age),
+        "ago": _time(lambda when: f"{_age(when)} ago"),
         "cut": cut,
         "json": as_json,
-        "moment": moment,
+        "moment": _time(written),
         "number": number,
         "span": span,
         "text": text,
         "units": in_units,
-        "until": until,
+        "until": _time(_until),
         "word": word,
     }
-    found.globals |= {"bars": plots.bars, "lines": plots.lines, "graph": plots.graph}
+    found.globals["placed"] = placed
     return found
+
+
+def placed(steps: Sequence[StepDetails], width: int, height: int) -> dict[int, tuple[int, int]]:
+    """Return where each step of a flow is drawn: in the column after those that it waits for."""
+    columns: dict[int, int] = {}
+    rows: Counter[int] = Counter()
+    places = {}
+    for step in steps:  # ids ascend, and a step waits for earlier ones only
+        column = columns[step.id] = 1 + max((columns[id] for id in step.after if id in columns), default=-1)
+        places[step.id] = column * width + 1, rows[column] * height + 1
+        rows[column] += 1
+    return places
 
 
 def _steerless(value: Any) -> Any:
@@ -76,28 +90,22 @@ def number(value: Any, most: int | None = None) -> str:
     return f"{value:,}" + ("+" if most is not None and value >= most else "")
 
 
-def ago(when: datetime | None) -> Markup:
-    """Return how long ago a time was, with the time itself on hover."""
-    if when is None:
-        return Markup("–")
-    return _time(when, f"{span((datetime.now(UTC) - when).total_seconds())} ago")
+def _time(words: Callable[[datetime], str]) -> Callable[[datetime | None], Markup]:
+    """Return a filter that writes a time in these words, with the time itself on hover."""
+
+    def shown(when: datetime | None) -> Markup:
+        if when is None:
+            return Markup("–")
+        form = Markup('<time datetime="{}" title="{}">{}</time>')
+        return form.format(when.isoformat(), written(when), words(when))
+
+    return shown
 
 
-def age(when: datetime | None) -> Markup:
-    """Return for how long something has lasted."""
-    return Markup("–") if when is None else _time(when, span((datetime.now(UTC) - when).total_seconds()))
+def _age(when: datetime) -> str:
+    return span((datetime.now(UTC) - when).total_seconds())
 
 
-def until(when: datetime | None) -> Markup:
-    if when is None:
-        return Markup("–")
+def _until(when: datetime) -> str:
     seconds = (when - datetime.now(UTC)).total_seconds()
-    return _time(when, f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago")
-
-
-def moment(when: datetime | None) -> Markup:
-    return Markup("–") if when is None else _time(when, written(when))
-
-
-def _time(when: datetime, said: str) -> Markup:
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(when.isoformat(), written(when), said)
+    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"

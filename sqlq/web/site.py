@@ -73,6 +73,13 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+STATUS = {
+    JobNotFoundError: 404,
+    SchemaVersionError: 503,
+    UnsupportedDatabaseError: 503,
+    MissingFileError: 503,
+}
+"""The codes of errors; those of others are 400."""
 LARGEST_FORM = 1 << 20
 FORM_COOKIE, SAID_COOKIE = "sqlq_form", "sqlq_said"
 ASSETS = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -256,12 +263,8 @@ class Site:
             return self._problem(view, error.description or error.name, error.code or 500)
         except RefusedError as error:
             return self._problem(view, str(error), error.status)
-        except JobNotFoundError as error:
-            return self._problem(view, str(error), 404)
-        except (SchemaVersionError, UnsupportedDatabaseError, MissingFileError) as error:
-            return self._problem(view, str(error), 503)
         except SqlqError as error:
-            return self._problem(view, str(error), 400)
+            return self._problem(view, str(error), STATUS.get(type(error), 400))
         except SQLAlchemyError as error:
             log.warning("the database did not answer a page of the dashboard: %s", refusal(error))
             said = f"The database did not answer: {refusal(error)}. This page tries again by itself."

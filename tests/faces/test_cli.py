@@ -295,25 +295,25 @@ APPS = {
     "broken:app": (
         "import json\nfrom shop import nothing_there\n",
         "ImportError: cannot import name 'nothing_there'",
-        "(broken.py, line 2)",
+        "/broken.py, line 2)",
     ),
     "needs:app": (
         "import not_installed_at_all\n",
         "No module named 'not_installed_at_all'",
-        "(needs.py, line 1)",
+        "/needs.py, line 1)",
     ),
-    "odd:app": ("def f(:\n", "SyntaxError", "(odd.py, line 1)"),
-    "quits:app": ("raise SystemExit(3)\n", "SystemExit: 3", "(quits.py, line 1)"),
+    "odd:app": ("def f(:\n", "SyntaxError", "/odd.py, line 1)"),
+    "quits:app": ("raise SystemExit(3)\n", "SystemExit: 3", "/quits.py, line 1)"),
     "twice:app": (
         "import sqlq\napp = sqlq.App()\n@app.task(name='x')\ndef a(): ...\n@app.task(name='x')\ndef b(): "
         "...\n",
         "two tasks are named 'x'",
-        "(twice.py, line 5)",
+        "/twice.py, line 5)",
     ),
     "none:app": ("import sqlq\napp = sqlq.App()\n", "the App none:app has no tasks"),
     "other:app": ("import sqlq\njobs = sqlq.App()\n", "has no 'app'; did you mean other:jobs?"),
     "text:app": ("app = 'app'\n", "is of type str, not a sqlq.App"),
-    "deep:app": ("from shop import app\nfrom inner import x\n", "ZeroDivisionError", "(inner.py, line 2)"),
+    "deep:app": ("from shop import app\nfrom inner import x\n", "ZeroDivisionError", "/inner.py, line 2)"),
 }
 
 

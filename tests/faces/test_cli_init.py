@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -181,22 +180,6 @@ def test_init_without_a_terminal_shows_its_changes_and_writes_nothing(project: C
     assert refused(done) == "nobody is here to confirm: write this; nothing was done; --yes goes without"
     assert "tasks.py:\n    import sqlq\n" in done.out
     assert contents(project.directory) == {}
-
-
-def test_init_leaves_uncommitted_changes_alone(project: Command) -> None:
-    if shutil.which("git") is None:
-        pytest.skip("there is no git")
-    make(project, {"pyproject.toml": '[project]\nname = "x"\nversion = "1"\n'})
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *words], cwd=project.directory, check=True)
-    with (project.directory / "pyproject.toml").open("a") as file:
-        file.write("# more\n")
-    assert refused(project("init", "--yes")) == (
-        "pyproject.toml has changes that are not committed: commit them first: nothing was written"
-    )
-    subprocess.run([*git, "commit", "-q", "-a", "-m", "y"], cwd=project.directory, check=True)
-    project.ok("init", "--yes")
 
 
 @pytest.mark.parametrize("made", [(), ("pyproject.toml",)], ids=["a folder", "a file"])

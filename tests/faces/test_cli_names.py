@@ -169,10 +169,10 @@ def test_a_factory_is_called(bare: Command) -> None:
 
 WRONG_FACTORIES = {
     "wsgi:create_app": "that is a function; to have it called, write 'wsgi:create_app()'",
-    "wsgi:web()": "that returned Web, not a sqlq.App; name a function that returns the App",
+    "wsgi:web()": "is of type Web, not a sqlq.App; did you mean wsgi:app?",
     "wsgi:needs()": "missing 1 required positional argument: 'config'",
-    "wsgi:later()": "that is an async function",
-    "wsgi:calls()": "is of type list, and cannot be called",
+    "wsgi:later()": "is of type coroutine, not a sqlq.App",
+    "wsgi:calls()": "'list' object is not callable",
     "wsgi:nothing()": "has no 'nothing'; did you mean wsgi:app?",
 }
 
@@ -187,8 +187,8 @@ def test_a_name_that_is_no_factory_is_reported_in_one_sentence(bare: Command, pa
 
 PATHS = {
     "one": ("app = sqlq.App()\nsame = app", None),
-    "one.py:app": ("app = sqlq.App()", "'one.py:app' names a file: write one:app"),
-    "./one.py": ("app = sqlq.App()", "'./one.py' names a file: write one"),
+    "one.py:app": ("app = sqlq.App()", "'one.py:app' is not of the form module:attribute"),
+    "./one.py": ("app = sqlq.App()", "'./one.py' is not of the form module:attribute"),
     "two": ("a, b = sqlq.App(), sqlq.App()", "a module with 2 Apps, not one: did you mean two:a or two:b?"),
     "none": ("", "a module with 0 Apps, not one: no App is in that module"),
     "other:number": ("number, app = 3, sqlq.App()", "of type int, not a sqlq.App; did you mean other:app?"),

@@ -238,8 +238,6 @@ def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Comman
 def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq.App) -> None:
     _enqueue(app, 2)
     for arguments, complaint in (
-        (("cancel", "--queue", ""), "queue is ''"),
-        (("cancel", "--task", "x" * 300), "task has 300 characters"),
         (("queues", "pause", "mail", " "), "name is ' '"),
         (("queues", "resume", "x" * 256), "name has 256 characters"),
     ):
@@ -247,6 +245,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     misuses: list[tuple[tuple[str, ...], str]] = [
         (("cancel",), "name the jobs: by id, --task, --queue, --group, --flow, --all"),
         (("cancel", "--force"), "name the jobs: by id, --task, --queue, --group, --flow, --all"),
+        (("cancel", "--queue", ""), "--queue is ''"),
+        (("cancel", "--task", "x" * 300), "--task has 300 characters"),
         (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),
         (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
         (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),

@@ -26,7 +26,7 @@ WEB: Final[list[tuple[str, str | None, str, str]]] = [
     ("actors-are-those-of-the-system", None, 'user = __import__("getpass").getuser()', "tests/faces/test_cli_audit.py::test_commands_are_recorded_as_their_users[postgresql]"),
     ("no-health-file-behind-a-symlink", "os.O_NOFOLLOW", "0", "tests/faces/test_cli_work.py::test_a_health_file_is_refused_when_it_is_a_symlink[none]"),
     ("what-is-too-slow-is-kept", "SQLAlchemyError", "ZeroDivisionError", "tests/faces/web/test_pages.py::test_a_query_that_was_too_slow_is_not_repeated_by_each_viewer[sqlite]"),
-    ("an-action-keeps-to-the-states-shown", None, "states = [*action.states]", ACTIONS + "test_an_action_on_a_filter_keeps_to_the_state_of_the_tab[sqlite]"),
+    ("an-action-keeps-to-the-states-shown", None, "states = [*verb.states]", ACTIONS + "test_an_action_on_a_filter_keeps_to_the_state_of_the_tab[sqlite]"),
     ("a-filter-is-counted-before-it-acts", 'form.get("matching") or ', "", ACTIONS + "test_a_filter_is_counted_even_in_a_confirmed_form[sqlite]"),
     ("lists-read-no-large-field", None, "if False:", COSTS + "test_lists_of_jobs_read_no_large_field[sqlite]"),
     ("kept-answers-are-bounded", "> MOST_KEPT", "> 10**12", COSTS + "test_kept_answers_are_bounded_in_characters_and_age[sqlite]"),

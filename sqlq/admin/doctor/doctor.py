@@ -8,13 +8,24 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from importlib import import_module
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor import queue
-from sqlq.admin.doctor.finding import DAMAGED, Answer, Case, Check, Finding, Verdict, check, ok, to_do
+from sqlq.admin.doctor.finding import (
+    DAMAGED,
+    Answer,
+    Answers,
+    Case,
+    Check,
+    Finding,
+    Verdict,
+    check,
+    ok,
+    to_do,
+)
 from sqlq.config import distribution
 from sqlq.config.durations import span
 from sqlq.config.urls import masked, read_url
@@ -95,12 +106,12 @@ def _connection(case: Case) -> Answer:
     return ok(f"{masked(database.engine.url)}, {name} {number}, connected in {took}")
 
 
-def _package(case: Case) -> Iterator[Answer]:
+def _package(case: Case) -> Answers:
     if (said := distribution.intruder()) is not None:
         yield to_do(said, distribution.REMEDY)
 
 
-def _replica(case: Case) -> Iterator[Answer]:
+def _replica(case: Case) -> Answers:
     url = read_url(of=case.database.engine.url)
     if url is None:
         return
@@ -110,7 +121,7 @@ def _replica(case: Case) -> Iterator[Answer]:
     yield ok(f"looks read from {masked(url)}{behind}")
 
 
-def _migrations(case: Case) -> Iterator[Answer]:
+def _migrations(case: Case) -> Answers:
     schema = case.database.schema
     with reading(case.database) as conn:
         stamp = version.find(conn, schema)

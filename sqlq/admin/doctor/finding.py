@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from functools import cached_property, partial
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 
@@ -49,16 +49,10 @@ class Answer(NamedTuple):
     remedy: str | None = None
 
 
-def ok(said: str) -> Answer:
-    return Answer(Verdict.OK, said)
-
-
-def check(said: str, remedy: str | None = None) -> Answer:
-    return Answer(Verdict.CHECK, said, remedy)
-
-
-def to_do(said: str, remedy: str | None) -> Answer:
-    return Answer(Verdict.TO_DO, said, remedy)
+Answers: TypeAlias = Iterator[Answer]
+ok = partial(Answer, Verdict.OK)
+check = partial(Answer, Verdict.CHECK)
+to_do = partial(Answer, Verdict.TO_DO)
 
 
 class Case:
@@ -97,7 +91,7 @@ class Check(NamedTuple):
 
 def troubles(
     case: Case, read: Callable[[Connection, str], Any], settings: Mapping[str, Mapping[Any, Answer]]
-) -> Iterator[Answer]:
+) -> Answers:
     """Yield the answers to those settings that have one of the named values."""
     for name, answers in settings.items():
         if answer := answers.get(case.ask(read, name)):
@@ -110,7 +104,7 @@ OLD_TRANSACTION_S = 300.0
 VERY_OLD_TRANSACTION_S = 3_600.0
 
 
-def old_transactions(case: Case, query: Callable[..., Any], remedy: str) -> Iterator[Answer]:
+def old_transactions(case: Case, query: Callable[..., Any], remedy: str) -> Answers:
     """Yield the open transactions that are old, as `query` returns them."""
     for session in case.ask(query, older_than_s=OLD_TRANSACTION_S):
         found = to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check

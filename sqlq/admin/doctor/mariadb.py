@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from sqlq.admin.doctor.finding import (
     OLD_TRANSACTION_S,
-    Answer,
+    Answers,
     Case,
     Check,
     check,
@@ -45,11 +43,11 @@ DURABILITY = {
 }
 
 
-def primary(case: Case) -> Iterator[Answer]:
+def primary(case: Case) -> Answers:
     return troubles(case, health.setting, WRITES)
 
 
-def binlog(case: Case) -> Iterator[Answer]:
+def binlog(case: Case) -> Answers:
     if case.ask(health.setting, "log_bin") and case.ask(health.setting, "binlog_format") == "STATEMENT":
         yield to_do(
             "binlog_format is STATEMENT: sqlq's transactions are READ COMMITTED, and cannot write then",
@@ -57,15 +55,15 @@ def binlog(case: Case) -> Iterator[Answer]:
         )
 
 
-def durability(case: Case) -> Iterator[Answer]:
+def durability(case: Case) -> Answers:
     return troubles(case, health.setting, DURABILITY)
 
 
-def transactions(case: Case) -> Iterator[Answer]:
+def transactions(case: Case) -> Answers:
     return old_transactions(case, health.old_transactions, "KILL {}")
 
 
-def purge(case: Case) -> Iterator[Answer]:
+def purge(case: Case) -> Answers:
     if (number := case.ask(health.unpurged_transactions)) > UNPURGED:
         yield check(
             f"the old rows of {number:,} transactions are not purged yet: claims read over them",
@@ -73,7 +71,7 @@ def purge(case: Case) -> Iterator[Answer]:
         )
 
 
-def tables(case: Case) -> Iterator[Answer]:
+def tables(case: Case) -> Answers:
     for table, engine in case.ask(health.other_engines):
         yield to_do(
             f"the table {table} is {engine}'s, which has no transactions: jobs can be lost or run twice",

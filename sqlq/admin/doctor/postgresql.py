@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import text
@@ -12,6 +11,7 @@ from sqlalchemy import text
 from sqlq.admin.doctor.finding import (
     OLD_TRANSACTION_S,
     Answer,
+    Answers,
     Case,
     Check,
     check,
@@ -55,7 +55,7 @@ DURABILITY = {
 }
 
 
-def primary(case: Case) -> Iterator[Answer]:
+def primary(case: Case) -> Answers:
     node = case.ask(health.node)
     if case.ask(health.is_standby):
         yield to_do(
@@ -78,7 +78,7 @@ def durability(case: Case) -> list[Answer]:
     ]
 
 
-def standbys(case: Case) -> Iterator[Answer]:
+def standbys(case: Case) -> Answers:
     if case.ask(health.is_standby):
         return
     names, found = case.ask(health.setting, "synchronous_standby_names"), case.ask(health.standbys)
@@ -100,13 +100,13 @@ def standbys(case: Case) -> Iterator[Answer]:
         )
 
 
-def transactions(case: Case) -> Iterator[Answer]:
+def transactions(case: Case) -> Answers:
     yield from old_transactions(case, health.old_transactions, "SELECT pg_terminate_backend({})")
     if hidden := case.ask(health.hidden_sessions):
         yield check(f"could not look into {hidden} sessions of other roles", MAY_SEE)
 
 
-def listen(case: Case) -> Iterator[Answer]:
+def listen(case: Case) -> Answers:
     began = time.monotonic()
     heard = _hears(case.database, LISTEN_SECONDS)
     if heard:
@@ -152,7 +152,7 @@ def _hears(database: Database, seconds: float) -> bool | None:
             listening.invalidate()  # a listening connection must not return to the pool
 
 
-def dead_rows(case: Case) -> Iterator[Answer]:
+def dead_rows(case: Case) -> Answers:
     if (rows := case.ask(health.dead_rows)) is None:
         return
     when = "" if rows.vacuumed_at is None else f", vacuumed {written(rows.vacuumed_at)}"

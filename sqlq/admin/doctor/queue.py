@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from sqlq.admin.doctor.finding import Answer, Case, Check, check, ok, to_do
+from sqlq.admin.doctor.finding import Answers, Case, Check, check, ok, to_do
 from sqlq.admin.queues import QueueStatus
+from sqlq.admin.verbs import who
 from sqlq.admin.why import why
-from sqlq.admin.workers import WorkerStatus, forgotten_pauses, since_it_said
+from sqlq.admin.workers import since_it_said
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION
 from sqlq.config.durations import counted, readable, span, written
@@ -18,7 +19,7 @@ from sqlq.store.flows import flows as flow_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.workers import STUCK
+from sqlq.store.workers.workers import PAUSED, STUCK
 
 LONG_MS = 300_000
 """The doctor reports waits of at least this length."""
@@ -31,7 +32,7 @@ LONG_PAUSE_S = 3_600.0
 """A worker that has been paused for so long may have been forgotten."""
 
 
-def indexes(case: Case) -> Iterator[Answer]:
+def indexes(case: Case) -> Answers:
     missing, invalid = case.ask(health.indexes)
     for name in invalid:
         yield to_do(
@@ -43,7 +44,7 @@ def indexes(case: Case) -> Iterator[Answer]:
         yield to_do(f"these indexes are missing: {', '.join(missing)}; claims read whole tables", remedy)
 
 
-def workers(case: Case) -> Iterator[Answer]:
+def workers(case: Case) -> Answers:
     alive = case.workers
     silent = len(case.ask(worker_rows.entered)) - len(alive)
     said = f"{counted(len(alive), 'worker is', 'workers are')} alive"
@@ -64,18 +65,18 @@ def workers(case: Case) -> Iterator[Answer]:
             yield check("no worker is alive; nothing is due", remedy)
 
 
-def stuck(case: Case) -> Iterator[Answer]:
+def stuck(case: Case) -> Answers:
     for worker in case.workers:
         if worker.state == STUCK:
             held = ", ".join(f"job {job.id} ({job.task})" for job in worker.jobs[:NAMED]) or "no job"
             yield check(
-                f"{_who(worker)} has been stuck for {span(since_it_said(worker))}: it gives no sign of life, "
-                f"and holds {held}",
+                f"the worker {who(worker)} has been stuck for {span(since_it_said(worker))}: it gives no "
+                f"sign of life, and holds {held}",
                 "its supervisor kills it, after --stuck-after at the latest; see its log",
             )
 
 
-def queues(case: Case) -> Iterator[Answer]:
+def queues(case: Case) -> Answers:
     queues = [queue for queue in case.queues if not queue.paused]
     unserved = [queue for queue in queues if queue.available and not queue.served]
     if unserved and case.workers:
@@ -94,9 +95,17 @@ def queues(case: Case) -> Iterator[Answer]:
         yield ok(said)
 
 
-def paused(case: Case) -> Iterator[Answer]:
-    for said, mend in forgotten_pauses(case.pauses, case.workers, LONG_PAUSE_S):
-        yield check(said, command(mend))
+def paused(case: Case) -> Answers:
+    if (pause := case.pauses.all) is None:  # else workers are paused for that reason
+        for worker in case.workers:
+            since = since_it_said(worker)
+            if worker.state == PAUSED and since > LONG_PAUSE_S:
+                name = worker.name or f"{worker.host}:{worker.pid}"
+                said = f"the worker {who(worker)} has been paused for {span(since)}"
+                yield check(said, command(f"workers resume {word(name)}"))
+    elif pause.until is None:
+        said = f"all queues are paused, without an end, since {written(pause.since)}"
+        yield check(said, command("queues resume --all"))
     for queue in case.queues:
         if queue.queue in case.pauses.named and queue.available + queue.scheduled:
             waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
@@ -104,7 +113,7 @@ def paused(case: Case) -> Iterator[Answer]:
             yield check(f"{queue.queue} is paused, and {waiting} in it", remedy)
 
 
-def leases(case: Case) -> Iterator[Answer]:
+def leases(case: Case) -> Answers:
     if lost := case.ask(health.lost_again):
         yield check(
             f"these jobs have lost workers again and again, and run once more: {_ids(lost)}",
@@ -122,13 +131,13 @@ def leases(case: Case) -> Iterator[Answer]:
         )
 
 
-def cancels(case: Case) -> Iterator[Answer]:
+def cancels(case: Case) -> Answers:
     if ids := case.ask(health.unheeded_cancels, longer_than_ms=CANCEL_MS):
         said = f"these jobs were asked to stop more than {readable(CANCEL_MS)} ago, and have not: {_ids(ids)}"
         yield check(said, command(f"cancel --force {ids[0]}"))
 
 
-def tasks(case: Case) -> Iterator[Answer]:
+def tasks(case: Case) -> Answers:
     for unknown in case.ask(health.unknown_tasks)[:NAMED]:
         if unknown.runs:
             serve = (each for each in case.workers if each.queues is None or unknown.queue in each.queues)
@@ -149,7 +158,7 @@ def tasks(case: Case) -> Iterator[Answer]:
             )
 
 
-def schedules(case: Case) -> Iterator[Answer]:
+def schedules(case: Case) -> Answers:
     """Find the schedules that are not ticked, or whose jobs nobody can run."""
     for name, error in case.ask(schedule_rows.failing)[:NAMED]:
         remedy = f"see {command(f'schedules show {word(name)}')}, and mend what it names"
@@ -160,7 +169,7 @@ def schedules(case: Case) -> Iterator[Answer]:
         yield to_do(f"{are} due for more than {readable(LATE_TICK_MS)}", remedy)
 
 
-def limits(case: Case) -> Iterator[Answer]:
+def limits(case: Case) -> Answers:
     """Find the waiting lists of limits that stand still, and report what holds the first job of each."""
     for line in case.ask(admit.starving, LONG_MS, NAMED):
         job = case.ask(lookup.details, line.first)
@@ -173,7 +182,7 @@ def limits(case: Case) -> Iterator[Answer]:
         yield (to_do if first.needs_app else check)(said, remedy or command(f"why {line.first}"))
 
 
-def flows(case: Case) -> Iterator[Answer]:
+def flows(case: Case) -> Answers:
     """Find the flows in which steps have long been blocked behind one that has failed."""
     for each in case.ask(flow_rows.stuck, LONG_MS, NAMED):
         flow = f"flow {each.flow_id}" + ("" if each.name is None else f" ({each.name})")
@@ -183,7 +192,7 @@ def flows(case: Case) -> Iterator[Answer]:
         yield check(f"{flow} is blocked: {failed}, and {waits} for it", remedy)
 
 
-def failed(case: Case) -> Iterator[Answer]:
+def failed(case: Case) -> Answers:
     if failed := [queue for queue in case.queues if queue.failed]:
         said = f"{_held_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
         lists, prunes = command("jobs --state failed"), command("prune --failed 30d")
@@ -204,10 +213,6 @@ CHECKS = (
     Check("flows", flows, "no flow is blocked by a failed step"),
     Check("failed", failed, "no job has failed for good"),
 )
-
-
-def _who(worker: WorkerStatus) -> str:
-    return f"the worker on {worker.host}, pid {worker.pid},"
 
 
 def _wait_seconds(queue: QueueStatus) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from sqlq.admin.doctor.finding import DAMAGED, Answer, Case, Check, check, ok, to_do, troubles
+from sqlq.admin.doctor.finding import DAMAGED, Answers, Case, Check, check, ok, to_do, troubles
 from sqlq.database.sqlite import health
 
 LARGE_LOG_BYTES = 256 * 1024 * 1024
@@ -26,7 +25,7 @@ DURABILITY = {
 }
 
 
-def file(case: Case) -> Iterator[Answer]:
+def file(case: Case) -> Answers:
     file = case.ask(health.database_file)
     if file is None:
         yield check("could not look: SQLite names no file")
@@ -43,7 +42,7 @@ def file(case: Case) -> Iterator[Answer]:
         yield ok(f"{file} is on a local filesystem, as far as can be told ({kind or 'unknown'})")
 
 
-def journal(case: Case) -> Iterator[Answer]:
+def journal(case: Case) -> Answers:
     mode, size = case.ask(health.pragma, "journal_mode"), case.ask(health.wal_size)
     if mode != "wal" and not _only_read(case):
         yield to_do(
@@ -59,11 +58,11 @@ def journal(case: Case) -> Iterator[Answer]:
         yield ok(f"journal_mode is {mode}, the log has {size >> 10:,} KiB")
 
 
-def synchronous(case: Case) -> Iterator[Answer]:
+def synchronous(case: Case) -> Answers:
     return troubles(case, health.pragma, DURABILITY)
 
 
-def integrity(case: Case) -> Iterator[Answer]:
+def integrity(case: Case) -> Answers:
     size = case.ask(health.size)
     if size > CHECKED_BYTES and not case.deep:
         yield ok(f"not checked: the file has {size >> 20:,} MiB; --deep reads all of it")
