@@ -33,17 +33,14 @@ class Scope:
 def around_scope(function: Any) -> Scope:
     """Return the scope of a function that is called with the running job. Raises `ConfigurationError` for a
     function that cannot be middleware."""
-    scope = _scope(function, "around", "takes one argument, the running job", "lambda running: tracing()")
-    _check_takes(scope, "an around takes one argument, the running job", object())
-    return scope
+    rule = "takes one argument, the running job"
+    return _scope(function, "around", rule, "lambda running: tracing()", object())
 
 
 def lifespan_scope(function: Any) -> Scope:
     """Return the scope of a function that is called without arguments. Raises `ConfigurationError` for a
     function that cannot be middleware."""
-    scope = _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
-    _check_takes(scope, "a lifespan takes no arguments")
-    return scope
+    return _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
 
 
 def task_arounds(given: Any, task: str) -> tuple[Scope, ...] | None:
@@ -72,15 +69,18 @@ def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Sco
     return chosen
 
 
-def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
+def _scope(function: Any, what: str, rule: str, example: str, *args: object) -> Scope:
     name = name_of(function)
     if not callable(function) or (
         not isinstance(function, type) and _any_attribute(type(function), "__enter__", "__aenter__")
     ):
         raise ConfigurationError(
-            f"{what} is {name}, not a function: it {takes}, and makes a context manager each time it is "
+            f"{what} is {name}, not a function: it {rule}, and makes a context manager each time it is "
             f"called, as in app.{what}({example})"
         )
+    if not takes(function, *args):
+        signature = signature_of(function)
+        raise ConfigurationError(f"{name}{signature} cannot be called: {what} {rule}")
     if isinstance(function, type):
         if not _any_attribute(function, "__enter__", "__aenter__"):
             raise ConfigurationError(f"{what} is the class {name}, whose objects are no context managers")
@@ -105,12 +105,6 @@ def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
         return manager
 
     return Scope(name, function, made, is_async)
-
-
-def _check_takes(scope: Scope, rule: str, *args: object) -> None:
-    if not takes(scope.function, *args):
-        signature = signature_of(scope.function)
-        raise ConfigurationError(f"{scope.name}{signature} cannot be called: {rule}")
 
 
 def takes(function: Any, *args: object) -> bool:

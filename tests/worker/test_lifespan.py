@@ -231,7 +231,7 @@ async def coroutine() -> None: ...
     ("given", "sentence"),
     [
         (None, "lifespan is None, not a function: it takes no arguments"),
-        (takes, r"takes\(.*cannot be called: a lifespan takes no arguments"),
+        (takes, r"takes\(.*cannot be called: lifespan takes no arguments"),
         (coroutine, "coroutine, a coroutine function: it has to yield once"),
     ],
 )

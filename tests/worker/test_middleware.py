@@ -451,8 +451,8 @@ def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
         (nullcontext(), "not a function.*each time it is called"),
         (noting([], "x")(None), "not a function"),
         (coroutine, "coroutine, a coroutine function: it has to yield once"),
-        (nothing, r"nothing\(\) -> .* cannot be called: an around takes one argument"),
-        (two, "cannot be called: an around takes one argument, the running job"),
+        (nothing, r"nothing\(\) -> .* cannot be called: around takes one argument"),
+        (two, "cannot be called: around takes one argument, the running job"),
         (int, "the class builtins.int, whose objects are no context managers"),
     ],
 )
