@@ -274,24 +274,22 @@ def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], me
     elif isinstance(value, tuple(TEXTS)):
         _check_json(str(value), path, depth, bytes_left, mend)
     else:
-        raise not_json(value, path, mend or _mend(kind, is_nested=depth > 0))
+        raise not_json(value, path, mend)
 
 
 def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:
     """Return the error for a value of a type that JSON does not have."""
     kind = type(value)
     return ArgumentsError(
-        f"{path} is {_shown(value)} of type {kind.__name__}, which is not JSON: "
-        f"{mend or _mend(kind, is_nested=True)}"
+        f"{path} is {_shown(value)} of type {kind.__name__}, which is not JSON: {mend or _mend(kind)}"
     )
 
 
-def _mend(kind: type, *, is_nested: bool) -> str:
+def _mend(kind: type) -> str:
     if hasattr(kind, "__mapper__") or not may_be_annotated(kind):
         return "pass an id, or build it from text, numbers, lists and dicts"
-    if is_nested:
-        return f"annotate the parameter by what it holds, as in list[{kind.__name__}], and pass it as it is"
-    return f"annotate the parameter as {kind.__name__}, and pass it as it is"
+    name = kind.__name__
+    return f"annotate the parameter as {name}, or by what it holds, as in list[{name}], and pass it as it is"
 
 
 def may_be_annotated(kind: type) -> bool:
