@@ -86,9 +86,9 @@ class _Keyed:
         names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         for name in _fields(self.key):
             if name not in names and not (takes_any and name.isidentifier()):
-                has = f"its parameters are {', '.join(names)}" if names else "it has no parameters"
                 raise ConfigurationError(
-                    f"{task}: the key {self.key!r} of its limit names {name or '{}'!r}, and {has}"
+                    f"{task}: the key {self.key!r} of its limit names {name or '{}'!r}, and its parameters "
+                    f"are {', '.join(names) or 'none'}"
                 )
 
     def key_for(self, task: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> str:

@@ -484,21 +484,19 @@ class Registry(Mapping[str, AnyTask]):
         self._found = {**self._found, **dict.fromkeys(names, task)}
 
     def find(self, name: str) -> AnyTask:
-        """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest ones."""
+        """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest one."""
         try:
             return self._found[name]
         except KeyError:
             import difflib
 
-            last = name.rpartition(".")[2]
-            near = [known for known in sorted(self._found) if known.rpartition(".")[2] == last][:3]
-            near = near or difflib.get_close_matches(name, self._found, 3) or sorted(self._tasks)[:3]
-            known = (
-                f"; did you mean {' or '.join(near)}?"
+            near = difflib.get_close_matches(name, self._found, 1, cutoff=0.0)
+            advice = (
+                f"; did you mean {near[0]}?"
                 if near
                 else ": the App has no tasks; import the modules that define them"
             )
-            raise UnknownTaskError(f"no task is named {name!r}{known}") from None
+            raise UnknownTaskError(f"no task is named {name!r}{advice}") from None
 
     def __getitem__(self, name: str) -> AnyTask:
         return self._found[name]

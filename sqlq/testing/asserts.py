@@ -3,7 +3,6 @@ block."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -257,13 +256,5 @@ def _listed(value: Any) -> Any:
 
 
 def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    named = [f"{key}={_shown(value)}" for key, value in kwargs.items()]
-    return f"{name}({', '.join([*map(_shown, args), *named])})"
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    positional = [f"{value!r:.80}" for value in args]
+    return f"{name}({', '.join([*positional, *(f'{key}={value!r:.80}' for key, value in kwargs.items())])})"

@@ -485,7 +485,7 @@ class TestAsserting:
         shop.app.enqueue(shop.note.new("a", copies=2))
         with pytest.raises(
             AssertionError,
-            match=r'not enqueued: shop.note\("b"\); .*:\n  shop.note\("a", copies=2\) \(job 1, queue notes\)',
+            match=r"not enqueued: shop.note\('b'\); .*:\n  shop.note\('a', copies=2\) \(job 1, queue notes\)",
         ):
             assert_enqueued(shop.note, args=["b"])
         with pytest.raises(
@@ -494,7 +494,7 @@ class TestAsserting:
         ):
             assert_enqueued(shop.bad, queue="mail")
         with pytest.raises(
-            AssertionError, match=r'enqueued, but should not be: shop.note\(…\)\n  shop.note\("a", copies=2\)'
+            AssertionError, match=r"enqueued, but should not be: shop.note\(…\)\n  shop.note\('a', copies=2\)"
         ):
             assert_not_enqueued(shop.note)
 

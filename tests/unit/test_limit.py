@@ -104,7 +104,7 @@ def test_a_key_takes_no_result(app: sqlq.App) -> None:
 
     flow = sqlq.Flow()
     first = flow.add(bill.new(1))
-    with pytest.raises(sqlq.errors.ArgumentsError, match="result of step 1"):
+    with pytest.raises(sqlq.EnqueueError, match="result of step 1"):
         bill.new(first.result)
 
 
