@@ -15,8 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+<<<<<<< HEAD
 from time import monotonic
 from typing import Any, Literal, get_args
+=======
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, get_args
+>>>>>>> 6fc4d9e (Publish several events by one call)
 
 from sqlalchemy import Connection
 
@@ -211,22 +216,22 @@ class Events:
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Subscribe a function to events of these names. Raises `ConfigurationError` for a function that
         cannot listen."""
-        wanted: frozenset[str] = frozenset(checked_names(names))
         check_plain(hear, "the listener", "def alarm(events), which runs in a thread", [])
         if not self._listeners:
             atexit.register(_finish, weakref.ref(self))
-        self._listeners = (*self._listeners, Listener(wanted, hear))
-        self._wanted |= wanted
+        self._listeners = (*self._listeners, Listener(frozenset(names), hear))
+        self._wanted |= {*names}
 
     def wants(self, name: str) -> bool:
         """Return whether anything listens to events of this name."""
         return name in self._wanted
 
-    def tell(self, told: JobEvent) -> None:
-        """Publish an event to the listeners; returns at once, and raises nothing."""
-        for listener in self._listeners:
-            if told.name in listener.names:
-                listener.tell(told)
+    def tell(self, *told: JobEvent) -> None:
+        """Publish events to the listeners; returns at once, and raises nothing."""
+        for event in told:
+            for listener in self._listeners:
+                if event.name in listener.names:
+                    listener.tell(event)
 
     def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
         """Publish the events of jobs that were enqueued, when the transaction of `conn` commits, or now."""
@@ -237,20 +242,14 @@ class Events:
             for asked, job in zip(new, done, strict=True)
             if job.created
         ]
-
-        def tell_all() -> None:
-            for one in told:
-                self.tell(one)
-
         if conn is None:
-            tell_all()
+            self.tell(*told)
         else:
-            at_the_end_of(conn, committed=tell_all)
+            at_the_end_of(conn, committed=partial(self.tell, *told))
 
     def replayed(self, jobs: Iterable[Any]) -> None:
         """Publish the events of copies that were enqueued."""
-        for job in jobs:
-            self.tell(enqueued(job, job.max_attempts, 0, job.label))
+        self.tell(*(enqueued(job, job.max_attempts, 0, job.label) for job in jobs))
 
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to their listeners. Return whether all was done within `seconds`."""
