@@ -15,13 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-<<<<<<< HEAD
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, get_args
-=======
-from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
->>>>>>> 6fc4d9e (Publish several events by one call)
 
 from sqlalchemy import Connection
 
