@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Engine, text
 import sqlq
 from sqlq.model.outcome import Outcome, Settlement
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
@@ -24,6 +23,7 @@ from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.worker import Worker
+from tests import claims as claiming
 
 
 def worker_of(

@@ -37,7 +37,7 @@ def rescue(bench: Bench, database: str, case: str) -> dict[str, float]:
     Two clients go on beside: one enqueues and one claims, again and again.
     """
     import sqlq
-    from sqlq.store.jobs import claim as claiming
+    from tests import claims as claiming
 
     subject = find("sqlq")
     with bench.place(subject, database) as place:

@@ -29,11 +29,11 @@ from sqlq.model.outcome import (
     Settlement,
 )
 from sqlq.schema.tables import jobs as jobs_table
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
+from tests import claims as claiming
 from tests.kit import for_each
 from tests.waiting import wait_until
 

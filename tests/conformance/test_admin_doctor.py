@@ -24,9 +24,9 @@ from sqlq.database.values import Rows
 from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Settlement
 from sqlq.store import health as queue_health
 from sqlq.store import rights
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
+from tests import claims as claiming
 from tests.faces.command import other_distribution
 from tests.kit import execute, for_each, span
 

@@ -18,9 +18,10 @@ from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store import health
-from sqlq.store.jobs import claim, lookup, settle
+from sqlq.store.jobs import lookup, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
+from tests import claims as claim
 from tests.kit import NOW, span
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

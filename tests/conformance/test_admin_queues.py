@@ -16,12 +16,12 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
 from sqlq.schema.types import after
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import insert, lease, lookup, settle
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim import Claimer
+from tests import claims as claiming
 from tests.kit import for_each, working
 from tests.waiting import wait_until
 

@@ -15,9 +15,9 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.payload.encryption import new_key
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import operate, settle
 from sqlq.store.limits import admit
+from tests import claims as claiming
 from tests.kit import drain, working
 from tests.waiting import wait_until
 

@@ -16,9 +16,9 @@ import sqlq
 from sqlq import Job
 from sqlq.database.dialect import in_schema
 from sqlq.model.outcome import Completed, ErrorText, Failed, Retried, Settlement
-from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
+from tests import claims as claim
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faults import guard
 from tests.kit import for_each, waiting_for_locks

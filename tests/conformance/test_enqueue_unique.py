@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq import Job, NewJob
 from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
-from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
+from tests import claims as claim
 from tests.kit import waiting_for_locks
 from tests.waiting import wait_until
 

@@ -15,12 +15,12 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.schema.types import after, now
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
+from tests import claims as claiming
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
 

@@ -15,9 +15,9 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.workers import look
+from tests import claims as claiming
 from tests.kit import span
 from tests.waiting import wait_until
 

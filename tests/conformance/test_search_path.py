@@ -30,8 +30,9 @@ from sqlq.database.migrate import location
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
 from sqlq.store import rights
-from sqlq.store.jobs import claim, insert, settle
+from sqlq.store.jobs import insert, settle
 from sqlq.testing import drain
+from tests import claims as claim
 from tests.conftest import fresh_database
 from tests.servers import PostgreSQL
 from tests.waiting import wait_until

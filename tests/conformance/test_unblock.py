@@ -17,10 +17,10 @@ from sqlq.database.dialect import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import RECENT_MS, Unblock
+from tests import claims as claiming
 from tests.kit import span
 
 ERROR = ErrorText("ValueError", "no")

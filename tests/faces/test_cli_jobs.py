@@ -27,11 +27,11 @@ from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
 from sqlq.store import health
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
 from sqlq.testing import drain
+from tests import claims as claiming
 from tests.faces.command import Command
 from tests.waiting import wait_until
 

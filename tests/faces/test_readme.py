@@ -72,7 +72,7 @@ from sqlq.payload.encryption import Key, new_key
 from sqlq.schema import version
 from sqlq.store import rights, schedules
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import claim, lease, settle
+from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.limits import admit
 from sqlq.store.workers import look as workers_look
@@ -81,6 +81,7 @@ from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
 from sqlq.web import User
 from sqlq.web.serve import ByPassword
+from tests import claims as claim
 from tests.faces.pages import (
     BLOCK,
     BLOCKS,

@@ -33,13 +33,13 @@ from sqlq.model.callbacks import settlement
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import schedules
 from sqlq.store.flows import unblock as unblocking
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, lookup, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit as admission
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext
 from sqlq.worker.ipc.pipe import unpacked
+from tests import claims as claiming
 
 ROOT = Path(__file__).parents[2]
 DIED = 77

@@ -21,9 +21,10 @@ from sqlq.model.checks import Rule
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.outcome import Failed, Settlement
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import claim, insert, settle
+from sqlq.store.jobs import insert, settle
 from sqlq.store.limits import admit
 from sqlq.worker.ipc.pipe import packed
+from tests import claims as claim
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
 from tests.faults.follow_ups import count_followed

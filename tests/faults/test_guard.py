@@ -13,8 +13,9 @@ import sqlq
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.store.flows import flows
-from sqlq.store.jobs import claim, insert, lease, lookup, operate, settle
+from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.limits import admit
+from tests import claims as claim
 from tests.faults import guard
 from tests.kit import NOW
 

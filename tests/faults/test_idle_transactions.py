@@ -27,7 +27,7 @@ import sys
 from sqlq.config import constants
 constants.IDLE_TRANSACTION_MS = {SECONDS * 1000}
 import sqlq
-from sqlq.store.jobs import claim
+from tests import claims as claim
 database = sqlq.App(sys.argv[1]).database
 with database.begin() as conn:
     (job,) = claim.claim(conn, ["default"], limit=10, owner="the lost", lease_ms=30_000)

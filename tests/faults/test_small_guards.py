@@ -19,11 +19,11 @@ import sqlq
 from sqlq.database.database import Database
 from sqlq.database.values import Ask
 from sqlq.model.outcome import Completed, Settlement
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
 from sqlq.worker.claim import Claimer
 from sqlq.worker.options import WorkerOptions
+from tests import claims as claiming
 from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until

@@ -40,11 +40,11 @@ from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import insert, lease, lookup, operate, prune
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.limits import admit as admission
+from tests import claims as claiming
 from tests.faults import guard
 from tests.faults.model import HOUR, LEASE, LIMITS, Model, Modelled
 from tests.faults.scorecard import record

@@ -25,9 +25,10 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.store.jobs import claim, settle
+from sqlq.store.jobs import settle
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import Sweep
+from tests import claims as claim
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record

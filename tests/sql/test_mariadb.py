@@ -25,11 +25,12 @@ from sqlq.model.checks import Rule
 from sqlq.model.outcome import Completed
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.store import audit, schedules
-from sqlq.store.jobs import claim, lease, operate, prune, settle
 from sqlq.store.jobs import insert as inserting
+from sqlq.store.jobs import lease, operate, prune, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit
 from sqlq.store.workers import pauses, workers
+from tests import claims as claim
 from tests.conftest import fresh_database
 from tests.kit import for_each
 from tests.mariadb import MariaDB

@@ -31,13 +31,14 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import claim, lease, operate, prune, settle
 from sqlq.store.jobs import insert as inserting
+from sqlq.store.jobs import lease, operate, prune, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit as admission
 from sqlq.store.workers import workers
 from sqlq.worker.claim import Claimer
 from sqlq.worker.options import WorkerOptions
+from tests import claims as claim
 from tests.conftest import DATABASES, fresh_database, sqlite_url
 from tests.kit import for_each
 from tests.servers import PostgreSQL

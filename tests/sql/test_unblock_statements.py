@@ -21,7 +21,8 @@ from sqlq.database.values import Ask
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import claim, settle
+from sqlq.store.jobs import settle
+from tests import claims as claim
 from tests.sql.test_statements import walk
 
 Call = Callable[[Dialect, Ask], Any]

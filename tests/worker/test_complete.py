@@ -28,9 +28,10 @@ from sqlq import EnqueueError
 from sqlq.database.dialect import in_schema
 from sqlq.errors import ConfigurationError
 from sqlq.model.outcome import Completed, Settlement
-from sqlq.store.jobs import claim, lease, settle
+from sqlq.store.jobs import lease, settle
 from sqlq.testing import drain
 from sqlq.worker.attempt.context import attempt_of
+from tests import claims as claim
 from tests.kit import NOW, run_one, waiting_for_locks
 from tests.servers import async_database_url
 from tests.waiting import wait_until

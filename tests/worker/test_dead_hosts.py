@@ -15,13 +15,13 @@ from sqlalchemy import Engine, event, text
 import sqlq
 from sqlq.config.constants import LEASE_MS
 from sqlq.model.job import ClaimedJob
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise import heartbeat
 from sqlq.worker.supervise.heartbeat import Heartbeat
+from tests import claims as claiming
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0

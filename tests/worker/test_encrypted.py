@@ -21,10 +21,11 @@ import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import NoResultError, SealError
 from sqlq.payload.encryption import HEAD, new_key
-from sqlq.store.jobs import claim, settle
+from sqlq.store.jobs import settle
 from sqlq.testing import assert_enqueued, inline, tick
 from sqlq.testing.database import write_declared
 from sqlq.worker.supervise.heartbeat import Heartbeat
+from tests import claims as claim
 from tests.flow_shop import Shop
 
 KEY, OLD = new_key(), new_key()

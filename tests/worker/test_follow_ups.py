@@ -23,9 +23,9 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.model.retry import given_back
 from sqlq.schema.tables import CARRIED
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
+from tests import claims as claiming
 from tests.faults.follow_ups import count_followed
 from tests.kit import span
 

@@ -14,8 +14,8 @@ import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
 from sqlq.model.history import NOTES, AttemptRecord
 from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
-from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
+from tests import claims as claim
 from tests.kit import drain
 from tests.waiting import wait_until
 

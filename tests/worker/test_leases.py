@@ -18,13 +18,13 @@ from sqlq.config.durations import LONGEST_MS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.store import health
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
+from tests import claims as claiming
 from tests.kit import claim, execute, expire, fate, ids, renew, rescue, settle, span, working
 from tests.waiting import wait_until
 

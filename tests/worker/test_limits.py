@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.model.outcome import ErrorText, Retried, Settlement
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
 from sqlq.worker.maintain.services import Admit
 from sqlq.worker.settle.settle import Tally
+from tests import claims as claiming
 from tests.kit import working
 from tests.waiting import wait_until
 

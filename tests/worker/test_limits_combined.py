@@ -12,11 +12,11 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.model.outcome import ErrorText, Failed, Outcome, Settlement
 from sqlq.store import schedules
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
+from tests import claims as claiming
 from tests.kit import span
 from tests.waiting import wait_until
 

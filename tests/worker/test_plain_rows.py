@@ -20,8 +20,9 @@ from sqlq.config.constants import MAX_RELEASES
 from sqlq.config.durations import FAR
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.schema.types import milliseconds_of
-from sqlq.store.jobs import claim, settle
+from sqlq.store.jobs import settle
 from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
+from tests import claims as claim
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

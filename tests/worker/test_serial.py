@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.store.jobs import claim
 from sqlq.store.limits import admit
+from tests import claims as claim
 from tests.kit import waiting_for_locks, working
 from tests.waiting import wait_until
 

@@ -29,7 +29,6 @@ from sqlq.database.sqlite.dialect import SQLite
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import settle
 from sqlq.store.workers import workers
 from sqlq.worker import stop
@@ -38,6 +37,7 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.maintain import services
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
+from tests import claims as claiming
 from tests.kit import worker_of, working
 from tests.waiting import wait_until
 

@@ -24,7 +24,6 @@ from sqlq.database.dialect import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED
-from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
@@ -39,6 +38,7 @@ from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from tests import claims as claiming
 from tests.kit import refuse_threads, renew, worker_of
 from tests.waiting import wait_until
 from tests.worker.test_subprocesses import Spawned

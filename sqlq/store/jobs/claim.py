@@ -1,4 +1,4 @@
-"""Claims jobs, and puts them into the order in which they start."""
+"""Puts claimed jobs into the order in which they start."""
 
 from __future__ import annotations
 
@@ -7,35 +7,8 @@ from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection
-
-from sqlq.database.dialect import ask_on
-from sqlq.database.dialects import dialect_of
-from sqlq.database.values import Claimant, ClaimOrder
+from sqlq.database.values import ClaimOrder
 from sqlq.model.job import ClaimedJob
-
-# -- claim ---------------------------------------------------------------------------------------------------
-
-
-def claim(
-    conn: Connection,
-    names: Sequence[str],
-    *,
-    limit: int,
-    owner: str,
-    lease_ms: int,
-    max_attempts: str = "{}",
-    order: ClaimOrder = "oldest",
-) -> list[ClaimedJob]:
-    """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
-    start.
-
-    Counts the attempt and raises the token. Commit before any handler runs. `max_attempts` is JSON with
-    those of each task, for rows that have none of their own.
-    """
-    by = Claimant(owner, lease_ms, max_attempts)
-    rows = dialect_of(conn).claim(ask_on(conn), names, limit, by, order)
-    return claimed(rows, names, limit, order)
 
 
 def claimed(

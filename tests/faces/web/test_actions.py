@@ -10,7 +10,7 @@ import pytest
 import sqlq
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
-from sqlq.store.jobs import claim
+from tests import claims as claim
 from tests.faces.web.visitor import Completed, Visitor, end, failed
 
 FOR_TEN_MINUTES: dict[str, Any] = {"lasting": "10m"}

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.config.command_hint import STEERS
 from sqlq.schema.tables import metadata
-from sqlq.store.jobs import claim
+from tests import claims as claim
 from tests.faces.web.visitor import Completed, Visitor, end, failed
 
 CANARY = "\"'><script>x</script><img src=x onerror=y>\x1b[2J\u202e{{7777*7777}}"

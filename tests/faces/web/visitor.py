@@ -10,9 +10,10 @@ from werkzeug.test import Client, TestResponse
 
 import sqlq
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.store.jobs import claim, settle
+from sqlq.store.jobs import settle
 from sqlq.web import Role, User, wsgi
 from sqlq.web.access import Authorize
+from tests import claims as claim
 
 HOST = "http://localhost"
 
