@@ -9,7 +9,7 @@ of them.
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlq import errors as errors
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES: Final = {
+_MODULES = {
     "app.app": "App",
     "database.caller.session": "own",
     "database.sqlite.dialect": "configure_sqlite",
@@ -80,11 +80,11 @@ _MODULES: Final = {
     "worker.attempt.context": "JobContext current_job",
 }
 """The public names, by the module of sqlq that defines them."""
-_EXPORTS: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+_EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_EXPORTS)  # noqa: PLE0605 - the names stand in one place
 
-_OF_AN_APP: Final = {
+_OF_AN_APP = {
     "enqueue": "app.enqueue(task.new(…))",
     "shared_task": "@app.task",
     "task": "@app.task",

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from sqlq.config.constants import VERSION
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sqlq.app.app import App
     from sqlq.worker.attempt.context import JobContext
 
-PARENT: Final = "traceparent"
+PARENT = "traceparent"
 REMEMBERED = 1_000
 """For at most this many jobs that are retried here the span of the attempt before is known."""
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
@@ -53,7 +53,7 @@ REMEMBERED = 1_000
 """How many jobs that an App has run eagerly it remembers, with their states and results."""
 _LARGEST_STORED_ID = 4_000_000_000_000_000_000
 
-Calls: TypeAlias = Callable[[contextvars.Context, Attempt], Coroutine[Any, Any, Any]]
+Calls = Callable[[contextvars.Context, Attempt], Coroutine[Any, Any, Any]]
 """Calls the handler of an attempt in a context, and returns its result."""
 
 

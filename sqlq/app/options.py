@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal
 
 from sqlq.config import pyproject
 from sqlq.config.constants import DEFAULT_QUEUE
@@ -22,7 +22,7 @@ from sqlq.model.job import Kept
 from sqlq.payload import headers
 from sqlq.payload.encryption import Encryption, How, Unsealed
 
-Check: TypeAlias = Callable[[Any, str], object]
+Check = Callable[[Any, str], object]
 
 
 def _or_none(text: str) -> str | None:
@@ -33,24 +33,24 @@ def _check_headers(value: Any, what: str) -> None:
     headers.encode(headers.checked(value, what), f"the {what}")
 
 
-OPTIONS: Final[Mapping[str, Check]] = {
+OPTIONS: Mapping[str, Check] = {
     **{name: option.fields for name, option in JOB_OPTIONS.items()},
     "backoff": lambda value, _: backoff_from(value),
     "headers": _check_headers,
 }
 """The options that have defaults, each with a function that refuses a wrong value."""
 
-VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
+VARIABLES: Mapping[str, Callable[[str], Any]] = {
     "max_attempts": lambda text: int(text) if text.strip().isdigit() else text,
     "timeout": _or_none,
     "backoff": lambda text: [part.strip() for part in text.split(",")] if "," in text else text,
 }
 """Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
 
-RETENTION: Final = "7d"
+RETENTION = "7d"
 
 
-QUEUE_OPTIONS: Final = {name: check for name, check in OPTIONS.items() if name != "queue"} | {
+QUEUE_OPTIONS = {name: check for name, check in OPTIONS.items() if name != "queue"} | {
     "order": partial(checked_word, choice=Literal["fifo", "lifo"])
 }
 """Those of queues, which alone have an order in which workers of this App claim from them."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -59,7 +59,7 @@ PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_
 """Those of PEP 249, and $1, $2 …"""
 
 
-Batch: TypeAlias = Sequence[NewJob] | Plan
+Batch = Sequence[NewJob] | Plan
 """Jobs, or a flow, to enqueue: all of it or nothing."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlq.enqueue.enqueue import check_new
 from sqlq.errors import ConfigurationError, EnqueueError
@@ -22,7 +22,7 @@ from sqlq.model.middleware import Scope, check_plain, name_of
 from sqlq.model.task import Registry
 from sqlq.payload import headers
 
-Stamp: TypeAlias = Callable[[NewJob], Mapping[str, Any] | None]
+Stamp = Callable[[NewJob], Mapping[str, Any] | None]
 
 
 class Stamps:

@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeAlias, get_args
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
 
-Backoff: TypeAlias = Callable[[int], Duration]
+Backoff = Callable[[int], Duration]
 """Takes the number of attempts made (1 after the first), and returns how long to wait before the next."""
 
 Shape: TypeAlias = Literal["exponential", "linear", "fibonacci", "list"]
-BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
+BackoffOption = Backoff | Duration | Sequence[Duration]
 
 
 @dataclass(frozen=True, slots=True)

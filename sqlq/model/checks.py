@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 from sqlq.config.constants import LAST_ID, LONGEST_NAME, PRIORITIES
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds
@@ -179,7 +179,7 @@ def _checked_retention(value: Duration | None, what: str) -> int:
     return FOR_EVER_MS if value is None else milliseconds(value, what)
 
 
-JOB_OPTIONS: Final[Mapping[str, JobOption]] = {
+JOB_OPTIONS: Mapping[str, JobOption] = {
     "queue": JobOption("queue", checked_queue),
     "priority": JobOption("priority", checked_priority),
     "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
@@ -202,9 +202,9 @@ def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- arguments -----------------------------------------------------------------------------------------------
 
-Rows: TypeAlias = int
+Rows = int
 """How many rows a list may have, or a search may read."""
-Priority: TypeAlias = int
+Priority = int
 """The priority of a job; it may be below zero."""
 
 
@@ -236,7 +236,7 @@ def _checked_job(value: Any, name: str) -> AnyJob:
 _checked_jobs = _checked_list(_checked_job, "[42, 43]")
 
 
-_CHECKS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
+_CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
     "AnyJob": _checked_job,
     "AnyJob | AnyJobs": lambda value, name: (
         _checked_job if isinstance(value, int | Handle) else _checked_jobs

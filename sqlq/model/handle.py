@@ -7,7 +7,7 @@ So the handle has to know that its own is gone.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
@@ -48,8 +48,8 @@ class Handle:
 
 
 _CERTAIN = Origin()
-AnyJob: TypeAlias = Handle | int
-AnyJobs: TypeAlias = Collection[AnyJob]
+AnyJob = Handle | int
+AnyJobs = Collection[AnyJob]
 
 
 def id_of(job: Any) -> int:

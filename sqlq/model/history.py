@@ -12,9 +12,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-AttemptOutcome: TypeAlias = Literal[
+AttemptOutcome = Literal[
     "finished",
     "cancelled",
     "failed",
@@ -27,7 +27,7 @@ AttemptOutcome: TypeAlias = Literal[
 ]
 Note: TypeAlias = Literal["released", "snoozed", "put_back", "cancel_requested"]
 """The kinds of lines that are no error."""
-NOTES: Final[tuple[str, ...]] = get_args(Note)
+NOTES: tuple[str, ...] = get_args(Note)
 
 
 class AttemptTimes(NamedTuple):
@@ -47,8 +47,8 @@ class AttemptTimes(NamedTuple):
         return max(0, (self.started_at - self.claimed_at) // _MILLISECOND)
 
 
-UNKNOWN: Final = AttemptTimes()
-_MILLISECOND: Final = timedelta(milliseconds=1)
+UNKNOWN = AttemptTimes()
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)

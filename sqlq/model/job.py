@@ -18,12 +18,10 @@ from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
-    Final,
     Generic,
     Literal,
     NamedTuple,
     Protocol,
-    TypeAlias,
     TypedDict,
     Unpack,
 )
@@ -103,9 +101,7 @@ class JobOrFlow(Protocol[J_co]):
         def _becomes(self) -> J_co: ...
 
 
-FailureReason: TypeAlias = Literal[
-    "error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"
-]
+FailureReason = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ class TakesEnding(Protocol[E_contra]):
     def new(self, ended: E_contra, /) -> Any: ...
 
 
-Follows: TypeAlias = TakesEnding[JobResult] | TakesEnding[dict[str, Any]]
+Follows = TakesEnding[JobResult] | TakesEnding[dict[str, Any]]
 """A task that may follow the end of a job: its handler takes a `JobResult`, or that as a dict."""
 
 
@@ -315,7 +311,7 @@ class NewJob(HasArguments, Generic[R_co]):
         return new
 
 
-_OPTIONS: Final[Mapping[str, JobOption]] = {
+_OPTIONS: Mapping[str, JobOption] = {
     **JOB_OPTIONS,
     "start_by": JobOption("start_by", aware, instead_of={"expires_ms": None}),
     "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}),
@@ -333,9 +329,9 @@ _OPTIONS: Final[Mapping[str, JobOption]] = {
     "headers": JobOption("headers", headings.checked),
     "limit": JobOption("limit", checked_limit),
 }
-_OF_A_KEY: Final = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
+_OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
 """The options that need a unique key, and their values without one."""
-_NONE: Final[Mapping[str, Mapping[str, Any]]] = {
+_NONE: Mapping[str, Mapping[str, Any]] = {
     "timeout": {"timeout_ms": NO_TIMEOUT_MS},
     "expires": {"expires_ms": None, "start_by": None},
     "unique_key": {"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
@@ -344,7 +340,7 @@ _NONE: Final[Mapping[str, Mapping[str, Any]]] = {
     "limit": {"limit_key": None, "rule": None},
 }
 """The fields of a job that None sets, where no check makes them of it."""
-_UNSET_BY_NONE: Final = frozenset(
+_UNSET_BY_NONE = frozenset(
     {
         *("queue", "priority", "delay", "available_at", "backoff", "headers"),
         *("unique_until", "on_conflict", "at_most"),

@@ -21,7 +21,7 @@ from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
 from sqlq.payload.signatures import signature_of
 
-Key: TypeAlias = str | Callable[..., str]
+Key = str | Callable[..., str]
 OnFailure: TypeAlias = Literal["go on", "hold"]
 
 MOST_RUNNING = 1_000_000
@@ -168,7 +168,7 @@ class Serial(_Keyed):
         return Rule(max_running=1, in_order=True, holds=self.on_failure == "hold")
 
 
-AnyLimit: TypeAlias = Limit | Serial
+AnyLimit = Limit | Serial
 
 
 class DeclaredLimits:

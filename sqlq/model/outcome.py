@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import FailureReason, NewJob
@@ -99,7 +99,7 @@ class SelfCompleted:
     otherwise: Outcome
 
 
-Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
+Outcome = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
 GOES_ON = (Retried, Released)
 """The outcomes after which the job is not over."""
 

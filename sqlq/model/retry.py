@@ -12,7 +12,7 @@ import time
 import traceback as tracebacks
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Literal
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds, readable
@@ -126,8 +126,8 @@ class RetryPolicy:
             return milliseconds(_DEFAULT(attempts), "backoff")
 
 
-_DEFAULT: Final = exponential()
-DEFAULT_POLICY: Final = RetryPolicy()
+_DEFAULT = exponential()
+DEFAULT_POLICY = RetryPolicy()
 
 
 def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
@@ -250,8 +250,8 @@ def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
     return put_off(job, "bad_signature", str(error), error, "another worker has that")
 
 
-_put_off: Final = exponential("1s", cap="10m")
-_crowded: Final = exponential("1s", cap="1m")
+_put_off = exponential("1s", cap="10m")
+_crowded = exponential("1s", cap="1m")
 
 
 def wait_after_loss_ms(losses: int) -> int:

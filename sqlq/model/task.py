@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, UnknownTaskError
@@ -395,7 +395,7 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
     return found
 
 
-AnyTask: TypeAlias = Task[..., Any]
+AnyTask = Task[..., Any]
 
 
 class NamedTask:

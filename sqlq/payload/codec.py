@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, SealError
 
-Arguments: TypeAlias = tuple[list[Any], dict[str, Any]]
+Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
 
 

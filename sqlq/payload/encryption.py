@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlq.errors import ConfigurationError, SealError
 
@@ -28,9 +28,9 @@ encrypted rows."""
 Unsealed: TypeAlias = "Literal['take', 'refuse'] | Sequence[str]"
 """Whether plain rows are taken or refused; or the queues whose plain rows are taken."""
 
-HEAD: Final = '{"seal": "'
+HEAD = '{"seal": "'
 """The beginning of each signed or encrypted payload or result, and of no other text that sqlq writes."""
-KEY_BYTES: Final = 32
+KEY_BYTES = 32
 _LEAST_DIFFERENT_BYTES = 8
 """32 random bytes have fewer different values once in 10^38."""
 _MARKS = {"sign": "s1", "encrypt": "e1"}
@@ -181,7 +181,7 @@ class Encryption:
         return self._unsealed == "refuse" or (self._unsealed != "take" and queue not in self._unsealed)
 
 
-NO_KEYS: Final = Encryption((), "read", "take")
+NO_KEYS = Encryption((), "read", "take")
 """Opens plain texts alone."""
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from sqlq.config.constants import HEADERS_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError
 from sqlq.payload.codec import as_text, check_json, read_json
 
-NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
-OWN: Final = "sqlq."
+NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
+OWN = "sqlq."
 """How names begin that are sqlq's own."""
-CARRY: Final = f"{OWN}carry"
+CARRY = f"{OWN}carry"
 
 
 def checked(given: Any, what: str) -> dict[str, Any]:

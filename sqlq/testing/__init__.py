@@ -16,7 +16,7 @@ sqlq is installed, also where no test wants it.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlq.app.here import InlineJob
@@ -40,7 +40,7 @@ __all__ = [
     "tick",
 ]
 
-_MODULES: Final = {
+_MODULES = {
     "app.here": "InlineJob",
     "testing.asserts": "Enqueued assert_enqueued assert_not_enqueued",
     "testing.database": "adrain create_tables drain on_database tick",
@@ -48,7 +48,7 @@ _MODULES: Final = {
     "worker.settle.settle": "Tally",
 }
 """The public names, by the module of sqlq that defines them."""
-_EXPORTS: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+_EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
