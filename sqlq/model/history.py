@@ -85,20 +85,23 @@ class AttemptRecord:
 
 def written(attempts: int | None, said: Mapping[str, Any], course: AttemptTimes) -> str:
     """Return a line as the row has it: one JSON object, without unknown values."""
-    times = {"claimed_at": course.claimed_at, "started_at": course.started_at}
-    line: dict[str, Any] = {} if attempts is None else {"attempt": attempts}
-    line |= {"at": _text(course.ended_at or datetime.now(UTC)), **said}
-    line |= {name: _text(time) for name, time in times.items() if time is not None}
-    if course.worker is not None:
-        line["worker"] = str(course.worker)  # SQLite lets in bytes; guard: a-line-names-its-worker-in-text
-    if course.host is not None:
-        line["host"] = course.host
-    return json.dumps(line, ensure_ascii=False)
+    # SQLite lets in bytes; guard: a-line-names-its-worker-in-text
+    worker = None if course.worker is None else str(course.worker)
+    line = {
+        "attempt": attempts,
+        "at": _text(course.ended_at or datetime.now(UTC)),
+        **said,
+        "claimed_at": _text(course.claimed_at),
+        "started_at": _text(course.started_at),
+        "worker": worker,
+        "host": course.host,
+    }
+    return json.dumps({name: value for name, value in line.items() if value is not None}, ensure_ascii=False)
 
 
 def note(attempts: int | None, note: Note, course: AttemptTimes = UNKNOWN, reason: str | None = None) -> str:
     """Return the line of an attempt that did not count, or of an operator, as the row has it."""
-    return written(attempts, {"note": note} if reason is None else {"note": note, "reason": reason}, course)
+    return written(attempts, {"note": note, "reason": reason}, course)
 
 
 def is_error(record: Mapping[str, Any]) -> bool:
@@ -134,8 +137,8 @@ def started_at(claimed_at: datetime | None, start_ms: int | None) -> datetime | 
     return None if claimed_at is None or start_ms is None else claimed_at + start_ms * _MILLISECOND
 
 
-def _text(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat(timespec="milliseconds")
+def _text(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def _time(text: Any) -> datetime | None:
