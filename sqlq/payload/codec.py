@@ -106,19 +106,18 @@ def decode(payload: str | bytes) -> Arguments:
 
 def _decode(payload: str | bytes) -> Arguments:
     value = read_json(payload, "the payload is")
-    if not isinstance(value, dict) or not value.keys() <= _PARTS:
-        if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
-            raise SealError(
-                "its payload has a seal that cannot be opened here: its text was altered, or it is read "
-                "without the keys of App(keys=[…]) or SQLQ_KEYS"
-            )
+    parts = value if isinstance(value, dict) else {"": value}
+    if "seal" in parts:  # guard: sealed-is-not-bad-payload
+        raise SealError(
+            "its payload has a seal that cannot be opened here: its text was altered, or it is read without "
+            "the keys of App(keys=[…]) or SQLQ_KEYS"
+        )
+    args, kwargs = parts.get("args", []), parts.get("kwargs", {})
+    if not (parts.keys() <= _PARTS and isinstance(args, list) and isinstance(kwargs, dict)):
         raise ArgumentsError(
-            'the payload is not an object with "args" and "kwargs" only, as in '
+            'the payload is not an object of an array "args" and an object "kwargs" only, as in '
             '{"args": [7], "kwargs": {"copy": true}}'
         )
-    args, kwargs = value.get("args", []), value.get("kwargs", {})
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ArgumentsError('in the payload "args" must be an array and "kwargs" an object')
     return args, kwargs
 
 

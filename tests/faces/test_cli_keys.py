@@ -77,7 +77,7 @@ def test_show_reports_a_row_whose_signature_does_not_fit(sealed: Command, engine
 
 
 @pytest.mark.parametrize(
-    ("keys", "wrong"), [("c2hvcnQ", "SQLQ_KEYS[0] has 5 bytes"), (f"{KEY} ~~~~", "SQLQ_KEYS[1] is no base64")]
+    ("keys", "wrong"), [("c2hvcnQ", "SQLQ_KEYS[0] is no key"), (f"{KEY} ~~~~", "SQLQ_KEYS[1] is no key")]
 )
 def test_a_key_that_is_none_is_reported_in_one_sentence(sqlq_: Command, keys: str, wrong: str) -> None:
     for command in (("status",), ("doctor",), ("show", "1")):

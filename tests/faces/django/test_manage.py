@@ -91,7 +91,7 @@ class TestCommand:
         project.set(SQLQ={"keys": [key[:20]]})
         done = project.manage("check")
         assert done.code == 1
-        assert 'SQLQ["keys"][0] has 15 bytes: a key is 32 random bytes in base64' in done.err
+        assert 'SQLQ["keys"][0] is no key: a key is 32 random bytes in base64' in done.err
         assert key[:20] not in done.err + done.out
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
