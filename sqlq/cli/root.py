@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from contextvars import copy_context
 from functools import partial
 from importlib import import_module
@@ -64,26 +64,16 @@ _MODULES: Final = {
 """Commands that stand in the module of another one."""
 
 
-class Commands(Mapping[str, click.Command]):
+class Commands(UserDict[str, Any]):
     """The commands by name. The module of each is imported when the command is first used."""
 
-    def __init__(self) -> None:
-        self._imported: dict[str, click.Command] = {}
-
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._imported:
-            if name not in _COMMANDS:
-                raise KeyError(name)
+        if self.data[name] is None:
             command = getattr(import_module(f"sqlq.cli.{_MODULES.get(name, name)}"), name)
             takes_context(command, explain=False)
-            self._imported[name] = command
-        return self._imported[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
-
-    def __len__(self) -> int:
-        return len(_COMMANDS)
+            self.data[name] = command
+        found: click.Command = self.data[name]
+        return found
 
 
 class InOrder(click.Group):
@@ -165,7 +155,7 @@ def sqlq() -> None:
 
 
 takes_context(sqlq)
-sqlq.commands = Commands()  # type: ignore[assignment]
+sqlq.commands = Commands(dict.fromkeys(_COMMANDS))
 
 
 def run(context: Context | None = None) -> NoReturn:
