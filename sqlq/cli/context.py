@@ -310,6 +310,10 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         raise ConfigurationError(
             f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
         ) from None
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a module may make its App on access
+        raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
     if inspect.isroutine(target) and not named["call"]:
         raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
     try:

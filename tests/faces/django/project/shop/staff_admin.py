@@ -208,9 +208,9 @@ class Acting(InTheAdmin):
     def test_jobs_are_retried_and_cancelled(self):
         one, two = self.failed()
         self.log_in("change_job")
-        self.assertIn("moved back 1 job", self.act(FailedJob, "retry", one))
+        self.assertIn("Moved back 1 job", self.act(FailedJob, "retry", one))
         self.assertEqual((self.state(one), self.state(two)), ("available", "failed"))
-        self.assertIn("cancelled 1 job", self.act(Job, "cancel", one))
+        self.assertIn("Cancelled 1 job", self.act(Job, "cancel", one))
         self.assertEqual(self.state(one), "cancelled")
 
     def test_jobs_are_deleted_after_a_question(self):
@@ -218,7 +218,7 @@ class Acting(InTheAdmin):
         self.log_in("view_job", "delete_job")
         self.assertIn("Delete 2 jobs?", self.act(FailedJob, "delete_selected", one, two))
         self.assertEqual(self.state(one), "failed")
-        self.assertIn("deleted 2 jobs", self.act(FailedJob, "delete_selected", one, two, post="yes"))
+        self.assertIn("Deleted 2 jobs", self.act(FailedJob, "delete_selected", one, two, post="yes"))
         self.assertEqual(self.ids(FailedJob), [])
 
     def test_all_that_match_are_acted_on_when_all_are_chosen(self):
@@ -229,7 +229,7 @@ class Acting(InTheAdmin):
         form = {"action": "retry", "_selected_action": [other], "index": 0, "select_across": "1"}
         self.client.post(f"{address(FailedJob)}?q=other", form)
         self.assertEqual([self.state(id) for id in [*ids, other]], ["failed"] * 3 + ["available"])
-        self.assertIn("moved back 3 jobs", self.act(FailedJob, "retry", ids[0], select_across="1"))
+        self.assertIn("Moved back 3 jobs", self.act(FailedJob, "retry", ids[0], select_across="1"))
 
     def test_wrong_ids_are_refused(self):
         self.log_in(is_superuser=True)
@@ -246,10 +246,10 @@ class Acting(InTheAdmin):
         app.schedules.add("nightly", pay.new(7), cron="0 3 * * *")
         self.addCleanup(app.schedules.remove, "nightly")
         self.log_in("change_schedule")
-        self.assertIn("paused nightly.", self.act(Schedule, "schedules pause", "nightly"))
+        self.assertIn("Paused nightly.", self.act(Schedule, "schedules pause", "nightly"))
         self.assertEqual(app.schedules.get("nightly").state, "paused")
-        self.assertIn("resumed nightly.", self.act(Schedule, "schedules resume", "nightly"))
-        self.assertIn("enqueued job ", self.act(Schedule, "schedules run", "nightly"))
+        self.assertIn("Resumed nightly.", self.act(Schedule, "schedules resume", "nightly"))
+        self.assertIn("Enqueued job ", self.act(Schedule, "schedules run", "nightly"))
         self.assertEqual(len(app.jobs.list(queue="mail")), 1)
         self.assertIn("nowhere", self.act(Schedule, "schedules pause", "nowhere", "nightly"))
         self.assertEqual(app.schedules.get("nightly").state, "paused", "the others are done")
@@ -258,9 +258,9 @@ class Acting(InTheAdmin):
         app.enqueue(pay.new(1))
         self.log_in("change_queue")
         self.addCleanup(app.queues.resume, "mail")
-        self.assertIn("paused mail", self.act(Queue, "queues pause", "mail"))
+        self.assertIn("Paused mail", self.act(Queue, "queues pause", "mail"))
         self.assertIn("mail", app.queues.pauses())
-        self.assertIn("resumed mail.", self.act(Queue, "queues resume", "mail"))
+        self.assertIn("Resumed mail.", self.act(Queue, "queues resume", "mail"))
 
     def test_a_viewer_of_workers_and_queues_has_no_action(self):
         self.log_in("view_queue", "view_worker", "view_schedule")

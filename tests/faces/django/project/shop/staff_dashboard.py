@@ -154,7 +154,7 @@ class OfStaff(TransactionTestCase):
     def test_a_message_with_special_characters_arrives_unchanged(self):
         """Cookies go by way of Django's."""
         self.log_in("change_job")
-        action, fields = form_of(self.page("queues"), "queues pause")
+        action, fields = form_of(self.page("queues"), "queues%20pause")
         answer = self.client.post(action, {**fields, "name": 'ä "q"; x,y'}, headers=FROM_HERE)
         self.assertEqual(answer.status_code, 303)
         self.assertIn('paused ä "q"; x,y', unescape(self.page("queues")))
