@@ -308,7 +308,7 @@ def test_the_doctor_names_long_pauses(app: sqlq.App, engine: Engine) -> None:
     assert len(about()) == 1, "it is paused because all are"
     app.queues.resume(all=True)
     ((said, remedy),) = about()
-    assert said.startswith("the worker the-paused on here, pid 1, has been paused for 2 h")
+    assert said.startswith("the worker the-paused on here pid 1 has been paused for 2 h")
     assert remedy is not None
     assert remedy.startswith("sqlq workers resume the-paused")
 
