@@ -105,10 +105,7 @@ class Selection:
     @property
     def is_rare(self) -> bool:
         """Whether few jobs may be in it, so that a search must end somewhere."""
-        return any(
-            getattr(self, name) is not None
-            for name in ("queue", "task", "label", "key", "limit_key", "header", "text", "since", "until")
-        )
+        return replace(self, ids=(), flow_id=None, group=None, before=None, visible=None) != EVERY
 
 
 EVERY = Selection()
@@ -296,26 +293,17 @@ def _selected(
     newest."""
     if within is None:
         return query.where(belongs, chosen.where(source))
-    most = limit if chosen.visible is None else within
-    return query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, most)))
-
-
-def _among_newest(
-    source: Table, belongs: ColumnElement[bool], chosen: Selection, within: int, limit: int
-) -> Select[Any]:
-    """Return the ids of the selected jobs among the newest. A subquery finds the newest first, without their
-    payloads, so that no plan reads more of the table."""
-    columns = [c for c in source.c if c.name in _SEARCHED]
+    # a subquery finds the newest first, without their payloads, so that no plan reads more of the table
     newest = (
-        select(*columns, belongs.label("belongs"))
+        select(*(c for c in source.c if c.name in _SEARCHED), belongs.label("belongs"))
         .where(*chosen.in_place(source))
         .order_by(source.c.id.desc())
         .limit(within)
         .subquery()
     )
-    mine = select(newest.c.id).where(newest.c.belongs, chosen.where(newest))
-    # MariaDB takes no LIMIT within IN
-    return select(mine.order_by(newest.c.id.desc()).limit(limit).subquery().c.id)
+    mine = select(newest.c.id).where(newest.c.belongs, chosen.where(newest)).order_by(newest.c.id.desc())
+    mine = mine.limit(limit if chosen.visible is None else within)
+    return query.where(source.c.id.in_(select(mine.subquery().c.id)))  # MariaDB takes no LIMIT within IN
 
 
 class FailedRow(NamedTuple):

@@ -214,14 +214,10 @@ _OF_OPERATORS = ("cancel_requested", "put_back")  # a retry ends an earlier requ
 
 def errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
     """The history with one more record, as a JSON array in text; a full history keeps its oldest records."""
-    return case(
-        (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
-        (func.length(jobs.c.errors) > most, jobs.c.errors),
-        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1)
-        .concat(", ")
-        .concat(record)
-        .concat("]"),
-    )
+    length = func.length(jobs.c.errors)
+    earlier = func.substr(jobs.c.errors, 1, length - 1).concat(", ")
+    begins = case((jobs.c.errors.is_(None), "["), else_=earlier)
+    return case((length > most, jobs.c.errors), else_=begins.concat(record).concat("]"))
 
 
 def _retried(mine: CTE) -> Mapping[str, Any]:
