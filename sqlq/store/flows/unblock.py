@@ -44,14 +44,17 @@ class Unblocked:
 def after(database: Database, ended: Iterable[int]) -> Unblocked:
     """Unblock the steps that wait for jobs that have ended or are gone. Where that cancels steps, unblock
     those that wait for these."""
-    done = Unblocked()
-    waiting = sorted(set(ended))
+    return _after(database, sorted(set(ended)), Unblocked())
+
+
+def _after(database: Database, waiting: list[int], done: Unblocked) -> Unblocked:
     while waiting:
         batch, waiting = waiting[:ENDED_AT_ONCE], waiting[ENDED_AT_ONCE:]
-        found, cancelled = _judge(database, batch, done, are_steps=False)
-        if found >= STEPS_AT_ONCE:  # there may be more, and some wait on
-            cancelled += _judge_steps(database, _waiting_for(database, batch), done)
-        waiting += cancelled
+        before = len(done.cancelled)
+        if _judge(database, batch, done, are_steps=False) >= STEPS_AT_ONCE:
+            # there may be more, and some wait on
+            _judge_steps(database, _waiting_for(database, batch), done)
+        waiting += done.cancelled[before:]
     return done
 
 
@@ -59,31 +62,25 @@ def steps(database: Database, ids: Sequence[int]) -> Unblocked:
     """Unblock those of these steps that wait for nothing any more, and the steps behind each cancelled
     one."""
     done = Unblocked()
-    if cancelled := _judge_steps(database, ids, done):
-        more = after(database, cancelled)
-        done.free += more.free
-        done.cancelled += more.cancelled
-    return done
+    _judge_steps(database, ids, done)
+    return _after(database, [*done.cancelled], done)
 
 
 def after_losses(database: Database, taken: Iterable[Rescued]) -> Unblocked:
     """Unblock the steps that wait for steps which failed with their workers."""
-    failed = [job.id for job in taken if job.failed and job.flow_id is not None]
-    return after(database, failed) if failed else Unblocked()
+    return after(database, (job.id for job in taken if job.failed and job.flow_id is not None))
 
 
-def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> list[int]:
-    parts = (_judge(database, some, done, are_steps=True) for some in slices(ids, STEPS_AT_ONCE))
-    return [id for _, cancelled in parts for id in cancelled]
+def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> None:
+    for some in slices(ids, STEPS_AT_ONCE):
+        _judge(database, some, done, are_steps=True)
 
 
-def _judge(
-    database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool
-) -> tuple[int, list[int]]:
-    """Judge a batch of steps; return their number, and the ids of those cancelled. A step that the database
-    refuses to change is left to the sweeps."""
+def _judge(database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool) -> int:
+    """Judge a batch of steps; return their number. A step that the database refuses to change is left to the
+    sweeps."""
     dialect = database.dialect
-    found, before = 0, len(done.cancelled)
+    found = 0
 
     def judge(some: Sequence[int]) -> None:
         nonlocal found
@@ -101,7 +98,7 @@ def _judge(
             _judge_steps(database, _waiting_for(database, [id]), done)
 
     apart(ids, judge, refused, dialect)
-    return found, done.cancelled[before:]
+    return found
 
 
 def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
@@ -117,7 +114,7 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     before its unblock."""
     dialect = database.dialect
     found = database.run_raw(lambda ask: dialect.waiting_for_recent(ask, within_ms), reads=True)
-    return steps(database, sorted(found)) if found else Unblocked()
+    return steps(database, sorted(found))
 
 
 def sweep_all(database: Database, place: FlowPosition, most: int) -> tuple[Unblocked, FlowPosition | None]:
@@ -125,8 +122,7 @@ def sweep_all(database: Database, place: FlowPosition, most: int) -> tuple[Unblo
     continue from; None at the end."""
     with database.read() as conn:
         rows = next_steps(conn, place, most)
-    blocked = [row.id for row in rows if row.blocked_by == "flow"]
-    done = steps(database, blocked) if blocked else Unblocked()
+    done = steps(database, [row.id for row in rows if row.blocked_by == "flow"])
     return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == most else None
 
 
