@@ -119,12 +119,13 @@ class _Spans:
 
     def _context(self, running: JobContext) -> tuple[Context | None, list[Link]]:
         """Return the context in which an attempt begins, and each `Link` of its span."""
-        texts = _texts(running.headers)
-        context = extract(texts) if texts else None
-        links = []
-        creation = _span(context)
-        if creation.is_valid:
-            links.append(Link(creation))
+        texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
+        context, links = None, []
+        if texts:
+            context = extract(texts)
+            creation = trace.get_current_span(context).get_span_context()
+            if creation.is_valid:
+                links.append(Link(creation))
         with self._lock:
             before = self._before.pop(running.id, None)
         if before is not None and running.attempts > 1:
@@ -136,17 +137,6 @@ class _Spans:
             self._before[id] = span
             if len(self._before) > REMEMBERED:
                 self._before.popitem(last=False)
-
-
-def _texts(found: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if isinstance(value, str)}
-
-
-def _span(context: Context | None) -> SpanContext:
-    """Return the span of a context; one that is not valid where it has none."""
-    if context is None:
-        return trace.INVALID_SPAN_CONTEXT
-    return trace.get_current_span(context).get_span_context()
 
 
 def _attributes(operation: str, job: NewJob | JobContext) -> dict[str, Any]:
