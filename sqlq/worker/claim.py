@@ -22,7 +22,7 @@ from sqlq.model.outcome import Failed
 from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Registry, Task
 from sqlq.payload.encryption import HEAD, NO_KEYS, Encryption
-from sqlq.store.flows import flows
+from sqlq.store.flows.flows import Filled, filled, takes_results
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt, Target
@@ -317,29 +317,29 @@ class Intake:
     on_start: Callable[[Attempt], None] | None = None
     """Called with each job that starts; None without listeners."""
 
-    def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
+    def readable(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
         arguments."""
         seal = self._database.seal
         if seal is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
             return self._with_results(claimed)
         opened = opened_by(seal, claimed)
-        filled = self._with_results(opened.ready)
-        return flows.Filled(filled.ready, [*opened.unready, *filled.unready])
+        done = self._with_results(opened.ready)
+        return Filled(done.ready, [*opened.unready, *done.unready])
 
-    def _with_results(self, claimed: list[ClaimedJob]) -> flows.Filled:
+    def _with_results(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with the results of the steps before them in their arguments."""
         if not [job for job in claimed if job.flow_id is not None]:
-            return flows.Filled(claimed, [])
+            return Filled(claimed, [])
         try:
-            return flows.filled(self._database, claimed)
+            return filled(self._database, claimed)
         except Exception as error:
             log.warning(
                 "the results of earlier steps could not be read (%s); their jobs are given back", error
             )
-            return flows.Filled(
-                [job for job in claimed if not flows.takes_results(job)],
-                [(job, given_back(job)) for job in claimed if flows.takes_results(job)],
+            return Filled(
+                [job for job in claimed if not takes_results(job)],
+                [(job, given_back(job)) for job in claimed if takes_results(job)],
             )
 
     def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
@@ -366,10 +366,10 @@ class Intake:
         return running
 
 
-def opened_by(seal: Encryption | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
+def opened_by(seal: Encryption | None, claimed: Iterable[ClaimedJob]) -> Filled:
     """Return claimed jobs with their payloads decrypted. Return the others with their outcomes: failed, or
     released for a worker with the key. Their rows keep the text, and no job behind them waits."""
-    done = flows.Filled([], [])
+    done = Filled([], [])
     for job in claimed:
         try:
             plain = (seal or NO_KEYS).opened("payload", job.task, job.queue, job.payload)

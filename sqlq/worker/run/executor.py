@@ -228,8 +228,7 @@ class Executor:
                 # not in the caller's context: there, in a test, Django's ORM would wait for the thread that
                 # waits for the worker
                 context = contextvars.Context()  # guard: a-context-of-no-caller
-                loop = self._event_loop()
-                loop.call_soon_threadsafe(self._spawn, loop, context, job, context=context)
+                self._event_loop().call_soon_threadsafe(self._spawn, context, job, context=context)
             else:
                 self._ensure_threads()
                 self._handed_over.put(job)
@@ -356,21 +355,19 @@ class Executor:
         self._event_loop().call_soon_threadsafe(spawn)
         return done.result()
 
-    def _spawn(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, job: Attempt) -> None:
+    def _spawn(self, context: contextvars.Context, job: Attempt) -> None:
         """Run a job in an asyncio task of its own, which a cancel of the job cancels. It has a copy of the
         context, so the next job does not see its changes."""
-        run = self._run_on_loop(loop, context, job)
+        run = self._run_on_loop(context, job)
         # guard: a-context-for-each-coroutine
-        self._tasks[job] = loop.create_task(run, context=context.copy())
+        self._tasks[job] = asyncio.create_task(run, context=context.copy())
 
-    async def _run_on_loop(
-        self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, job: Attempt
-    ) -> None:
+    async def _run_on_loop(self, context: contextvars.Context, job: Attempt) -> None:
         # one task for a job, and no callback at its end: each more would take a turn of the loop
         outcome = await aexecute(job, self._tell) if job.is_trusted() else given_back(job.claimed)
         self._done(job, outcome)
         if (following := self._next(job, on_loop=True)) is not None:
-            self._spawn(loop, context, following)
+            self._spawn(context, following)
         del self._tasks[job]
 
     def close(self) -> None:

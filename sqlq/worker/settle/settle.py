@@ -12,7 +12,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
 from typing import Any
 from weakref import ref
@@ -165,12 +164,12 @@ class Settler(Gatherer[Item]):
         """Write the pending outcomes, and take out those that are settled or lost. An outcome whose row is
         locked stays, and delays no other."""
         pending = self._pending
-        self._ask_for_completed(pending)
+        self._ask_for_completed()
         if self._doubtful:  # the reply to a COMMIT may have been lost: no outcome is settled twice
-            self._resolve(pending, [*pending], set())
+            self._resolve([*pending], set())
             self._doubtful = False
         if self._failures >= OFTEN:
-            self._write_apart(pending, [*pending], among=len(pending))
+            self._write_apart([*pending], among=len(pending))
             self._failures = 0
         # guard: the-last-word-is-written
         held_up = {
@@ -178,10 +177,10 @@ class Settler(Gatherer[Item]):
             for right in self._progress.flush([job for job, _, _ in pending.values()])
         }
         try:
-            number, suspects = len(pending), self._suspects(pending)
-            self._write_together(pending, [right for right in pending if right not in suspects])
+            number, suspects = len(pending), self._suspects()
+            self._write_together([right for right in pending if right not in suspects])
             if suspects:
-                self._write_apart(pending, [*suspects], among=number)
+                self._write_apart([*suspects], among=number)
             self._failures = 0  # guard: what-passes-at-last-is-no-refusal
         finally:
             pending |= held_up
@@ -213,10 +212,12 @@ class Settler(Gatherer[Item]):
             together = followed if others else settlements
             return done | settling.settle(conn, together)
 
-    def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
+    def _ask_for_completed(self) -> None:
         """Look up, for jobs that their handlers completed themselves, whether that committed. If not, the
         attempt has its other outcome."""
-        completed = {right: item for right, item in pending.items() if isinstance(item[1], SelfCompleted)}
+        completed = {
+            right: item for right, item in self._pending.items() if isinstance(item[1], SelfCompleted)
+        }
         if not completed:
             return
         fates = self._fates(completed, completed=completed)
@@ -224,28 +225,26 @@ class Settler(Gatherer[Item]):
         for right, (job, outcome, seconds) in completed.items():
             assert isinstance(outcome, SelfCompleted)
             # guard: complete-is-asked-for
-            pending[right] = (job, Completed() if right in settled else outcome.otherwise, seconds)
-        self._end(pending, settled, fates)
+            self._pending[right] = (job, Completed() if right in settled else outcome.otherwise, seconds)
+        self._end(settled, fates)
 
-    def _write_together(self, pending: dict[Right, Item], some: Sequence[Right]) -> None:
+    def _write_together(self, some: Sequence[Right]) -> None:
         """Write some of the pending outcomes, and take out those that are settled or lost."""
-        settlements = [self._settlement(*pending[right]) for right in some]
-        self._resolve(pending, some, self._settle(settlements) if settlements else set())
+        settlements = [self._settlement(*self._pending[right]) for right in some]
+        self._resolve(some, self._settle(settlements) if settlements else set())
 
-    def _resolve(self, pending: dict[Right, Item], some: Sequence[Right], done: set[Right]) -> None:
-        """Take settled and lost jobs of `some` out of `pending`."""
+    def _resolve(self, some: Sequence[Right], done: set[Right]) -> None:
+        """Take settled and lost jobs of `some` out of the pending ones."""
         fates = self._fates([right for right in some if right not in done])
-        self._end(pending, [right for right in some if fates.get(right) is not lease.Fate.HELD], fates)
+        self._end([right for right in some if fates.get(right) is not lease.Fate.HELD], fates)
 
-    def _end(
-        self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, lease.Fate]
-    ) -> None:
+    def _end(self, ended: Collection[Right], fates: Mapping[Right, lease.Fate]) -> None:
         followed = False
         steps: list[int] = []
         keys: set[str] = set()
         try:
             for right in ended:
-                job, outcome, seconds = pending.pop(right)
+                job, outcome, seconds = self._pending.pop(right)
                 if job.claimed.limit_key is not None:
                     keys.add(job.claimed.limit_key)
                 if job.claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
@@ -285,17 +284,15 @@ class Settler(Gatherer[Item]):
         self._reporter.lost(job, "the lease was lost before the attempt ended")
         job.forget()
 
-    def _suspects(self, pending: Mapping[Right, Item]) -> set[Right]:
+    def _suspects(self) -> set[Right]:
         """Return the outcomes of tasks of which the database has lately refused one. With them a batch might
         be written in vain."""
         since = monotonic() - SUSPECT_SECONDS
         self._refused_at = {task: at for task, at in self._refused_at.items() if at > since}
-        if not self._refused_at:
-            return set()
         # guard: a-refused-task-slows-no-other
-        return {right for right, (job, _, _) in pending.items() if job.task in self._refused_at}
+        return {right for right, (job, _, _) in self._pending.items() if job.task in self._refused_at}
 
-    def _write_apart(self, pending: dict[Right, Item], some: Sequence[Right], *, among: int) -> None:
+    def _write_apart(self, some: Sequence[Right], *, among: int) -> None:
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
 
         Raises the error where not one of so many outcomes can be written, by no fault of the database."""
@@ -303,10 +300,9 @@ class Settler(Gatherer[Item]):
             self._said_at = monotonic()
             log.warning("the database refuses a batch of outcomes; writing it in parts")
         dialect, lost = self._database.dialect, dict[Right, Exception]()
-        write = partial(self._write_together, pending)
 
         def refused(right: Right, error: Exception) -> None:
-            job, outcome, seconds = pending[right]
+            job, outcome, seconds = self._pending[right]
             self._refused_at[job.task] = monotonic()
             versions = (version for version in _plainer(outcome) if version != outcome)
             for _ in range(MOST_TRIES):
@@ -316,21 +312,21 @@ class Settler(Gatherer[Item]):
                     if (version := next(versions, None)) is None:
                         lost[right] = error
                         return
-                    pending[right] = (job, version, seconds)
+                    self._pending[right] = (job, version, seconds)
                 try:
-                    write([right])
+                    self._write_together([right])
                     return
                 except Exception as again:
                     if dialect.trouble(again).is_away:
                         raise
                     error = again.with_traceback(None)  # it would hold this frame, and all outcomes with it
 
-        apart(some, write, refused, dialect, kinds=(Exception,))
+        apart(some, self._write_together, refused, dialect, kinds=(Exception,))
         errors = [error for error in lost.values() if not isinstance(error, REFUSALS)]
         if errors and len(errors) == among:
             raise errors[0]  # guard: a-fault-is-no-refusal
         for right in lost:  # nothing of it can be written; the attempt counts as lost, and another may follow
-            pending.pop(right)[0].forget()
+            self._pending.pop(right)[0].forget()
             self._leases.let_go(right)
 
     def _settlement(self, job: Attempt, outcome: Outcome, seconds: float) -> Settlement:
