@@ -165,10 +165,10 @@ class Stderr(logging.Handler):
         except Exception:
             self.handleError(record)
 
-    def finished(self, jobs: Sequence[tuple[Attempt, float]]) -> None:
+    def finished(self, jobs: Sequence[Attempt]) -> None:
         """Write the lines of finished jobs, of which there are no records."""
         at = self._form.time(time.time())
-        lines = [f"{self._form.finished(job.claimed, seconds, at)}\n" for job, seconds in jobs]
+        lines = [f"{self._form.finished(job.claimed, job.seconds(), at)}\n" for job in jobs]
         with self.lock or nullcontext():
             self._put("".join(lines))
 

@@ -72,6 +72,8 @@ class Attempt:
     """Whether it gave that a result."""
     ended = False
     """Whether the outcome is known, or the job was released without waiting for its handler."""
+    ended_at: float | None = None
+    """When its outcome was handed to the settler."""
     told_lost = False
     """Whether listeners know that the job has another owner."""
     trace_id: str | None = None
@@ -238,19 +240,20 @@ class Attempt:
             self.on_start(self)
 
     def seconds(self) -> float:
-        return 0.0 if self.started is None else monotonic() - self.started
+        """Return how long the handler has run, or ran."""
+        return 0.0 if self.started is None else (self.ended_at or monotonic()) - self.started
 
     @property
     def is_first_claim(self) -> bool:
         """Whether no worker had claimed the job before: its history is this attempt."""
         return self.claimed.lease_token <= 1
 
-    def times(self, seconds: float) -> tuple[datetime, datetime | None, datetime]:
-        """Return when an attempt of so many seconds was claimed, started and ended. Changes of this machine's
-        clock meanwhile do no harm."""
+    def times(self) -> tuple[datetime, datetime | None, datetime]:
+        """Return when the attempt was claimed, started and ended. Changes of this machine's clock meanwhile
+        do no harm."""
         now, clock = datetime.now(UTC), monotonic()
         started = None if self.started is None else now - timedelta(seconds=clock - self.started)
-        ended = now if started is None else started + timedelta(seconds=seconds)
+        ended = now if started is None else started + timedelta(seconds=self.seconds())
         return now - timedelta(seconds=clock - self.claimed_at), started, ended
 
     def labels(self) -> dict[str, Any]:

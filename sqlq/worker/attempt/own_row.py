@@ -138,7 +138,7 @@ class OwnRow:
                 attempt.right,
                 stored,
                 follow_up=follow_up(attempt.claimed, done, encryption),
-                course=None if attempt.is_first_claim else AttemptTimes(*attempt.times(attempt.seconds())),
+                course=None if attempt.is_first_claim else AttemptTimes(*attempt.times()),
             ):
                 raise self._lost()
             self._grow(conn)

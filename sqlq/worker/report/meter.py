@@ -103,7 +103,7 @@ class Meter(Numbers):
             for queue, number in Counter(str(job.queue) for job in jobs).items():
                 self._count(CLAIMED, queue, by=number)
 
-    def ended(self, name: str, job: Attempt, outcome: Outcome | None, seconds: float) -> None:
+    def ended(self, name: str, job: Attempt, outcome: Outcome | None) -> None:
         """Count an attempt whose outcome is written, or that was lost. Adds the times for which it waited,
         ran, and waited to be written."""
         labels = str(job.task), str(job.queue)
@@ -113,7 +113,7 @@ class Meter(Numbers):
                 self._count(FAILED, *labels, outcome.reason)
             if job.started is None:
                 return
-            self._time(seconds, RUN, *labels, name)
+            self._time(seconds := job.seconds(), RUN, *labels, name)
             since_start = monotonic() - job.started
             # due by the database's clock: wrong by as much as the clocks of the machines differ
             waited = time.time() - since_start - job.claimed.due_ms / 1000

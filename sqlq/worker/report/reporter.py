@@ -47,7 +47,7 @@ def wants(name: str) -> bool:
     return level is not None and log.isEnabledFor(level)
 
 
-def lines_of_finished() -> Callable[[Sequence[tuple[Attempt, float]]], None] | None:
+def lines_of_finished() -> Callable[[Sequence[Attempt]], None] | None:
     """Return the function of sqlq's own handler that writes the lines of finished jobs without records, which
     would cost more than the jobs. Return None where others would see these records: a handler, a filter, or
     an error reporter that has replaced functions of `logging`."""
@@ -86,9 +86,9 @@ def hear(event: JobEvent) -> None:
     log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
 
 
-def _hear_finished(finished: Sequence[tuple[Attempt, float]]) -> None:
-    for attempt, seconds in finished:
-        hear(_event("finished", attempt, seconds=seconds))
+def _hear_finished(finished: Sequence[Attempt]) -> None:
+    for attempt in finished:
+        hear(_event("finished", attempt, seconds=attempt.seconds()))
 
 
 def _bear_handlers(logger: logging.Logger) -> None:
@@ -162,7 +162,7 @@ class Reporter:
     def __init__(self, events: Events | None = None, meter: Meter | None = None) -> None:
         self._events = events or Events()
         self._meter = meter
-        self._finished: list[tuple[Attempt, float]] = []
+        self._finished: list[Attempt] = []
         """The attempts of a batch whose lines `told` writes."""
 
     def tell(self, event: JobEvent) -> None:
@@ -181,17 +181,17 @@ class Reporter:
         if not job.told_lost:
             job.told_lost = True
             if self._meter is not None:
-                self._meter.ended("lost", job, None, job.seconds())
+                self._meter.ended("lost", job, None)
             if self._events.wants("lost"):
                 self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
 
-    def ended(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
+    def ended(self, job: Attempt, outcome: Outcome) -> None:
         """Report how an attempt ended, once that is written."""
         name = NAMES[type(outcome)]
         if isinstance(outcome, Released) and outcome.snoozed:
             name = "snoozed"
         if self._meter is not None:
-            self._meter.ended(name, job, outcome, seconds)
+            self._meter.ended(name, job, outcome)
         # `put_off` has logged it; guard: what-is-put-back-has-one-line
         is_line = wants(name) and not (isinstance(outcome, Released) and outcome.unknown_task)
         is_heard = self._events.wants(name)
@@ -199,7 +199,7 @@ class Reporter:
             return
         # guard: traced-jobs-need-records
         if is_line and name == "finished" and job.trace_id is None and job.claimed.label is None:
-            self._finished.append((job, seconds))
+            self._finished.append(job)
             is_line = False
             if not is_heard:
                 return
@@ -209,7 +209,7 @@ class Reporter:
             _event(
                 name,
                 job,
-                seconds=seconds,
+                seconds=job.seconds(),
                 delay_seconds=None if delay_ms is None else delay_ms / 1000,
                 reason=getattr(outcome, "reason", None),
                 error=error,

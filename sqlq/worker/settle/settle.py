@@ -69,7 +69,7 @@ class Tally:
         setattr(self, name, getattr(self, name) + 1)
 
 
-Item = tuple[Attempt, Outcome, float]
+Item = tuple[Attempt, Outcome]
 
 
 class Settler(Gatherer[Item]):
@@ -116,7 +116,8 @@ class Settler(Gatherer[Item]):
                 oldest = self._with_locals.popleft()()
                 if oldest is not None:
                     oldest.drop_locals()  # guard: unwritten-failures-keep-no-locals
-        self._items.put((job, outcome, job.seconds()))
+        job.ended_at = monotonic()
+        self._items.put((job, outcome))
 
     def has_room(self) -> bool:
         """Return whether more jobs may end. The jobs of unwritten outcomes run again after a crash, so their
@@ -173,8 +174,7 @@ class Settler(Gatherer[Item]):
             self._failures = 0
         # guard: the-last-word-is-written
         held_up = {
-            right: pending.pop(right)
-            for right in self._progress.flush([job for job, _, _ in pending.values()])
+            right: pending.pop(right) for right in self._progress.flush([job for job, _ in pending.values()])
         }
         try:
             number, suspects = len(pending), self._suspects()
@@ -222,10 +222,10 @@ class Settler(Gatherer[Item]):
             return
         fates = self._fates(completed, completed=completed)
         settled = {right for right, fate in fates.items() if fate is lease.Fate.SETTLED}
-        for right, (job, outcome, seconds) in completed.items():
+        for right, (job, outcome) in completed.items():
             assert isinstance(outcome, SelfCompleted)
             # guard: complete-is-asked-for
-            self._pending[right] = (job, Completed() if right in settled else outcome.otherwise, seconds)
+            self._pending[right] = (job, Completed() if right in settled else outcome.otherwise)
         self._end(settled, fates)
 
     def _write_together(self, some: Sequence[Right]) -> None:
@@ -244,7 +244,7 @@ class Settler(Gatherer[Item]):
         keys: set[str] = set()
         try:
             for right in ended:
-                job, outcome, seconds = self._pending.pop(right)
+                job, outcome = self._pending.pop(right)
                 if job.claimed.limit_key is not None:
                     keys.add(job.claimed.limit_key)
                 if job.claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
@@ -260,7 +260,7 @@ class Settler(Gatherer[Item]):
                 self.tally.count(outcome)
                 if isinstance(outcome, (Retried, Released)):
                     self._after.due_again(monotonic() + (outcome.delay_ms or 0) / 1000)
-                self._reporter.ended(job, outcome, seconds)
+                self._reporter.ended(job, outcome)
                 job.forget()
         finally:  # guard: what-is-settled-is-let-go
             if steps:
@@ -290,7 +290,7 @@ class Settler(Gatherer[Item]):
         since = monotonic() - SUSPECT_SECONDS
         self._refused_at = {task: at for task, at in self._refused_at.items() if at > since}
         # guard: a-refused-task-slows-no-other
-        return {right for right, (job, _, _) in self._pending.items() if job.task in self._refused_at}
+        return {right for right, (job, _) in self._pending.items() if job.task in self._refused_at}
 
     def _write_apart(self, some: Sequence[Right], *, among: int) -> None:
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
@@ -302,7 +302,7 @@ class Settler(Gatherer[Item]):
         dialect, lost = self._database.dialect, dict[Right, Exception]()
 
         def refused(right: Right, error: Exception) -> None:
-            job, outcome, seconds = self._pending[right]
+            job, outcome = self._pending[right]
             self._refused_at[job.task] = monotonic()
             versions = (version for version in _plainer(outcome) if version != outcome)
             for _ in range(MOST_TRIES):
@@ -312,7 +312,7 @@ class Settler(Gatherer[Item]):
                     if (version := next(versions, None)) is None:
                         lost[right] = error
                         return
-                    self._pending[right] = (job, version, seconds)
+                    self._pending[right] = (job, version)
                 try:
                     self._write_together([right])
                     return
@@ -329,8 +329,8 @@ class Settler(Gatherer[Item]):
             self._pending.pop(right)[0].forget()
             self._leases.let_go(right)
 
-    def _settlement(self, job: Attempt, outcome: Outcome, seconds: float) -> Settlement:
-        """Return the settlement of an attempt that ended with this outcome, after so many seconds."""
+    def _settlement(self, job: Attempt, outcome: Outcome) -> Settlement:
+        """Return the settlement of an attempt that ended with this outcome."""
         seal = self._database.seal
         if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
             return settlement(job.claimed, outcome, seal=seal)
@@ -339,7 +339,7 @@ class Settler(Gatherer[Item]):
         if type(outcome) is Retried and outcome.queue is not None and seal is not None:
             log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
             outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
-        return settlement(job.claimed, outcome, AttemptTimes(*job.times(seconds), *self._worker), seal=seal)
+        return settlement(job.claimed, outcome, AttemptTimes(*job.times(), *self._worker), seal=seal)
 
 
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:
