@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sqlq.config.durations import Duration, milliseconds, readable
@@ -89,12 +88,7 @@ class Background:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Stop, and wait until all jobs have ended, or the grace time is over."""
         self.stop()
         if error is None:
