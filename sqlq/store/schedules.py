@@ -21,10 +21,8 @@ from sqlalchemy import (
     Connection,
     Integer,
     Row,
-    String,
     Text,
     Update,
-    bindparam,
     func,
     literal,
     select,
@@ -391,44 +389,42 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob[Any]) -> None:
 
 def pause(conn: Any, name: str) -> bool:
     """Enqueue nothing for a schedule until it is resumed; return whether it was not paused before."""
-    row, here = _locked(conn, name)
+    row = _locked(conn, name)
     if row.paused_at is None:
-        _set(conn, name, {"paused_at": here, "next_at": None})
+        _change(conn, name, {"paused_at": row.moment, "next_at": None})
     return row.paused_at is None
 
 
 def resume(conn: Any, name: str) -> bool:
     """Resume a schedule from its next run; return whether it was paused."""
-    row, here = _locked(conn, name)
+    row = _locked(conn, name)
     if row.paused_at is None:
         return False
-    begun = _begun(schedule.read(row.plan), here, ticks=row.ticks, paused=row.retired_at is not None)
-    _set(conn, name, {**begun, "paused_at": None})
+    begun = _begun(schedule.read(row.plan), row.moment, ticks=row.ticks, paused=row.retired_at is not None)
+    _change(conn, name, {**begun, "paused_at": None})
     return True
 
 
 def remove(conn: Any, name: str) -> None:
     """Take a schedule out. Jobs that it has enqueued stay."""
     _locked(conn, name)
-    dialect_of(conn).change(conn, _REMOVE, {"wanted": name})
+    _change(conn, name, None)
 
 
 def run(conn: Any, name: str) -> Job[Any]:
     """Enqueue a job of a schedule now; its regular runs do not change."""
-    row, here = _locked(conn, name)
+    row = _locked(conn, name)
     job = template(row.task, row.queue, row.payload, row.options)
-    (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=here)])
+    (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=row.moment)])
     if made.created:
-        _set(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
+        _change(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
     return made
 
 
-def _locked(conn: Any, name: str) -> tuple[Row[Any], datetime]:
-    """Return the row of a schedule, locked, and the time of the database's clock."""
-    row = _only(
-        conn, name, dialect_of(conn).lock(conn, _SCHEDULES.where(_this), {"wanted": name}, waits=True)
-    )
-    return row, row.moment
+def _locked(conn: Any, name: str) -> Row[Any]:
+    """Return the row of a schedule, locked."""
+    query = _SCHEDULES.where(_table.name == name)
+    return _only(conn, name, dialect_of(conn).lock(conn, query, waits=True))
 
 
 def _only(conn: Any, name: str, rows: Sequence[Row[Any]]) -> Row[Any]:
@@ -443,13 +439,12 @@ def _only(conn: Any, name: str, rows: Sequence[Row[Any]]) -> Row[Any]:
 
 
 _KEY = Key(("name",))
-_this = _table.name == bindparam("wanted", type_=String)
-_REMOVE = Change(schedules, _this, returning=(_table.name,))
 
 
-def _set(conn: Any, name: str, values: dict[str, Any]) -> None:
-    setting = Change(schedules, _this, values, returning=(_table.name,))
-    dialect_of(conn).change(conn, setting, {"wanted": name})
+def _change(conn: Any, name: str, values: dict[str, Any] | None) -> None:
+    """Change a schedule, or with None delete it."""
+    this = _table.name == name
+    dialect_of(conn).change(conn, Change(schedules, this, values, returning=(_table.name,)))
 
 
 # -- looking -------------------------------------------------------------------------------------------------
