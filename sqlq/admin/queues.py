@@ -21,7 +21,7 @@ from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.pauses import ALL, Pause, Pauses
-from sqlq.store.workers.workers import ALIVE_MS, WorkerRow
+from sqlq.store.workers.workers import WorkerRow
 
 __all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting"]
 
@@ -66,7 +66,7 @@ class Queues(Facet):
         then; with `exact` every job is counted.
         """
         with self._read() as conn:
-            alive = worker_rows.alive(conn, within_ms=ALIVE_MS)
+            alive = worker_rows.alive(conn)
             pauses = pause_rows.paused(conn)
             named = _named(alive)
             first = named | pauses.named.keys()
@@ -98,7 +98,7 @@ class Queues(Facet):
         with self._read() as conn:
             workers = [
                 worker
-                for worker in worker_rows.alive(conn, within_ms=ALIVE_MS)
+                for worker in worker_rows.alive(conn)
                 if not but_for_twins or worker.queues is None or set(json.loads(worker.queues)) != set(names)
             ]
             known = _named(workers) | pause_rows.paused(conn).named.keys()

@@ -125,7 +125,7 @@ class Workers(Facet):
         return self._database.run(partial(self._asked, word=word, names=names, all=all))
 
     def _asked(self, conn: Connection, *, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
-        alive = worker_rows.alive(conn, within_ms=ALIVE_MS)
+        alive = worker_rows.alive(conn)
         chosen = alive if all else self._named(alive, names)
         found = worker_rows.ask(conn, [row.id for row in chosen], word)
         if found:

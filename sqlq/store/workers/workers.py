@@ -109,17 +109,18 @@ class WorkerRow:
     cancels_at: datetime | None
 
 
-def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
-    """Return the workers that sent a heartbeat within this time, the longest running first."""
-    return [_worker(row) for row in conn.execute(_ENTERED.where(workers.c.seen_at >= ago(within_ms)))]
+def alive(conn: Connection) -> list[WorkerRow]:
+    """Return the living workers, the longest running first."""
+    return [_worker(row) for row in conn.execute(_ENTERED.where(_is_alive))]
 
 
+_is_alive = workers.c.seen_at >= ago(ALIVE_MS)
 _ENTERED = select(workers).order_by(workers.c.started_at, workers.c.id)
 
 
 def served(conn: Connection) -> list[str] | None:
     """Return the queues that living workers serve; None where one of them serves all, or none is alive."""
-    query = select(workers.c.queues).where(workers.c.seen_at >= ago(ALIVE_MS)).distinct()
+    query = select(workers.c.queues).where(_is_alive).distinct()
     texts = conn.scalars(query).all()
     if not texts or None in texts:
         return None
