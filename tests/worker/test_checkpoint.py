@@ -167,7 +167,7 @@ def test_a_checkpoint_without_a_transaction_is_refused(
 
     done = run_one(app, give, max_attempts=1)
     assert (done.state, done.cursor) == ("failed", None)
-    assert "its driver begins none, so that its cursor would be saved at once, and alone" in done.message
+    assert "its driver begins none, so that this would be committed at once, and alone" in done.message
 
 
 def test_an_isolated_job_continues_at_its_checkpoint(

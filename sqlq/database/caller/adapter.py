@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -140,13 +141,13 @@ class Adapter:
             self.driver.say(f"RELEASE SAVEPOINT {savepoint.name}")
 
 
+@dataclass
 class Savepoint:
     """A savepoint; the end of its block releases it, unless it was rolled back before."""
 
-    def __init__(self, driver: DriverConnection, name: str) -> None:
-        self._driver = driver
-        self.name = name
-        self.is_open = True
+    _driver: DriverConnection
+    name: str
+    is_open: bool = True
 
     def rollback(self) -> None:
         if self.is_open:
@@ -177,19 +178,15 @@ class _Written(NamedTuple):
     def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
         """Return the statement and its parameters, by name or in order, whichever the driver takes."""
         if self.statement is not None:
-            given = {**self.constants, **parameters}
-            for name, turn in self.turns.items():
-                given[name] = turn(given[name])
-            order = self.compiled.positiontup
-            return self.statement, given if order is None else tuple(given[name] for name in order)
-        state = self.compiled.construct_expanded_state(parameters)
-        turns = {**self.turns, **state.processors}
-        values = {
-            name: value if (turn := turns.get(name)) is None else turn(value)
-            for name, value in state.parameters.items()
-        }
-        order = state.positiontup
-        return state.statement, values if order is None else tuple(values[name] for name in order)
+            statement, order, turns = self.statement, self.compiled.positiontup, self.turns
+            values = {**self.constants, **parameters}
+        else:
+            state = self.compiled.construct_expanded_state(parameters)
+            statement, order, turns = state.statement, state.positiontup, {**self.turns, **state.processors}
+            values = dict(state.parameters)
+        for name, turn in turns.items():
+            values[name] = turn(values[name])
+        return statement, values if order is None else tuple(values[name] for name in order)
 
 
 @lru_cache(500)

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
@@ -138,22 +139,17 @@ def connection_to_write(session: Any) -> Connection:
     return conn
 
 
-def connection_to_complete(
-    session: Any,
-    *,
-    alone: str = "the job would be completed",
-    instead: str = ", or write completing(connection)",
-) -> Connection:
-    """Return the connection on which a session writes the end of a job, in a transaction that the caller
-    commits. Otherwise as `connection_to_write`. In the error message, `alone` is the result of a write
-    outside any transaction, and `instead` an alternative to beginning one."""
+def connection_to_complete(session: Any) -> Connection:
+    """Return the connection on which a session writes the end of a job, or its cursor, in a transaction that
+    the caller commits. Otherwise as `connection_to_write`."""
     conn = connection_to_write(session)
     if isinstance(conn, Adapter):
         conn.driver.refuse_broken()
         if conn.driver.commits_at_once():  # guard: no-completing-in-autocommit
             raise EnqueueError(
-                f"no transaction is open on this connection, and its driver begins none, so that {alone} at "
-                f"once, and alone: begin one, with what the handler writes in it{instead}"
+                "no transaction is open on this connection, and its driver begins none, so that this would "
+                "be committed at once, and alone: begin one, with what the handler writes in it (the block "
+                "completing(connection) begins one to complete the job)"
             )
         conn.driver.begin()  # guard: driver-begins-as-for-its-own
     elif dialect_of(conn).in_a_file:
@@ -286,11 +282,11 @@ def asynchronous(session: Any) -> Asynchronous:
     )
 
 
+@dataclass(frozen=True)
 class _OnLoop:
     """An asynchronous driver's connection; synchronous work awaits it on the caller's loop."""
 
-    def __init__(self, driver: DriverConnection) -> None:
-        self._driver = driver
+    _driver: DriverConnection
 
     async def run_sync(self, work: Callable[[Any], T]) -> T:
         if importlib.util.find_spec("greenlet") is None:

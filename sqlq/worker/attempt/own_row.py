@@ -151,7 +151,7 @@ class OwnRow:
             raise ConfigurationError(
                 f"job {attempt.id} was completed in this attempt: a checkpoint comes before complete()"
             )
-        conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
+        conn = connection_to_complete(session)
         if attempt.has_row:
             with on_callers(conn, attempt.target.schema):
                 self._refuse_stricter(conn, "checkpoint()")
