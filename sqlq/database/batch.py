@@ -13,7 +13,6 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
-    Insert,
     Select,
     Table,
     TextClause,
@@ -73,9 +72,20 @@ NO_VALUES: Values = MappingProxyType({})
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 
 
-def insert_sorted(table: Table, values: Mapping[str, Expression], order_by: Expression) -> Insert:
-    """Return an insert of all rows of the table that the values are computed from, in this order."""
-    return insert(table).from_select([*values], select(*values.values()).order_by(order_by))
+def insert_returning(
+    table: Table, values: Values, *returning: Expression, order_by: Expression | None = None
+) -> Any:
+    """Return an insert of one row, whose other values are parameters. With `order_by` return an insert of all
+    rows of the table that the values are computed from, in this order."""
+    if order_by is None:
+        return with_returning(insert(table).values(**values), *returning)
+    source = select(*values.values()).order_by(order_by)
+    return with_returning(insert(table).from_select([*values], source), *returning)
+
+
+def with_returning(statement: Any, *columns: Expression) -> Any:
+    """Return an insert that returns these columns, and not what it met."""
+    return statement.returning(*columns)
 
 
 class Key(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from sqlq.config.json_text import AsJson
-from sqlq.database.batch import Change
+from sqlq.database.batch import Change, insert_returning
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import audit
 from sqlq.schema.types import ago
@@ -35,7 +35,7 @@ class Action(AsJson):
 def begin(conn: Connection, actor: str, action: str, target: str) -> int:
     """Record that an action begins; return its id."""
     values = {"actor": actor, "action": action, "target": target}
-    row = conn.execute(insert(audit).values(values).returning(audit.c.id)).one()
+    row = conn.execute(insert_returning(audit, values, audit.c.id)).one()
     return int(row.id)
 
 

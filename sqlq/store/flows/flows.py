@@ -22,14 +22,13 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    insert,
     literal,
     null,
     select,
     union_all,
 )
 
-from sqlq.database.batch import Batch, insert_sorted
+from sqlq.database.batch import Batch, insert_returning
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect, seal_of
 from sqlq.database.dialects import dialect_of
@@ -52,7 +51,7 @@ EDGES_AT_ONCE = 5_000
 
 def insert_flow(conn: Connection, plan: Plan) -> EnqueuedFlow:
     """Insert a flow on a caller's connection or one of sqlq's, in the transaction that is open there."""
-    named = insert(flows).values(name=plan.name).returning(flows.c.id)
+    named = insert_returning(flows, {"name": plan.name}, flows.c.id)
     flow_id = conn.execute(named).scalar_one()
     jobs = tuple(_insert_steps(conn, plan, flow_id))
     return EnqueuedFlow(flow_id, plan.name, jobs, plan.ends, plan.is_list)
@@ -104,7 +103,7 @@ def _insert(dialect: Dialect) -> Any:
         "limit_key": rows.c.limit,
         **{name: case((waits, waiting[name]), else_=free[name]) for name in free},
     }
-    return insert_sorted(jobs, columns, rows.c.n).returning(jobs.c.id, NEW_OR_BLOCKED)
+    return insert_returning(jobs, columns, jobs.c.id, NEW_OR_BLOCKED, order_by=rows.c.n)
 
 
 @cache
@@ -112,7 +111,7 @@ def _insert_edges(dialect: Dialect) -> Any:
     rows = dialect.batch_table(_EDGES)
     columns = {name: rows.c[name] for name in _EDGES.columns}
     # a driver's own connection needs rows to fetch
-    return insert_sorted(edges, columns, rows.c.job_id).returning(edges.c.place)
+    return insert_returning(edges, columns, edges.c.place, order_by=rows.c.job_id)
 
 
 # -- results -------------------------------------------------------------------------------------------------

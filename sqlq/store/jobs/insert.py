@@ -31,9 +31,8 @@ from sqlalchemy import (
     text,
     union_all,
 )
-from sqlalchemy import insert as insert_into
 
-from sqlq.database.batch import CHANGED, NEW, Batch, Key
+from sqlq.database.batch import CHANGED, NEW, Batch, Key, insert_returning, with_returning
 from sqlq.database.compiled import Compiled
 from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.dialects import dialect_named, dialect_of
@@ -135,9 +134,9 @@ def _compiled_for_others(
     found = dialect_named(kind)
     dialect = found.for_parameters(style)
     if keyed:
-        statement = inserting(found, said, conflict, ()).returning(jobs.c.id)
+        statement = with_returning(inserting(found, said, conflict, ()), jobs.c.id)
     else:
-        statement = insert_into(jobs).values(computed(said)).returning(jobs.c.id)
+        statement = insert_returning(jobs, computed(said), jobs.c.id)
     compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))
     return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
 
@@ -146,7 +145,7 @@ def _compiled_for_others(
 def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compiled:
     """Return the insert of one job that has these options."""
     returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
-    statement = insert_into(jobs).values(computed(said)).returning(*returned)
+    statement = insert_returning(jobs, computed(said), *returned)
     return Compiled.of(statement, dialect, schema, parameters_of(said))
 
 

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from sqlq.config.constants import ERROR_BYTES
-from sqlq.database.batch import insert_sorted, inserted
+from sqlq.database.batch import insert_returning, inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.history import AttemptTimes
@@ -351,5 +351,5 @@ def _copy(conn: Connection, ids: Sequence[int]) -> list[Replay]:
     columns: dict[str, ColumnElement[Any]] = {name: ended.c[name] for name in COPIED}
     columns |= {"replay_of": ended.c.id, **in_line(ended.c.limit_key.is_not(None), now())}
     returning = [jobs.c[name] for name in Replay._fields]
-    copy = insert_sorted(jobs, columns, ended.c.id).returning(*returning)
+    copy = insert_returning(jobs, columns, *returning, order_by=ended.c.id)
     return sorted(Replay(*row) for row in conn.execute(copy))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import BigInteger, ColumnElement, Integer, Table, Text, bindparam, case, func, literal, null
 from sqlalchemy.types import TypeEngine
 
-from sqlq.database.batch import Batch, insert_sorted
+from sqlq.database.batch import Batch, insert_returning
 from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
 from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs
@@ -229,4 +229,4 @@ def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
 def _insert_all(columns: dict[str, Any], place: ColumnElement[Any], said: Sequence[str]) -> Any:
     state = NEW_OR_BLOCKED if "limit" in said else NEW_STATE
     returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
-    return insert_sorted(jobs, columns, place).returning(*returned)
+    return insert_returning(jobs, columns, *returned, order_by=place)

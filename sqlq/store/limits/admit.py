@@ -40,7 +40,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlq.database.batch import Batch, Change, Key, insert_sorted
+from sqlq.database.batch import Batch, Change, Key, insert_returning
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
@@ -136,7 +136,7 @@ def _insert_wakes(dialect: Dialect) -> Any:
     due = case((rows.c.delay_ms == 0, now()), else_=after(rows.c.delay_ms))
     columns["at"] = case((rows.c.moment.is_not(None), rows.c.moment), else_=due)
     # a driver's own connection needs rows to fetch
-    return insert_sorted(wakes, columns, rows.c.limit_key).returning(wakes.c.id)
+    return insert_returning(wakes, columns, wakes.c.id, order_by=rows.c.limit_key)
 
 
 # -- looks ---------------------------------------------------------------------------------------------------
