@@ -496,8 +496,8 @@ class Dialect:
 
     def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
         """Return the blocked steps that wait for jobs that ended within this time."""
-        statement = self._written(blocked.WAITING_FOR_RECENT)
-        return [id for (id,) in ask(statement, (within_ms, within_ms))]
+        recent = ask(self._written(blocked.WAITING_FOR_RECENT), (within_ms, within_ms))
+        return [id for (id,) in recent]
 
     def pick(
         self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None

@@ -122,12 +122,6 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     return before
 
 
-def _leave_idle(connection: Connection) -> None:
-    """Let others connect and work while a connection only keeps other migrators out."""
-    connection.detach()  # a pool of one connection has room for the other now
-    connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-
-
 def _step_up(engine: Engine, schema: str | None) -> str | None:
     """Raise the tables by one revision, or an empty database to the newest; return the revision they had
     before."""
@@ -186,7 +180,9 @@ def _build_index(engine: Engine, connection: Connection, schema: str | None, rev
     name = version.effective_schema(connection, schema)
     assert name is not None
     table, index = revision.module.concurrently
-    _leave_idle(connection)
+    # others connect and work while this one only keeps other migrators out
+    connection.detach()  # a pool of one connection has room for the other now
+    connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def create(beside: Connection) -> None:
         context = MigrationContext.configure(beside, opts=options(name) | {"live": True})
@@ -310,7 +306,8 @@ def _begin_locked(connection: Connection, schema: str | None) -> bool:
     for any open one."""
     connection.begin()
     dialect = dialect_of(connection)
-    if dialect.in_a_file and _in_transaction(connection):
+    driver: Any = connection.connection.driver_connection  # SQLAlchemy counts one before SQLite begins it
+    if dialect.in_a_file and driver.in_transaction:
         # A hook begins this engine's transactions, perhaps without the write lock; this one has read nothing
         # yet.
         connection.exec_driver_sql("ROLLBACK")
@@ -480,12 +477,6 @@ def _holder(connection: Connection, schema: str | None) -> str:
     if not inside:
         connection.rollback()
     return holder or "another session"
-
-
-def _in_transaction(connection: Connection) -> bool:
-    """Whether the driver has a transaction: SQLAlchemy counts one as begun before SQLite begins it."""
-    driver: Any = connection.connection.driver_connection
-    return bool(driver.in_transaction)
 
 
 def _taken(connection: Connection, schema: str | None) -> list[str]:
