@@ -84,7 +84,8 @@ class Desk:
         for name, command in (("python", ""), ("sqlq", " -m sqlq")):
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{command} "$@"\n')
             (programs / name).chmod(0o755)
-        self.environment = os.environ | {
+        own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        self.environment = own | {
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
