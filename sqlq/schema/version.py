@@ -70,8 +70,7 @@ def find(connection: Connection, schema: str | None) -> Found | None:
             f"the role that connects to {database(connection, schema)} may not read {table}: "
             + granting(role, connection.engine.url, schema=named)
         )
-    # All columns, since naming one that is not there would fail in the database.
-    row = connection.execute(text(f"SELECT * FROM {table}")).mappings().first()
+    row = connection.execute(text(f"SELECT {catalog.row} FROM {table} v")).mappings().first()
     if row is None:
         return None
     return Found(row["version_num"], row.get("oldest_code") or row["version_num"])
@@ -83,6 +82,8 @@ class _Catalog(NamedTuple):
 
     readable: TextClause
     columns: TextClause
+    row: str = "*"
+    """The columns of the version's row; the second one is missing before revision 0001."""
     or_unseen: str = ""
     """Another reason why a table seems to lack its columns."""
     or_granted: str = ""
@@ -149,7 +150,11 @@ SELECT c.relname, a.attname
 """
 )
 _CATALOGS = {
-    "postgresql": _Catalog(text(_READABLE), text(_COLUMNS)),
+    "postgresql": _Catalog(
+        *(text(_READABLE), text(_COLUMNS)),
+        # A prepared statement with * fails once the columns have changed.
+        row="version_num, to_jsonb(v) ->> 'oldest_code' AS oldest_code",
+    ),
     "sqlite": _Catalog(
         # every query takes both parameters
         text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table AND :schema IS NULL"),

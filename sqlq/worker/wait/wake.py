@@ -8,11 +8,13 @@ page."""
 from __future__ import annotations
 
 import heapq
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from urllib.parse import quote
 
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
@@ -142,8 +144,10 @@ class WatchingWake(Wake):
             self._database.mind_the_file()
             if self._connection is None:
                 name = self._database.engine.url.database or ""
-                # a file that is not there now is not made anew, empty
-                uri = name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=rw"
+                # A file that is not there now is not made anew, empty. Path.as_uri imports modules, and the
+                # App may have emptied sys.path.
+                file = quote(os.fsencode(Path(name).absolute()))
+                uri = name if name.startswith("file:") else f"file:{file}?mode=rw"
                 self._connection = sqlite3.connect(
                     uri, check_same_thread=False, isolation_level=None, uri=True
                 )
