@@ -416,11 +416,12 @@ class Contract(Model, RuleBasedStateMachine):
     @rule(limit=st.sampled_from([1, 500]), crash=st.booleans())
     def rescue(self, limit: int, crash: bool) -> None:
         lost = [job for job in self.model.values() if job.expires is not None and job.expires <= self.clock]
-        lost = sorted(lost, key=lambda job: job.id)[:limit]
+        lost = sorted(lost, key=lambda job: (job.owner, job.id))[:limit]  # as the index has them
         with self.transaction(crash) as conn:
             rescued = settling.rescue(conn, limit=limit)
         assert [(job.id, job.owner, job.attempts, job.failed) for job in sorted(rescued)] == [
-            (job.id, job.owner, job.attempts, job.attempts >= job.max_attempts) for job in lost
+            (job.id, job.owner, job.attempts, job.attempts >= job.max_attempts)
+            for job in sorted(lost, key=lambda job: job.id)
         ]
         if crash:
             return
