@@ -240,8 +240,8 @@ def _start_fork_server(context: Context) -> None:
     from sqlq.worker.ipc import forkserver
 
     if tuple(context.program) == Context.program:
-        drivers = [name for name in _DRIVERS if find_spec(name.partition(".")[0])]
-        forkserver.start(_as_module, context.program, imported=[*_IMPORTED, *drivers])
+        imported = _IMPORTED if find_spec("psycopg") else _IMPORTED[1:]
+        forkserver.start(_as_module, context.program, imported=imported)
 
 
 def _as_module() -> None:
@@ -252,9 +252,7 @@ def _as_module() -> None:
     main()
 
 
-_IMPORTED = ("sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
-_DRIVERS = ("psycopg",)
-"""Drivers that the fork server imports, where they are installed."""
+_IMPORTED = ("psycopg", "sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 
 
 def _refuse_unwritable(health_file: Path | None) -> None:

@@ -66,9 +66,7 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
     app = _app(context)
     logs.set_up(**setup["log"])
     if setup["options"]["isolate"] or any(task.isolate for task in app.tasks.values()):
-        show("fork server")
         forkserver.start(partial(root.run, context), context.program, private=[link.fileno()])
-        show("worker starting")
     isolates = _isolates(context, setup)
     options = WorkerOptions(**setup["options"])
     is_first = setup["generation"] == 0

@@ -71,9 +71,7 @@ def find(connection: Connection, schema: str | None) -> Found | None:
             + granting(role, connection.engine.url, schema=named)
         )
     row = connection.execute(text(f"SELECT {catalog.row} FROM {table} v")).mappings().first()
-    if row is None:
-        return None
-    return Found(row["version_num"], row.get("oldest_code") or row["version_num"])
+    return None if row is None else Found(row["version_num"], row.get("oldest_code") or row["version_num"])
 
 
 class _Catalog(NamedTuple):
@@ -150,10 +148,9 @@ SELECT c.relname, a.attname
 """
 )
 _CATALOGS = {
+    # A prepared statement with * fails once the columns have changed.
     "postgresql": _Catalog(
-        *(text(_READABLE), text(_COLUMNS)),
-        # A prepared statement with * fails once the columns have changed.
-        row="version_num, to_jsonb(v) ->> 'oldest_code' AS oldest_code",
+        text(_READABLE), text(_COLUMNS), "version_num, to_jsonb(v) ->> 'oldest_code' AS oldest_code"
     ),
     "sqlite": _Catalog(
         # every query takes both parameters

@@ -95,7 +95,6 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     r"(?:FATAL|ERROR):\s+(.+)": [("", "FATAL:", ""), ("FATAL:", " ", ""), ("", "FATAL: ", "")],
     r"^(?:- )?(?:.*connection failed: )?": [("", "connection failed:", ""), ("", "- ", "")],
     context._PATH.pattern: [("", "a", " "), ("a:", "a", " "), ("a:b(", " ", "x")],
-    r"([^\s:]+)\.py(:.*)?$": [("", ".py", " "), ("a.py", ":", "\n\n"), ("", "a", "")],
     **{pattern: [("", pattern.split("|")[0].split("[^")[0], "")] for pattern, _ in problems._MENDS},
 }
 """For each regular expression of sqlq texts that would take long if it tried each end for each beginning."""

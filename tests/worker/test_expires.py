@@ -111,7 +111,7 @@ def test_expires_of_the_job_comes_before_task_queue_and_app(database_url: str) -
 @for_each(
     ("expires", "says"),
     [
-        ("0s", "expires is zero: no job could be started in it"),
+        ("0s", "expires is zero: no job could be started or finished in it"),
         (90, "expires is 90: give a timedelta or text"),
         ("-1s", "expires is '-1s': give a timedelta"),
         (datetime(2040, 1, 1), "expires is 2040-01-01 00:00:00, which has no time zone"),  # noqa: DTZ001

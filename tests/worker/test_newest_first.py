@@ -62,5 +62,5 @@ def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
 
 
 def test_the_claim_of_fifo_queues_has_no_newest_first_order() -> None:
-    assert "DESC, id DESC" not in claim("public")
-    assert "ORDER BY available_at DESC, id DESC" in claim("public", newest_first=True)
+    assert "DESC, id DESC" not in claim(newest_first=False)
+    assert "ORDER BY available_at DESC, id DESC" in claim(newest_first=True)

@@ -154,7 +154,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     """
     batches: dict[Batch, list[Row]] = defaultdict(list)
     for s in sorted(settlements, key=itemgetter(0)):
-        batch, values = _written(conn, s)
+        batch, values = _written(conn, s.id, s.outcome, s.attempts, s.course)
         batches[batch].append((s.id, s.lease_token, *values))
     keys = keys_of(settlements)
     done: set[Right] = set()
@@ -165,30 +165,32 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     return done
 
 
-def _written(conn: Connection, s: Settlement) -> tuple[Batch, Row]:
+def _written(
+    conn: Connection, id: int, outcome: Outcome, attempts: int = 0, course: AttemptTimes | None = None
+) -> tuple[Batch, Row]:
     """Return the batch that writes an outcome, and the values of its row."""
-    start_ms = None if s.course is None else s.course.start_ms
-    match s.outcome:
-        case Completed(None, None) if s.course is None:
+    start_ms = None if course is None else course.start_ms
+    match outcome:
+        case Completed(None, None) if course is None:
             return _COMPLETE, ()
         case Completed(result, note):
             return _FINISH, ("completed", result, note, start_ms)
         case Cancelled(reason):
             if reason == ON_REQUEST:
-                reason = _reason_of_request(conn, s.id) or reason
+                reason = _reason_of_request(conn, id) or reason
             return _FINISH, ("cancelled", None, reason, start_ms)
         case Failed(why, error):
             return _FAIL, (why, error.exception, error.message, error.traceback, start_ms)
         case Retried(delay_ms, error, why, priority, queue, at):
-            record = error_record(s.attempts, why, error, s.course)
+            record = error_record(attempts, why, error, course)
             return _RETRY, (delay_ms, at, record, priority, queue)
         case Released(delay_ms, unknown_task, snoozed, in_time, reason, at):
             end: history.Note = "snoozed" if snoozed else "released"
-            record = history.note(s.attempts or None, end, s.course or history.UNKNOWN, reason)
+            record = history.note(attempts or None, end, course or history.UNKNOWN, reason)
             return _RELEASE, (delay_ms, at, record, int(unknown_task), int(in_time))
         case SelfCompleted():
             raise AssertionError("the database says whether a handler has completed its job")
-    assert_never(s.outcome)
+    assert_never(outcome)
 
 
 _COMPLETE = Batch.of_claims({"outcome": "completed"})
@@ -270,7 +272,7 @@ def complete(
 
     It waits for a row that a heartbeat has locked: unlike a batch, it has no other row to write.
     """
-    batch, values = _written(conn, Settlement(*right, 0, done, course=course))
+    batch, values = _written(conn, right[0], done, course=course)
     # guard: complete-waits
     ended = bool(_end(conn, batch, [(*right, *values)], waits=True))
     if ended:  # guard: a-late-complete-is-not-followed
@@ -369,12 +371,9 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
         known = (row.id, row.task, row.queue, row.attempts, owner, failed)
         taken.append(Rescued(*known, row.flow_id, row.limit_key, reason))
     _put_back(conn, _LOSE, again, keys_of(revoked))
-    # guard: the-lost-are-followed
-    ends = [
-        Settlement(row.id, row.lease_token, row.attempts, end, next_job)
-        for (row, end), next_job in zip(over, _follow_ups(conn, over), strict=True)
-    ]
-    settle(conn, ends)
+    follow_ups = _follow_ups(conn, over)
+    _end(conn, _FAIL, [(row.id, row.lease_token, *_written(conn, row.id, end)[1]) for row, end in over])
+    _follow(conn, follow_ups)  # guard: the-lost-are-followed
     # guard: the-slots-of-the-lost-are-looked-at
     wake_lines(conn, (row for row, _ in over))
     return taken

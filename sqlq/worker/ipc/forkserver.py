@@ -211,9 +211,8 @@ def _must_not_be_shared(own: Collection[int]) -> str | None:
             continue
         with suppress(OSError):  # that of the directory itself is closed by now
             file = os.fstat(fd)
-            # memory files, as of sqlq itself, have no name
-            is_regular = stat.S_ISREG(file.st_mode) and file.st_nlink > 0
-            if is_regular and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR:
+            is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+            if is_writable and stat.S_ISREG(file.st_mode) and file.st_nlink:  # a memory file has no name
                 return f"the file {entry.readlink()}, which is open for reading and writing"
             if stat.S_ISSOCK(file.st_mode):
                 with socket.socket(fileno=os.dup(fd)) as end:
@@ -244,8 +243,8 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
             with owner:
                 _say(owner, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         if inside.fileno() in events:
-            request, fds, *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
-            owner = socket.socket(fileno=fds[0])
+            request, (of_owner, *fds), *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
+            owner = socket.socket(fileno=of_owner)
             try:
                 # an owner that waited for too long has started another process
                 pid = -1 if _is_gone(owner) else os.fork()
@@ -259,9 +258,9 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
                 for fd in (ends, *children):
                     os.close(fd)
                 arguments, numbers = json.loads(request)
-                _place(fds[1:], numbers)
+                _place(fds, numbers)
                 _become(arguments, run)
-            for fd in fds[1:]:
+            for fd in fds:
                 os.close(fd)
             end_of = _end_of(pid) if pid > 0 else None
             if end_of is None:
