@@ -381,7 +381,7 @@ class Dialect:
 
     def portions(self, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterable[Sequence[T]]:
         """Divide rows with such texts into portions that one statement takes."""
-        return (rows,)
+        return (rows,) if rows else ()
 
     def batch_parameters(self, batch: Batch, rows: RawRows) -> dict[str, Any]:
         """Return the parameters that fill `batch_table(batch)`, as JSON unless it is overridden."""

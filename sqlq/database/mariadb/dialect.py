@@ -300,7 +300,7 @@ class MariaDB(Dialect):
         return _json_table("batch", columns, batch.columns)
 
     def portions(self, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterable[Sequence[T]]:
-        begin, size = 0, 0
+        begin = size = 0
         for i, row in enumerate(rows):
             own = sum(len(text) for text in texts(row) if isinstance(text, str))
             # guard: a-statement-fits-its-packet
@@ -308,7 +308,8 @@ class MariaDB(Dialect):
                 yield rows[begin:i]
                 begin, size = i, 0
             size += own
-        yield rows[begin:]
+        if rows:
+            yield rows[begin:]
 
     def texts(self) -> FromClause:
         columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"

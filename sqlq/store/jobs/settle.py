@@ -101,7 +101,7 @@ def _put_back(conn: Connection, batch: Batch, rows: Sequence[Row], keys: Mapping
     for in_line in (False, True):
         some = [row for row in rows if (row[0] in keys) is in_line]
         again = _waiting_again(dialect, batch, in_line=in_line)
-        for part in dialect.portions(some, tuple) if some else ():
+        for part in dialect.portions(some, tuple):
             done |= rights(dialect.change(conn, again, dialect.batch_parameters(batch, part)))
     in_lines = {
         Wake(keys[id], delay_ms=ms or 0, moment=at)
@@ -359,8 +359,8 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
         # guard: late-is-told-as-timeout
         reason: FailureReason = "timeout" if row.id in late else "worker_lost"
         kind = JobTimeoutError if row.id in late else WorkerLostError
-        owner = row.reserved_by
-        error = ErrorText(f"{kind.__module__}.{kind.__name__}", f"worker {owner or 'unknown'} {why}")
+        text = f"worker {row.reserved_by or 'unknown'} {why}"
+        error = ErrorText(f"{kind.__module__}.{kind.__name__}", text)
         failed = not follows(row.attempts, row.max_attempts)
         if failed:
             over.append((row, Failed(reason, error)))
@@ -368,7 +368,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
             wait_ms = wait_after_loss_ms(row.losses) or None  # it may never have started
             record = error_record(row.attempts, reason, error, _course_of_lost(row))
             again.append((row.id, row.lease_token, wait_ms, None, record))
-        known = (row.id, row.task, row.queue, row.attempts, owner, failed)
+        known = (row.id, row.task, row.queue, row.attempts, row.reserved_by, failed)
         taken.append(Rescued(*known, row.flow_id, row.limit_key, reason))
     _put_back(conn, _LOSE, again, keys_of(revoked))
     follow_ups = _follow_ups(conn, over)

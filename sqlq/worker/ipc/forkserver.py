@@ -185,8 +185,7 @@ def start(
         importlib.import_module(name)
     gc.freeze()  # a collection would write to the pages that are shared
     gc.enable()
-    server_pid = os.fork()
-    if server_pid:
+    if server_pid := os.fork():
         inside.close()
         os.close(ends)
         return
@@ -305,8 +304,8 @@ def show(name: str) -> None:
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Move descriptors to these numbers, and leave nothing on the standard input."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    first_free = max(numbers, default=0) + 1
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in (nothing, *fds)]
+    above_all = max(numbers, default=0) + 1
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above_all) for fd in (nothing, *fds)]
     for fd in (nothing, *fds):
         os.close(fd)
     for fd, number in zip(above, (0, *numbers), strict=True):
