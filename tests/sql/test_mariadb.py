@@ -38,7 +38,7 @@ from tests.sql.test_statements import STATEMENTS, claim_two, limited, new
 
 pytestmark = pytest.mark.integration
 
-SIZES = (0, 60, 50_000)
+SIZES = (0, 60, 10_000)
 HELD_BY_OTHERS = 500
 READ, LOCKED = 150, 20
 """The most rows that a statement may read, in tables and in batches, and those that a verb may lock."""
