@@ -114,7 +114,7 @@ def _put_back(conn: Connection, batch: Batch, rows: Sequence[Row], keys: Mapping
 
 def _follow(conn: Connection, follow_ups: Iterable[NewJob | None]) -> None:
     """Enqueue the follow-ups of jobs that end in this transaction."""
-    new = [job for job in follow_ups if job is not None]
+    new = [job for job in follow_ups if job]
     if new:  # guard: follow-ups-are-written
         insert(conn, new)
 
@@ -156,12 +156,11 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     for s in sorted(settlements, key=itemgetter(0)):
         batch, values = _written(conn, s.id, s.outcome, s.attempts, s.course)
         batches[batch].append((s.id, s.lease_token, *values))
-    keys = keys_of(settlements)
-    done: set[Right] = set()
+    keys, done = keys_of(settlements), set[Right]()
     for batch, rows in batches.items():
         done |= _end(conn, batch, rows) if batch in _ENDED else _put_back(conn, batch, rows, keys)
     # guard: only-the-owner-is-followed
-    _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done))
+    _follow(conn, (s.follow_up for s in settlements if s.follow_up and (s.id, s.lease_token) in done))
     return done
 
 
