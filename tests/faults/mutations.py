@@ -296,8 +296,8 @@ GUARDS = [
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_finished_job_gets_its_on_success_callback[sqlite]"),
     Guard("a-follow-up-that-cannot-be-made-stops-no-other", None, "raise", FOLLOW_UPS + "test_a_callback_that_cannot_be_made_does_not_block_other_ends[sqlite-True]"),
-    Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_writes_a_callback[sqlite-outcome1]"),
-    Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", MACHINE + "test_random_walks_match_the_model[sqlite]"),
+    Guard("only-the-owner-is-followed", " and (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_writes_a_callback[sqlite-outcome1]"),
+    Guard("only-the-owner-is-followed", " and (s.id, s.lease_token) in done", "", MACHINE + "test_random_walks_match_the_model[sqlite]"),
     Guard("the-lost-are-followed", "_follow(conn, follow_ups)", "pass", MACHINE + "test_random_walks_match_the_model[postgresql]"),
     Guard("a-follow-up-goes-with-the-ending", None, "followed: list[Settlement] = []", FOLLOW_UPS + "test_a_broken_settle_ends_no_job_and_is_repeated[postgresql-False]"),
     Guard("complete-is-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_completes_itself_gets_its_callback_at_the_commit[sqlite-True-7d]"),
