@@ -143,7 +143,8 @@ def test_silent_connections_do_not_hold_up_the_dashboard(
 ) -> None:
     monkeypatch.setattr("sqlq.web.serve.SILENT_SECONDS", 4)
     server = Server(app, host="127.0.0.1", port=0, link=lambda url: None)
-    threading.Thread(target=server.run, daemon=True).start()
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
     address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1].rstrip("/")))
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(address)) for _ in range(120)]
@@ -152,7 +153,10 @@ def test_silent_connections_do_not_hold_up_the_dashboard(
         assert httpx.get(f"{server.url}jobs", timeout=20).status_code == 403
         silent[0].settimeout(20)
         assert silent[0].recv(1) == b"", "it is closed"
-    server.close()
+    # in the thread of the loop, which would else read descriptors that are closed by now, or another's
+    server._server.trigger.pull_trigger(server.close)
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
