@@ -216,7 +216,7 @@ def _checked_bool(value: Any, name: str) -> bool:
 
 def _checked_duration(value: Any, name: str) -> Duration:
     milliseconds(value, name)
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # checked above
 
 
 def _checked_list(one: Callable[[Any, str], Any], example: str) -> Callable[[Any, str], list[Any]]:

@@ -511,7 +511,8 @@ def test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_shar
     (tmp_path / "imports").unlink(missing_ok=True)
     app = sqlq.App(database_url)
     jobs = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
-    run.work("-c", "1")
+    said = run.work("-c", "1", "--log-level", "debug")
+    assert ("no fork server: processes would share " in said.err) is (imports > 1), said.err
     assert len({app.jobs.get(job.id).result for job in jobs}) == 2
     assert len((tmp_path / "imports").read_text().split()) == imports
     app.close()
