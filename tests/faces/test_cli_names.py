@@ -257,7 +257,7 @@ def test_the_command_in_an_error_mends_it(bare: Command, way: str) -> None:
     options, env = WAYS[way]
     said = bare("status", *options, env=env).sentence()
     bare.ok(*pasted(said), env=env)
-    assert not env.keys() & {"SQLQ_APP"} or "-a" not in said
+    assert not env.keys() & {"SQLQ_APP"} or "-a" not in pasted(said)
     assert [file.name for file in bare.directory.glob("*.db")] == ["the own.db"]
     assert "no jobs wait" in bare.ok("status", *options, env=env)
 
