@@ -90,9 +90,9 @@ class Order:
 def reads(order: Order):
     begin()
 
-@app.task(isolate=True, timeout="1s", max_attempts=1)
+@app.task(isolate=True, timeout="4s", max_attempts=1)
 def alone():
-    begin()
+    begin().progress(1)
     while not os.path.exists("go"):
         threading.Event().wait(0.01)
 """
@@ -219,10 +219,11 @@ def test_a_frozen_process_that_runs_nothing_is_replaced(play: Play) -> None:
 
 
 def test_a_process_of_a_single_job_is_watched_while_its_worker_is_frozen(play: Play) -> None:
-    job = play.enqueue("alone", isolate=True, timeout="1s", max_attempts=1)
+    job = play.enqueue("alone", isolate=True, timeout="4s", max_attempts=1)
     with play.working() as worker:
         (child,) = worker.children()
-        wait_until(lambda: play.ran(job), what="the job running")
+        # the child says so after its start: its worker has noted that, too
+        wait_until(lambda: play.app.jobs.get(job).progress is not None, what="the job's progress")
         os.kill(child, signal.SIGSTOP)
         failed = play.ended(job)
         assert (failed.state, failed.reason) == ("failed", "timeout")
