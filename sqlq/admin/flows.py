@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from sqlq.admin.cancel import Cancellation, cancel
+from sqlq.admin.batches import Cancellation, cancel, move_back
 from sqlq.admin.facet import Facet, audited, for_asyncio
-from sqlq.admin.reschedule import move_back
 from sqlq.admin.selections import no_job
 from sqlq.errors import JobNotFoundError
 from sqlq.model.checks import Rows

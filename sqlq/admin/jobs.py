@@ -10,10 +10,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from sqlq.admin.cancel import Cancellation, cancel, unblocked_after
+from sqlq.admin.batches import Cancellation, MovedBack, cancel, change, move_back, unblocked_after
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.failures import Failures, Marks, grouped
-from sqlq.admin.reschedule import MovedBack, change, move_back
 from sqlq.admin.selections import (
     Chosen,
     Search,

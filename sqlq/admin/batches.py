@@ -1,0 +1,148 @@
+"""Cancels and changes live jobs, and moves failed ones back: in batches, each in its own transaction.
+Waits a limited time for rows that other transactions have locked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.database.database import Database
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import lookup, operate, prune
+from sqlq.store.jobs.lookup import Selection
+from sqlq.store.jobs.operate import JobChange
+from sqlq.store.jobs.rows import OVER
+from sqlq.store.workers import notify
+
+T = TypeVar("T")
+E = TypeVar("E")
+PATIENCE_SECONDS = 5.0
+"""How long an operation waits for rows that other transactions have locked, all in all. Claims and settles
+last milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to
+end anyway."""
+
+
+class Cancellation(StrEnum):
+    """The effect of a cancel on a job."""
+
+    CANCELLED = "cancelled"
+    """It has ended, and is kept among the finished jobs."""
+    REQUESTED = "requested"
+    """It runs; its worker sees the request within 2 seconds."""
+    ENDED = "ended"
+    """It had ended already, one way or another."""
+    UNKNOWN = "unknown"
+    """There is no such job (any more)."""
+    PASSED_OVER = "passed over"
+    """It is not of the task, queue or group named with its id."""
+    LOCKED = "locked"
+    """Another transaction held its row for long: nothing was changed; try again."""
+
+
+def cancel(
+    database: Database, selections: Sequence[Selection], *, force: bool, reason: str | None
+) -> dict[int, Cancellation]:
+    """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
+
+    def effects_of(done: operate.CancelledBatch) -> dict[int, Cancellation]:
+        unblocked_after(database, done.gone)
+        ended = dict.fromkeys(done.ended, Cancellation.CANCELLED)
+        return ended | dict.fromkeys(done.requested, Cancellation.REQUESTED)
+
+    effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)
+    for chosen in selections:
+        if left := tuple(id for id in chosen.ids if id not in effects):
+            with database.read() as conn:
+                jobs = lookup.handles(conn, Selection(left))
+            effects |= dict.fromkeys(left, Cancellation.UNKNOWN)
+            for job in jobs:
+                is_over = job.state in OVER
+                effects[job.id] = Cancellation.ENDED if is_over else Cancellation.PASSED_OVER
+    return {id: effect or Cancellation.LOCKED for id, effect in effects.items()}
+
+
+def change(database: Database, selections: Iterable[Selection], **values: Any) -> dict[int, JobChange]:
+    """Change the waiting jobs that are selected; return the effect on those that are not locked."""
+    work: Callable[..., dict[int, JobChange]] = partial(operate.change, **values)
+    effects = _apply(database, selections, work, dict[int, JobChange], waiting=True)
+    database.after_commit(partial(notify.notify, database))
+    return {id: effect for id, effect in effects.items() if effect is not None}
+
+
+def _apply(
+    database: Database,
+    selections: Iterable[Selection],
+    work: Callable[..., T],
+    effects_of: Callable[[T], dict[int, E]],
+    *,
+    waiting: bool = False,
+) -> dict[int, E | None]:
+    """Do the work on the live or `waiting` jobs that are selected, but for those that were enqueued after the
+    call began. Return the effect on each, None on those that stayed locked."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    effects: dict[int, E | None] = {}
+    with database.read() as conn:
+        newest = operate.newest(conn)
+    for chosen in selections:
+        last = 0
+        while True:
+            with database.read() as conn:
+                batch = operate.live(conn, chosen, after_id=last, up_to_id=newest, waiting=waiting)
+            if not batch:
+                break
+            last = batch[-1]
+            effects |= effects_of(database.run(partial(work, ids=batch)))
+            for id in batch:
+                if id not in effects:  # locked at that time, claimed or ended meanwhile
+                    done = _patiently(database, work, id, deadline)
+                    effects |= {id: None} if done is None else effects_of(done)
+    return effects
+
+
+def _patiently(database: Database, work: Callable[..., T], id: int, deadline: float) -> T | None:
+    """Do the work on a row that another has locked, and wait for it until the deadline; None where it stays
+    locked."""
+    if not database.may_wait:
+        return None
+    wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
+    try:
+        return database.run(partial(work, ids=[id], wait_ms=wait_ms), tries=1)
+    except DBAPIError as error:
+        if not database.dialect.trouble(error).rolled_back:
+            raise
+        return None
+
+
+class MovedBack(NamedTuple):
+    """Which failed jobs were moved back, and which stayed because a live job holds their unique key."""
+
+    moved: list[int]
+    held: list[int]
+
+
+def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
+    """Move the failed jobs that are selected back to be run again."""
+    done = MovedBack([], [])
+    for chosen in selections:
+        last = 0
+        while True:
+            moved, held = database.run(partial(operate.retry_failed, chosen=chosen, after_id=last))
+            if not moved and not held:
+                break
+            done.moved.extend(moved)
+            done.held.extend(held)
+            last = max(moved + held)
+    return done
+
+
+def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:
+    """Unblock what waits for steps that have just ended, or are gone; return all that ended."""
+    if ended.steps:
+        # guard: operators-unblock
+        database.after_commit(lambda: unblock.after(database.for_claims, ended.steps))
+    return ended.ids
