@@ -7,13 +7,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.queues import Queues
-from sqlq.admin.workers import Workers
+from sqlq.app.app import App
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
 from sqlq.metrics import names
@@ -25,16 +24,6 @@ KEPT_SECONDS = 1.0
 """For so long a collector repeats its answer: several scrapers at once must not become a load."""
 COMPLAINT_SECONDS = 60.0
 STATES = ("available", "scheduled", "blocked", "running", "failed")
-
-
-class Watched(Protocol):
-    """The parts of an App that are shown."""
-
-    @property
-    def queues(self) -> Queues: ...
-
-    @property
-    def workers(self) -> Workers: ...
 
 
 class DatabaseCollector(Collector):
@@ -49,8 +38,7 @@ class DatabaseCollector(Collector):
 
     _until = _complain_at = float("-inf")
 
-    def __init__(self, app: Watched) -> None:
-        """`app` is a `sqlq.App`."""
+    def __init__(self, app: App) -> None:
         self._app = app
         self._lock = threading.Lock()
         self._last: list[Any] = []
