@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.admin.queues import Queues, Waiting
 from sqlq.cli.logs import ERASE, draw
 from sqlq.cli.output import console
+from sqlq.config.durations import span
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
 
@@ -101,7 +102,7 @@ class Progress:
         parts += [f"{tally[name]:,} {name}" for name in ("retried", "failed") if tally[name]]
         if self._waiting is not None and self._waiting.exact and rate > 0:
             left = (self._waiting.number + self._supervisor.running) / rate
-            parts.append(f"about {spent(left)} left")
+            parts.append(f"about {span(left)} left")
         return ", ".join(parts)
 
 
@@ -112,18 +113,7 @@ def stopped(tally: Counter[str], seconds: float | None) -> str:
     if not ended or seconds is None:
         return ended or "no jobs"
     rate = f" ({tally['completed'] / max(seconds, 0.001):,.1f}/s)" if tally["completed"] else ""
-    return f"{ended} in {spent(seconds)}{rate}"
-
-
-def spent(seconds: float) -> str:
-    """Return a duration in two units at most: "0.8 s", "42 s", "3 min 12 s", "2 h 5 min"."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{ended} in {span(seconds)}{rate}"
 
 
 def _fitted(text: str) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, make_url, text
 
 import sqlq
 from sqlq.cli import progress
-from sqlq.cli.progress import spent, stopped
+from sqlq.cli.progress import stopped
 from sqlq.store.jobs import lookup
 from tests.faces.command import Command
 from tests.waiting import wait_until
@@ -164,19 +164,13 @@ def test_a_drain_without_a_terminal_logs_a_summary(
     with progress.Progress(supervisor, None, drawn=False):
         wait_until(lambda: caplog.messages, what="a summary")
     assert re.fullmatch(
-        r"90 done, [789]\.\d/s, 3 running, 5 waiting, 2 failed, about [01]\.\d s left", caplog.messages[0]
+        r"90 done, [789]\.\d/s, 3 running, 5 waiting, 2 failed, about (?:\d+ ms|1\.\d+ s) left",
+        caplog.messages[0],
     )
 
 
 def test_the_last_line_has_the_counts_and_the_rate() -> None:
     tally = Counter(completed=1472, retried=30, failed=31, lost=0, released=1)
-    assert stopped(tally, 192.0) == "1,472 completed, 30 retried, 31 failed, 1 released in 3 min 12 s (7.7/s)"
-    assert stopped(Counter(failed=1), 5.0) == "1 failed in 5.0 s"
+    assert stopped(tally, 192.0) == "1,472 completed, 30 retried, 31 failed, 1 released in 3.2 min (7.7/s)"
+    assert stopped(Counter(failed=1), 5.0) == "1 failed in 5 s"
     assert stopped(Counter(), 5.0) == "no jobs"
-    assert [spent(seconds) for seconds in (0.84, 9.96, 42.4, 59.7, 7_500)] == [
-        "0.8 s",
-        "10.0 s",
-        "42 s",
-        "1 min 0 s",
-        "2 h 5 min",
-    ]
