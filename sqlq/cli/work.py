@@ -133,16 +133,15 @@ def work(
 
         worker_process.run(context, child)
     from sqlq.cli import logs
-    from sqlq.worker.options import setting
+    from sqlq.worker.options import WorkerOptions, setting
     from sqlq.worker.supervise.health_file import HealthFile
     from sqlq.worker.supervise.supervisor import SupervisorOptions
 
     with naming_options():
         processes, wait_ms = setting("processes", processes, 1), setting("wait", wait, 0)
         options |= {name: setting(name, options[name]) for name in ("max_jobs", "max_rss")}
-    options["queues"] = _named_queues(queues)
+        checked = WorkerOptions.of(_named_queues(queues), **options)
     drawn = options["drain"] and not lines and log_format == "text" and log_level != "debug" and on_terminal()
-    checked = _checked(options)
     supervising = SupervisorOptions(
         *(processes, checked.lease_ms, checked.grace_ms),
         None if health_file is None else HealthFile(health_file),
@@ -170,7 +169,7 @@ def work(
     _supervise(context, checked, supervising, setup, (metrics_port, metrics_host), drawn=drawn)
 
 
-def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int | str] | None:
+def _named_queues(given: tuple[str, ...]) -> Any:
     """Return the queues named in an order, or with their weights if one has a weight; those without have
     1."""
     names = [name.strip() for each in given for name in each.split(",")]
@@ -178,13 +177,6 @@ def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int | str] | 
         return names or None
     parts = [(name if "=" in name else f"{name}=1").rpartition("=") for name in names]
     return {name: int(weight) if weight.isdecimal() else weight for name, _, weight in parts}
-
-
-def _checked(options: dict[str, Any]) -> WorkerOptions:
-    from sqlq.worker.options import WorkerOptions
-
-    with naming_options():
-        return WorkerOptions.of(**options)
 
 
 def _patience(option: str, given: str) -> int:
