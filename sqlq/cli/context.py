@@ -133,7 +133,7 @@ class Context:
             # guard: a-database-needs-no-code
             path = self.app_path if needs_code or self.database_url is None else self.app_option
             self._app = self._find(path)
-            if self.is_a_command:
+            if self.is_a_command and self.kind != "worker":  # which is no operator
                 _record_as_this_user()
         return self._app
 
@@ -359,16 +359,14 @@ def _told(error: BaseException) -> str:
 
 
 def _record_as_this_user() -> None:
-    """Record what this process does to the database as done by its user. A worker is no operator."""
-    command = click.get_current_context(silent=True)
-    if command is None or command.command.name != "work":
-        from sqlq.admin.facet import act_as
+    """Record what this process does to the database as done by its user."""
+    from sqlq.admin.facet import act_as
 
-        try:
-            import pwd
+    try:
+        import pwd
 
-            # getpass would believe LOGNAME; guard: actors-are-those-of-the-system
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except (ImportError, KeyError):  # Windows; or a container's user, who has no name
-            user = str(getattr(os, "getuid", getpass.getuser)())
-        act_as(f"{user}@{socket.gethostname()}")
+        # getpass would believe LOGNAME; guard: actors-are-those-of-the-system
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):  # Windows; or a container's user, who has no name
+        user = str(getattr(os, "getuid", getpass.getuser)())
+    act_as(f"{user}@{socket.gethostname()}")

@@ -18,22 +18,19 @@ if TYPE_CHECKING:
 def explain(error: Exception, context: Context) -> str | None:
     """Return the sentence for an error that comes from outside. Return None for a bug, which deserves its
     traceback."""
-    said = _explained(error, context)
-    return None if said is None else escaped_lines(said)
-
-
-def _explained(error: Exception, context: Context) -> str | None:
     if isinstance(error, SqlqError):
-        return str(error)
-    if isinstance(error, DBAPIError):
-        return _of_database(error, context)
-    if isinstance(error, PoolTimeoutError):
-        return f"{context.shown_url()} gave no connection in time: {_first_line(error)}"
-    if isinstance(error, SQLAlchemyError):
-        return f"{context.shown_url()} cannot be used: {_first_line(error)}"
-    if isinstance(error, OSError):
-        return _first_line(error)
-    return None
+        said = str(error)
+    elif isinstance(error, DBAPIError):
+        said = _of_database(error, context)
+    elif isinstance(error, PoolTimeoutError):
+        said = f"{context.shown_url()} gave no connection in time: {_first_line(error)}"
+    elif isinstance(error, SQLAlchemyError):
+        said = f"{context.shown_url()} cannot be used: {_first_line(error)}"
+    elif isinstance(error, OSError):
+        said = _first_line(error)
+    else:
+        return None
+    return escaped_lines(said)
 
 
 _MENDS = (

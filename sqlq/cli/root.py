@@ -178,7 +178,7 @@ def run(context: Context | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except Exception as error:
         if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
-            sentence: str | None = command_hint.escaped_lines(str(error))
+            sentence: str | None = str(error)
         else:
             from sqlq.cli.problems import explain
 
