@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from sqlq.admin.flows import Flows
@@ -11,7 +10,7 @@ from sqlq.admin.limits import Limits
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.command_hint import word
-from sqlq.config.durations import span, written
+from sqlq.config.durations import span, until, written
 from sqlq.database.database import Database
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import JobDetails, State
@@ -40,8 +39,7 @@ def why(database: Database, job: JobDetails) -> Iterator[Reason]:
         due = job.available_at
         after = f" after its attempt {job.attempts} failed" if job.errors and job.attempts else ""
         if due is not None:
-            wait = (due - datetime.now(UTC)).total_seconds()
-            yield Reason(f"it is due {written(due)}, in {span(wait)}{after}", f"reschedule {job.id}")
+            yield Reason(f"it is due {written(due)}, {until(due)}{after}", f"reschedule {job.id}")
         yield from _queue(database, job)
     elif job.state is State.AVAILABLE:
         yield from _queue(database, job)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_list
 from sqlq.cli.options import limit_option, takes_json
-from sqlq.cli.output import ago
+from sqlq.cli.output import ago, show_list
 
 
 @click.command()

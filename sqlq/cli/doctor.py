@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_rows
 from sqlq.cli.options import flag, takes_json
-from sqlq.cli.output import Cell, ago, show_json
+from sqlq.cli.output import Cell, ago, show_json, show_rows, styled
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlq.admin.doctor.finding import Finding
     from sqlq.admin.storage import Reading
-
-STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 
 
 @click.command()
@@ -108,4 +105,4 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
 
 
 def _row(finding: Finding) -> list[Cell]:
-    return [(finding.verdict, STYLES[finding.verdict]), finding.check, _said(finding)]
+    return [styled(finding.verdict), finding.check, _said(finding)]

@@ -11,16 +11,14 @@ import click
 from sqlq.admin.verbs import flow_counts
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_fields, show_list, show_rows
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, ago, show_json
+from sqlq.cli.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
 
 if TYPE_CHECKING:
     from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 
-STYLES = {"failed": "red", "blocked": "yellow", "finished": "green"}
 SHOWN = 1_000
 """The most steps that are printed; --json has all."""
 
@@ -75,16 +73,12 @@ def skip() -> None:
 
 
 def _row(found: FlowStatus) -> list[Cell]:
-    return [str(found.id), found.name or "", _styled(found.state), flow_counts(found), ago(found.created_at)]
-
-
-def _styled(state: str) -> Cell:
-    return (str(state), STYLES[state]) if state in STYLES else str(state)
+    return [str(found.id), found.name or "", styled(found.state), flow_counts(found), ago(found.created_at)]
 
 
 def _step(step: StepDetails) -> list[Cell]:
     task = step.task if step.label is None else f"{step.task} ({step.label})"
-    return [str(step.id), task, _styled(step.state), _after(step), (step.error or "").partition("\n")[0]]
+    return [str(step.id), task, styled(step.state), _after(step), (step.error or "").partition("\n")[0]]
 
 
 def _after(step: StepDetails) -> str:

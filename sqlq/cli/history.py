@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_heading, show_wrapped
-from sqlq.cli.output import plain
+from sqlq.cli.output import plain, show_heading, show_wrapped
 from sqlq.config.durations import counted, span, written
 
 if TYPE_CHECKING:

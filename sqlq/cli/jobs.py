@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,12 +12,26 @@ import click
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.history import show_history
-from sqlq.cli.looks import queue_name, show_block, show_fields, show_heading, show_rows, show_wrapped
 from sqlq.cli.options import duration, flag, limit_option, takes_json, those_of_one
-from sqlq.cli.output import Cell, ago, naming_options, plain, plain_lines, shortened, show_json
-from sqlq.config.command_hint import command
+from sqlq.cli.output import (
+    Cell,
+    ago,
+    dated,
+    naming_options,
+    plain,
+    plain_lines,
+    queue_name,
+    show_block,
+    show_fields,
+    show_heading,
+    show_json,
+    show_rows,
+    show_wrapped,
+    styled,
+)
+from sqlq.config.command_hint import command, shortened
 from sqlq.config.constants import DEFAULT_QUEUE
-from sqlq.config.durations import counted, readable, span, written
+from sqlq.config.durations import counted, readable, until, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
@@ -30,7 +43,6 @@ MORE_COLUMNS = ("progress", "label")
 """Shown where one of the jobs has it."""
 LONGEST_CURSOR = 300
 """Characters of a cursor that are shown; --json shows all."""
-STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 
 
 @click.command()
@@ -75,8 +87,7 @@ def jobs(
 
 
 def _row(job: JobDetails) -> list[Cell]:
-    state: Cell = (job.state.value, STYLES.get(job.state, ""))
-    return [str(job.id), state, queue_name(job.queue), job.task, attempts(job, "/"), _time(job)]
+    return [str(job.id), styled(job.state), queue_name(job.queue), job.task, attempts(job, "/"), _time(job)]
 
 
 def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
@@ -95,10 +106,8 @@ def _time(job: JobDetails) -> str:
     """Return since when a job is in its state, or when it is due."""
     if job.state == "blocked":
         return f"by its {job.blocked_by}, since {ago(job.created_at)}"
-    if job.state == "scheduled" and job.available_at is not None:
-        return f"due in {span((job.available_at - datetime.now(UTC)).total_seconds())}"
-    if job.state == "available" and job.available_at is not None:
-        return f"due {ago(job.available_at)}"
+    if job.state in ("scheduled", "available") and job.available_at is not None:
+        return f"due {until(job.available_at)}"
     return str(ago(job.reserved_at if job.state == "running" else job.ended_at))
 
 
@@ -225,15 +234,15 @@ def _fields(job: JobDetails) -> dict[str, object]:
         "on failure": _follower(job.on_failure),
         "on cancel": _follower(cancel),
         "schedule": job.schedule and planned,
-        "created": _moment(job.created_at),
+        "created": dated(job.created_at),
         "replay of": job.replay_of and f"job {job.replay_of}",
         "flow": job.flow_id,
         "limit": job.limit_key,
         "due": _due(job),
-        "start by": _moment(job.start_by),
-        "last claimed": _moment(job.reserved_at),
-        "to cancel": job.cancel_requested_at and f"asked to stop {_moment(job.cancel_requested_at)}",
-        job.state: _moment(job.ended_at),
+        "start by": dated(job.start_by),
+        "last claimed": dated(job.reserved_at),
+        "to cancel": job.cancel_requested_at and f"asked to stop {dated(job.cancel_requested_at)}",
+        job.state: dated(job.ended_at),
     }
 
 
@@ -246,14 +255,10 @@ def _said(value: Any) -> str | None:
     return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
 
 
-def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{written(moment)} ({ago(moment)})"
-
-
 def _due(job: JobDetails) -> str | None:
     due = job.available_at or job.due_at
     if due is None or (job.ended_at is None and job.state != "scheduled"):
-        return _moment(due)
+        return dated(due)
     return written(due) if job.ended_at else f"{written(due)} ({_time(job).removeprefix('due ')})"
 
 

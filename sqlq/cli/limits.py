@@ -8,9 +8,8 @@ import click
 
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_list
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, ago
+from sqlq.cli.output import Cell, ago, show_list
 
 if TYPE_CHECKING:
     from sqlq.model.limit import LimitStatus

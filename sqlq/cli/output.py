@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, JSON for programs.
+"""The output of commands: tables and fields for people, JSON for programs.
 
 On a terminal rich fits a table to its width, in colours. Into a pipe goes one line per row, uncut and without
 colours or ruled lines, so that grep and awk work. COLUMNS limits that, too.
@@ -9,21 +9,26 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from sqlq.config.command_hint import STEERS
-from sqlq.config.durations import span
-from sqlq.config.json_text import in_json
+from sqlq.config.command_hint import STEERS, escaped
+from sqlq.config.durations import age, written
+from sqlq.config.json_text import AsJson, in_json
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
+    from sqlq.admin.queues import QueueStatus
+
+T = TypeVar("T", bound=AsJson)
 UNLIMITED = 100_000
 
 Cell: TypeAlias = str | int | tuple[str, str] | None
@@ -66,19 +71,19 @@ def plain(text: str) -> str:
     return _CONTROL.sub(" ", str(text)).strip()  # SQLite lets in bytes; guard: bytes-are-shown
 
 
-def shortened(text: str, most: int) -> str:
-    """Return text of at most so many characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def plain_lines(text: str) -> str:
     """The same, keeping line ends and indentation."""
     return "\n".join(_CONTROL.sub(" ", line).rstrip() for line in text.expandtabs().splitlines())
 
 
 def ago(moment: datetime | None) -> str | None:
-    """Return how long ago a time was, by this machine's clock."""
-    return None if moment is None else f"{span((datetime.now(UTC) - moment).total_seconds())} ago"
+    """Return how long ago a time was."""
+    return None if moment is None else f"{age(moment)} ago"
+
+
+def dated(moment: datetime | None) -> str | None:
+    """Return a time, and how long ago it was."""
+    return None if moment is None else f"{written(moment)} ({ago(moment)})"
 
 
 @contextmanager
@@ -97,3 +102,151 @@ def naming_options(**others: str) -> Iterator[None]:
             raise
         rest = rest.replace("give a timedelta or text such as", "give a duration such as")
         raise click.UsageError(f"{names[subject]} {rest}") from None
+
+
+# -- tables and fields -------------------------------------------------------------------------------------
+
+LABEL, LEAST, LEAST_WIDE = 13, 20, 16
+INDENT = "  "
+
+
+def queue_name(name: str) -> str:
+    """Return a queue's name such that it can be seen, also where it is blank."""
+    return plain(name) or repr(name)
+
+
+def number(queue: QueueStatus, name: str) -> str:
+    """Return one of a queue's counts, with "+" where there may be more."""
+    return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
+
+
+STYLES = {
+    **dict.fromkeys(("ok", "running", "finished"), "green"),
+    **dict.fromkeys(("check", "blocked", "paused"), "yellow"),
+    **dict.fromkeys(("failed", "failing"), "red"),
+    **dict.fromkeys(("cancelled", "retired", "ended"), "dim"),
+    "to do": "bold red",
+}
+
+
+def styled(word: str) -> Cell:
+    """Return a state, or a verdict of the doctor, in its colour."""
+    return str(word), STYLES.get(word, "")
+
+
+RIGHT = frozenset(
+    [
+        "id",
+        "step",
+        "attempts",
+        "number",
+        "newest",
+        "running",
+        "waiting",
+        "ticks",
+        "skipped",
+        "rows",
+        "dead",
+        "size",
+        "indexes",
+        "available",
+        "scheduled",
+        "blocked",
+        "failed",
+    ]
+) | {"oldest wait"}
+"""The names of columns that are aligned on the right."""
+WIDE = frozenset({"label", "error", "command", "last job", "largest indexes"})
+"""Those that have the rest of the width, and are cut there."""
+
+
+def show_rows(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Print a table with columns of these names."""
+    from rich import box
+    from rich.table import Table
+
+    out = console()
+    lined, fits = out.is_terminal, out.width < UNLIMITED
+    table = Table(
+        box=box.SIMPLE_HEAD if lined else None,  # which puts a space between columns by itself
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2 - lined, 0, 0),
+        header_style="bold",
+        expand=fits and not WIDE.isdisjoint(names),
+    )
+    for name in names:
+        if name in WIDE and fits:
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1, width=LEAST_WIDE)
+        else:
+            table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    _print(table)
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    if isinstance(cell, tuple):
+        return Text(plain(cell[0]), style=cell[1])
+    return Text("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else plain(cell))
+
+
+def show_list(
+    names: Sequence[str],
+    things: Sequence[T],
+    row: Callable[[T], Sequence[Cell]],
+    *,
+    nothing: str,
+    as_json: bool = False,
+) -> None:
+    """Print a list of things: as JSON, as a table, or the sentence that there is `nothing`."""
+    if as_json:
+        show_json([each.as_json() for each in things])
+    elif things:
+        show_rows(names, [row(each) for each in things])
+    else:
+        click.echo(plain(nothing))
+
+
+def show_fields(values: Mapping[str, object]) -> None:
+    """Print labels and their values, but for those that are None. A value goes on below itself where it is
+    too long for the line."""
+    for name, value in values.items():
+        if value is not None:
+            show_wrapped(f"{name:<{LABEL}} ", plain(str(value)), before=INDENT)
+
+
+def show_heading(text: str) -> None:
+    """Print a line that stands over others, bold on a terminal."""
+    show_wrapped(plain(text), "")
+
+
+def show_block(lines: str) -> None:
+    """Print lines, each indented once more."""
+    for line in lines.splitlines():
+        text = line.lstrip()
+        show_wrapped("", text, before=INDENT + " " * (len(line) - len(text)))
+
+
+def show_wrapped(label: str, text: str, *, before: str = "") -> None:
+    """Print text after a label that is bold on a terminal. Further lines begin below the first character of
+    the text. A label that leaves no room is not cut: it may be a command to copy."""
+    from rich.text import Text
+
+    label, text = escaped(label), escaped(text)  # guard: looks-steer-no-terminal
+    out = console()
+    start = Text(before) + Text(label, style="bold")
+    for line in Text(text).wrap(out, max(out.width - start.cell_len, LEAST)) or [Text()]:
+        _print(start + line, soft_wrap=True)
+        start = Text(" " * start.cell_len)
+
+
+def _print(renderable: Table | Text, *, soft_wrap: bool = False) -> None:
+    """Print without the spaces at the ends of lines."""
+    out = console()
+    with out.capture() as captured:
+        out.print(renderable, soft_wrap=soft_wrap)
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    click.echo("\n".join(lines), color=out.is_terminal)

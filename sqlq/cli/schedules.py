@@ -9,16 +9,26 @@ import click
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument
-from sqlq.cli.jobs import STYLES
-from sqlq.cli.looks import queue_name, show_fields, show_heading, show_list, show_rows, show_wrapped
 from sqlq.cli.options import duration, job_options, listing, number, takes_json, time_option
-from sqlq.cli.output import Cell, ago, answer, naming_options, show_json
+from sqlq.cli.output import (
+    Cell,
+    ago,
+    answer,
+    dated,
+    naming_options,
+    queue_name,
+    show_fields,
+    show_heading,
+    show_json,
+    show_list,
+    show_rows,
+    show_wrapped,
+    styled,
+)
 from sqlq.config.durations import milliseconds, readable, written
 
 if TYPE_CHECKING:
     from sqlq.admin.schedules import LastJob, ScheduleDetails
-
-STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended": "dim"}
 
 
 @listing
@@ -42,8 +52,7 @@ def _row(each: ScheduleDetails) -> list[Cell]:
     last = _outcome(each.jobs[0]) if each.jobs else None
     if each.error is not None:
         last = f"error: {each.error}"
-    state = (each.state, STATE_STYLES.get(each.state, ""))
-    return [each.name, state, when, each.task, due, each.ticks, each.skipped, last]
+    return [each.name, styled(each.state), when, each.task, due, each.ticks, each.skipped, last]
 
 
 def _outcome(job: LastJob) -> str:
@@ -72,7 +81,7 @@ def show(context: Context, name: str, as_json: bool) -> None:
         rows: list[list[Cell]] = [
             [
                 str(job.id),
-                (job.state, STYLES.get(job.state, "")),
+                styled(job.state),
                 None if job.scheduled_for is None else written(job.scheduled_for),
                 job.error or "",
             ]
@@ -100,8 +109,8 @@ def _fields(found: ScheduleDetails) -> dict[str, object]:
         "queue": queue_name(found.queue),
         "arguments": found.payload,
         "declared": f"by code{service}" if found.is_declared else "at run time",
-        "paused": found.paused_at and f"{written(found.paused_at)} ({ago(found.paused_at)})",
-        "retired": found.retired_at and f"{written(found.retired_at)} ({ago(found.retired_at)})",
+        "paused": dated(found.paused_at),
+        "retired": dated(found.retired_at),
         "ticks": f"{found.ticks:,}, {found.skipped:,} skipped, up to {written(found.last_at)}",
     }
 

@@ -9,9 +9,8 @@ import click
 
 from sqlq.admin.verbs import who
 from sqlq.cli.context import Context
-from sqlq.cli.looks import number, queue_name, show_rows, show_wrapped
 from sqlq.cli.options import exact_option, flag, takes_json
-from sqlq.cli.output import Cell, ago, plain, show_json
+from sqlq.cli.output import Cell, ago, number, plain, queue_name, show_json, show_rows, show_wrapped
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError

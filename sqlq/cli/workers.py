@@ -9,11 +9,10 @@ import click
 from sqlq.admin.verbs import who
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.looks import INDENT, queue_name, show_heading, show_wrapped
 from sqlq.cli.options import flag, listing, options, takes_json
-from sqlq.cli.output import ago, show_json
+from sqlq.cli.output import INDENT, ago, queue_name, show_heading, show_json, show_wrapped
 from sqlq.config.command_hint import command
-from sqlq.config.durations import counted, span
+from sqlq.config.durations import age, counted, span
 
 if TYPE_CHECKING:
     from sqlq.admin.workers import WorkerStatus
@@ -72,7 +71,7 @@ def _show(worker: WorkerStatus) -> None:
     show_wrapped("", ", ".join(said), before=INDENT)
     shown = worker.jobs[:JOBS_SHOWN]
     ids = max((len(str(job.id)) for job in shown), default=0)
-    spans = [str(ago(job.since)).removesuffix(" ago") for job in shown]
+    spans = [age(job.since) for job in shown]
     for job, held in zip(shown, spans, strict=True):
         task = f"{job.task} (queue {queue_name(job.queue)})"
         show_wrapped(f"job {job.id:<{ids}}  {held:>{max(map(len, spans))}}  ", task, before=INDENT)

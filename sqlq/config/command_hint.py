@@ -105,6 +105,11 @@ def escaped_lines(text: str) -> str:
     return "\n".join(map(escaped, text.split("\n")))
 
 
+def shortened(text: str, most: int) -> str:
+    """Return text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def word(name: str) -> str:
     """Return a name as a word of a command to paste. It is quoted where a shell needs that. Characters that
     could steer the terminal are escaped as bash and zsh read it.

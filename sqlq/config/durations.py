@@ -101,6 +101,17 @@ def span(seconds: float) -> str:
     return readable(max(0.0, seconds) * 1000)
 
 
+def age(moment: datetime) -> str:
+    """Write how long ago a time was, by this machine's clock."""
+    return span((datetime.now(UTC) - moment).total_seconds())
+
+
+def until(moment: datetime) -> str:
+    """Write when a time is, by this machine's clock: "in 3 min", or "3 min ago"."""
+    seconds = (moment - datetime.now(UTC)).total_seconds()
+    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
+
+
 def counted(number: int, one: str, many: str | None = None) -> str:
     """Write a number with its noun: "1 job", "2 jobs"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sqlq.admin.doctor.finding import in_units
-from sqlq.config.command_hint import escaped_lines, word
-from sqlq.config.durations import span, written
+from sqlq.config.command_hint import escaped_lines, shortened, word
+from sqlq.config.durations import age, span, until, written
 from sqlq.model.flow_status import StepDetails
 from sqlq.payload.encryption import Unopened
 
@@ -34,16 +34,15 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "age": _time(_age),
-        "ago": _time(lambda when: f"{_age(when)} ago"),
+        "age": _time(age),
+        "ago": _time(lambda when: f"{age(when)} ago"),
         "cut": cut,
         "json": as_json,
         "moment": _time(written),
-        "number": number,
+        "number": "{:,}".format,
         "span": span,
-        "text": text,
         "units": in_units,
-        "until": _time(_until),
+        "until": _time(until),
         "word": word,
     }
     found.globals["placed"] = placed
@@ -66,28 +65,18 @@ def _steerless(value: Any) -> Any:
     """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into."""
     if isinstance(value, Markup):
         return Markup(escaped_lines(value))  # guard: pages-steer-nothing
-    return cut(escaped_lines(str(value)), LONGEST_TEXT)  # guard: pages-are-bounded
-
-
-def text(value: Any) -> str:
-    """Return a text of bounded length."""
-    return cut(value, LONGEST_TEXT)
+    return shortened(escaped_lines(str(value)), LONGEST_TEXT)  # guard: pages-are-bounded
 
 
 def cut(value: Any, most: int = 120) -> str:
-    said = str(value)
-    return said if len(said) <= most else f"{said[: most - 1]}…"
+    """Return a text of at most so many characters."""
+    return shortened(str(value), most)
 
 
 def as_json(value: Any) -> str:
     if isinstance(value, Unopened):
         return f"({value.why})"
-    return text(json.dumps(value, ensure_ascii=False, indent=2, default=str))
-
-
-def number(value: Any, most: int | None = None) -> str:
-    """Return a count; one that ended at its cap has a plus."""
-    return f"{value:,}" + ("+" if most is not None and value >= most else "")
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
 def _time(words: Callable[[datetime], str]) -> Callable[[datetime | None], Markup]:
@@ -100,12 +89,3 @@ def _time(words: Callable[[datetime], str]) -> Callable[[datetime | None], Marku
         return form.format(when.isoformat(), written(when), words(when))
 
     return shown
-
-
-def _age(when: datetime) -> str:
-    return span((datetime.now(UTC) - when).total_seconds())
-
-
-def _until(when: datetime) -> str:
-    seconds = (when - datetime.now(UTC)).total_seconds()
-    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"

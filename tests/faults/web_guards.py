@@ -32,5 +32,5 @@ WEB: Final[list[tuple[str, str | None, str, str]]] = [
     ("kept-answers-are-bounded", "> MOST_KEPT", "> 10**12", COSTS + "test_kept_answers_are_bounded_in_characters_and_age[sqlite]"),
     ("rows-are-hostile", "True", "False", HOSTILE),
     ("pages-steer-nothing", "escaped_lines(value)", "value", HOSTILE),
-    ("pages-are-bounded", "cut(escaped_lines(str(value)), LONGEST_TEXT)", "escaped_lines(str(value))", HOSTILE),
+    ("pages-are-bounded", "shortened(escaped_lines(str(value)), LONGEST_TEXT)", "escaped_lines(str(value))", HOSTILE),
 ]
