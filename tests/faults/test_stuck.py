@@ -222,7 +222,7 @@ def test_a_process_of_a_single_job_is_watched_while_its_worker_is_frozen(play: P
     job = play.enqueue("alone", isolate=True, timeout="4s", max_attempts=1)
     with play.working() as worker:
         (child,) = worker.children()
-        # the child says so after its start: its worker has noted that, too
+        # the child writes it after its start, which its worker has noted by then
         wait_until(lambda: play.app.jobs.get(job).progress is not None, what="the job's progress")
         os.kill(child, signal.SIGSTOP)
         failed = play.ended(job)
