@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
+from sqlq.model.flow import GROWN_FROM, Growth, Plan, When
 from sqlq.model.job import ClaimedJob, Job, JobDetails, NewJob, State
 from sqlq.model.retry import describe
 from sqlq.model.task import AnyTask
@@ -99,32 +99,20 @@ class InlineJob:
         return JobDetails(**{name: values[name] for name in names})
 
 
-@dataclass
-class InlineFlow:
-    """A flow that runs where it is enqueued: its jobs, in the order in which their steps were added."""
-
-    id: int
-    plan: Plan
-    jobs: list[InlineJob] = field(default_factory=list)
-
-    def extend(
-        self, plan: Plan, make: Callable[[NewJob], InlineJob], grown_from: InlineJob | None = None
-    ) -> None:
-        """Add the jobs of a plan; `grown_from` is the job whose handler has added them."""
-        new = [make(job) for job in plan.jobs]
-        for edge in plan.edges:
-            before = grown_from if edge.after == GROWN_FROM else new[edge.after]
-            assert before is not None
-            new[edge.step].waits.append((before, edge.when))
-        for job in new:
-            job.flow_id = self.id
-            job.state = State.BLOCKED if job.waits else State.AVAILABLE
-        self.jobs += new
-
-    def answer(self) -> EnqueuedFlow:
-        """Return the answer of `enqueue`."""
-        jobs = tuple(job.answer(created=True) for job in self.jobs)
-        return EnqueuedFlow(self.id, self.plan.name, jobs, self.plan.ends, self.plan.is_list)
+def steps_of(
+    plan: Plan, flow_id: int, make: Callable[[NewJob], InlineJob], grown_from: InlineJob | None = None
+) -> list[InlineJob]:
+    """Return the jobs of a flow, in the order in which their steps were added; `grown_from` is the job whose
+    handler has added them."""
+    new = [make(job) for job in plan.jobs]
+    for edge in plan.edges:
+        before = grown_from if edge.after == GROWN_FROM else new[edge.after]
+        assert before is not None
+        new[edge.step].waits.append((before, edge.when))
+    for job in new:
+        job.flow_id = flow_id
+        job.state = State.BLOCKED if job.waits else State.AVAILABLE
+    return new
 
 
 def claimed_here(job: InlineJob, task: AnyTask) -> ClaimedJob:

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
 
-from sqlq.app.here import InlineFlow, InlineJob, claimed_here, judged
-from sqlq.database.caller.adapter import Adapter
+from sqlq.app.here import InlineJob, claimed_here, judged, steps_of
+from sqlq.database.caller.driver import DriverConnection
 from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
 from sqlq.enqueue.enqueue import Batch, check_new, jobs_of
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import UniqueUntil
-from sqlq.model.flow import Plan
+from sqlq.model.flow import EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, NewJob, State
 from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
@@ -58,15 +58,11 @@ Calls = Callable[[contextvars.Context, Attempt], Coroutine[Any, Any, Any]]
 
 
 class _Kept(NamedTuple):
-    """A job or flow that waits for a commit, and the scoped_session through which it was enqueued, if it
-    was."""
+    """A job, or the jobs of a flow, that wait for a commit, and the scoped_session through which they were
+    enqueued, if they were."""
 
-    what: InlineJob | InlineFlow
+    jobs: list[InlineJob]
     scope: scoped_session[Any] | None
-
-    @property
-    def jobs(self) -> Sequence[InlineJob]:
-        return self.what.jobs if isinstance(self.what, InlineFlow) else [self.what]
 
 
 class Here:
@@ -112,15 +108,16 @@ class Here:
             self._tasks.find(new.task)  # raises for a job whose handler is not here
         conn = self._joined(session)
         if isinstance(batch, Plan):
-            flow = InlineFlow(self.new_flow_id(), batch)
-            flow.extend(batch, self._next)
-            await self._run_or_keep(flow, conn, session, call)
-            return flow.answer()
+            flow_id = self.new_flow_id()
+            jobs = steps_of(batch, flow_id, self._next)
+            await self._run_or_keep(jobs, conn, session, call)
+            made = tuple(job.answer(created=True) for job in jobs)
+            return EnqueuedFlow(flow_id, batch.name, made, batch.ends, batch.is_list)
         answers = []
         for new in batch:
             job, created = self._take(new)
             if created:
-                await self._run_or_keep(job, conn, session, call)
+                await self._run_or_keep([job], conn, session, call)
             answers.append(job.answer(created=created))
         return answers
 
@@ -191,24 +188,25 @@ class Here:
             connection_of(session)  # refuses it, with advice
         return None if session is None or self._commits is None else connection_to_write(session)
 
-    async def _run_or_keep(self, what: InlineJob | InlineFlow, conn: Any, session: Any, call: Calls) -> None:
+    async def _run_or_keep(self, jobs: list[InlineJob], conn: Any, session: Any, call: Calls) -> None:
         """Run a job or a flow, or keep it for the commit of a connection."""
         if conn is None:
-            return await self._run(what, call)
-        kept = _Kept(what, session if hasattr(session, "registry") else None)
-        if not isinstance(conn, Adapter):
+            await self._run_all(jobs, call)
+            return
+        kept = _Kept(jobs, session if hasattr(session, "registry") else None)
+        if not isinstance(conn, DriverConnection):
             assert self._commits is not None
             self._commits.add(itself(session), kept)
             note_write(session)
-        elif conn.driver.commits_at_once():
+        elif conn.commits_at_once():
             self._committed([kept])
-        elif not conn.driver.on_commit(lambda: self._committed([kept])):
+        elif not conn.on_commit(lambda: self._committed([kept])):
             self._undone([kept])
             raise ConfigurationError(
-                f"nobody tells of a commit on a connection of {conn.driver.driver}: {self.otherwise}, where "
+                f"nobody tells of a commit on a connection of {conn.driver}: {self.otherwise}, where "
                 "the job runs at once"
             )
-        return None
+        return
 
     def _undone(self, kept: list[_Kept]) -> None:
         for job in (job for each in kept for job in each.jobs):
@@ -224,31 +222,28 @@ class Here:
         for each in kept:
             try:
                 with session_of_its_own(each.scope):
-                    await self._run(each.what, call)
+                    await self._run_all(each.jobs, call)
             except Exception as error:  # guard: a-commit-raises-nothing
                 self.failed(next((job for job in each.jobs if job.error is error), each.jobs[0]), error)
 
     # -- running ---------------------------------------------------------------------------------------------
 
-    async def _run(self, what: InlineJob | InlineFlow, call: Calls) -> None:
-        """Run a job, or a flow, to its end."""
-        if isinstance(what, InlineFlow):
-            return await self._run_flow(what, call)
-        task = what.known = self._tasks.find(what.new.task)
-        what.state = State.RUNNING
+    async def _run(self, job: InlineJob, call: Calls) -> None:
+        """Run a job to its end."""
+        task = job.known = self._tasks.find(job.new.task)
+        job.state = State.RUNNING
         try:
-            while what.state is State.RUNNING:
-                await self._attempt(what, task, call)
+            while job.state is State.RUNNING:
+                await self._attempt(job, task, call)
         finally:
-            if (follower := self._follower(what, task)) is not None:
+            if (follower := self._follower(job, task)) is not None:
                 await self._run(follower, call)
-        return None
 
-    async def _run_flow(self, flow: InlineFlow, call: Calls) -> None:
-        """Run the steps of a flow, each when those before it have ended as it wants. Steps that wait for the
-        success of a failed one stay blocked. The first exception is raised at the end."""
+    async def _run_all(self, jobs: list[InlineJob], call: Calls) -> None:
+        """Run a job, or the steps of a flow, each when those before it have ended as it wants. Steps that
+        wait for the success of a failed one stay blocked. The first exception is raised at the end."""
         raised: BaseException | None = None
-        for job in self._in_turn(flow):
+        for job in self._in_turn(jobs):
             try:
                 await self._run(job, call)
             except Exception as error:
@@ -256,11 +251,13 @@ class Here:
         if raised is not None:
             raise raised
 
-    def _in_turn(self, flow: InlineFlow) -> Iterator[InlineJob]:
+    def _in_turn(self, jobs: list[InlineJob]) -> Iterator[InlineJob]:
         """Yield the jobs to run, and give the others their state; also those that a job adds meanwhile."""
-        for job in flow.jobs:
+        for job in jobs:
             job.state = judged(job)
-            if job.state is State.AVAILABLE:
+            if job.flow_id is None:
+                yield job
+            elif job.state is State.AVAILABLE:
                 job.before = [before.as_before() for before, _ in job.waits]
                 payload, why = with_results(job.new.payload, job.before)
                 job.new = replace(job.new, payload=payload)
@@ -268,7 +265,7 @@ class Here:
                     job.unmet = f"{job.new.task} takes a result that is not there: {why}"
                 yield job
                 if job.grown is not None:
-                    flow.extend(job.grown.plan(), self._next, job)
+                    jobs += steps_of(job.grown.plan(), job.flow_id, self._next, job)
 
     async def _attempt(self, job: InlineJob, task: AnyTask, call: Calls) -> None:
         """Make an attempt, and give the job its state afterwards."""
@@ -329,9 +326,9 @@ class Here:
     def _saved(self, job: InlineJob, conn: Connection, cursor: str) -> None:
         """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
-        if not isinstance(conn, Adapter):
+        if not isinstance(conn, DriverConnection):
             at_the_end_of(conn, committed=keep)
-        elif not conn.driver.on_commit(keep):  # this driver does not report commits
+        elif not conn.on_commit(keep):  # this driver does not report commits
             keep()
 
 

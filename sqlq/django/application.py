@@ -25,7 +25,8 @@ from sqlq.app.connected import Connected
 from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.config.durations import Duration
 from sqlq.config.urls import in_memory
-from sqlq.database.caller.session import AnySessionToAwait, connection_of, driver_of
+from sqlq.database.caller.drivers import driver_of
+from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.database.database import LOOKS, Database, Use
 from sqlq.database.dialect import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of

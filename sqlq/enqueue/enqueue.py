@@ -26,14 +26,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
 from sqlq.config.urls import in_memory, is_same_place, masked
 from sqlq.database import dialects
-from sqlq.database.caller.adapter import Adapter, Place
+from sqlq.database.caller.driver import DriverConnection, Place
 from sqlq.database.caller.session import (
     AnyAsyncSession,
     SyncSession,
     asynchronous,
     connection_to_write,
     database_error,
-    kind_of,
     note_write,
     on_callers,
 )
@@ -44,7 +43,7 @@ from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
 from sqlq.events import Events
 from sqlq.model.checks import refusing_by
-from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
+from sqlq.model.flow import EnqueuedFlow, Plan
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
 from sqlq.schema import version
@@ -131,8 +130,8 @@ class Enqueuer:
         """Do `work` in the caller's transaction, on its connection. Listeners are notified of the jobs that
         it enqueues, where these are `new`."""
         conn, is_committed = connection_to_write(session), False
-        if isinstance(conn, Adapter):
-            conn.driver.refuse_broken()
+        if isinstance(conn, DriverConnection):
+            conn.refuse_broken()
             done, is_committed = conn.write(lambda: self._work(conn, work))
         else:
             done = self._work(conn, work)
@@ -141,14 +140,14 @@ class Enqueuer:
         _debug(made)
         if not is_committed:
             self._mark(conn, made)
-        if not isinstance(conn, Adapter):
+        if not isinstance(conn, DriverConnection):
             self._notifier.on_commit_of(conn)
             self._events.enqueued(new, made, conn)
         elif is_committed:
             self._committed(new, made)
         # most drivers report no commit: workers are notified when the transaction ends, and listeners never
-        elif not conn.driver.on_commit(partial(self._committed, new, made)):
-            self._notifier.at_the_end_of(conn.driver.connection)
+        elif not conn.on_commit(partial(self._committed, new, made)):
+            self._notifier.at_the_end_of(conn.connection)
         return done
 
     def _committed(self, new: Sequence[NewJob], made: list[Job]) -> None:
@@ -171,7 +170,7 @@ class Enqueuer:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
         if not (made and dialects.dialect_of(conn).in_a_file):
             return
-        if isinstance(conn, Adapter):
+        if isinstance(conn, DriverConnection):
             with in_schema(conn, None):
                 origin = Origin(inserting.created(conn, [job.id for job in made]))
         else:
@@ -320,7 +319,7 @@ def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]
     duration."""
     if not isinstance(jobs, Iterable):
         raise EnqueueError(
-            f"enqueue_many takes a list of what task.new(…) returns, not a {kind_of(jobs)}: write "
+            f"enqueue_many takes a list of what task.new(…) returns, not a {type(jobs).__name__}: write "
             "app.enqueue_many([task.new(…), …])"
         )
     new = list(jobs)
@@ -356,7 +355,7 @@ def check_new(new: Sequence[NewJob]) -> None:
             if asyncio.iscoroutine(job):
                 job.close()
             raise EnqueueError(
-                f"enqueue takes what task.new(…) returns, not a {kind_of(job)}: {hint}write "
+                f"enqueue takes what task.new(…) returns, not a {type(job).__name__}: {hint}write "
                 "app.enqueue(task.new(…))"
             )
         if job.limit_key is not None and job.rule is None:
@@ -364,4 +363,8 @@ def check_new(new: Sequence[NewJob]) -> None:
                 f"limit is {job.limit_key!r}: no limit of that name is declared; write "
                 f"app.limit({job.limit_key!r}, running=5)"
             )
-    refuse_results(new)
+        if job.results:
+            raise EnqueueError(
+                f"an argument of {job.task} is {job.results[0][1]!r}, and the job is no step of a flow: add "
+                "it to that step's flow, and enqueue the flow"
+            )

@@ -511,16 +511,6 @@ def _as_result(value: Any) -> Result | None:
     return None
 
 
-def refuse_results(jobs: Iterable[NewJob]) -> None:
-    """Raise `EnqueueError` for a job whose argument is the result of a step, outside a flow."""
-    for job in jobs:
-        if job.results:
-            raise EnqueueError(
-                f"an argument of {job.task} is {job.results[0][1]!r}, and the job is no step of a flow: add "
-                "it to that step's flow, and enqueue the flow"
-            )
-
-
 def without_expiry(job: NewJob[R]) -> NewJob[R]:
     """Return a step without a time by which it has to start, which its queue may have for jobs."""
     return job if job.expires_ms is None else replace(job, expires_ms=None)

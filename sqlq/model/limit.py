@@ -227,20 +227,16 @@ class DeclaredLimits:
             for template, limit in self._limits.items()
         )
 
-    def rule_of(self, key: str, rule: Rule | None) -> Rule:
-        """Return the rule of a job's limit. Raises `EnqueueError` where nobody has declared it, or two
-        differ."""
+    def rule_of(self, key: str, rule: Rule | None) -> Rule | None:
+        """Return the rule of a job's limit; None where nobody has declared it. Raises `EnqueueError` where
+        two differ."""
         declared = self.declared(key)
-        if rule is None and declared is None:
-            raise EnqueueError(
-                f"limit is {key!r}: no limit of that name is declared; write app.limit({key!r}, running=5)"
-            )
         if rule is not None and declared is not None and rule != declared:
             raise EnqueueError(
                 f"the limit of a job differs from the one declared for the key {key!r}, {said(declared)}: "
                 f"use that, as in .set(limit={key!r})"
             )
-        return rule or declared or Rule()
+        return rule or declared
 
 
 def checked_rate(value: Any) -> tuple[int, int]:

@@ -1,15 +1,31 @@
-"""A caller's connection as its driver has it: what each driver's class in this folder does."""
+"""A caller's connection as its driver has it, with the part of SQLAlchemy's Connection that the store uses.
+
+A statement of the store is compiled for the driver, and runs on the driver's own connection. SQLAlchemy never
+holds that connection. Its pool would reset it, and its transaction would begin or roll back against the
+caller. So this sends only commands for savepoints, and for a transaction of the job's own. The latter is for
+a caller without a transaction whose driver commits each statement by itself.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import URL
-from sqlalchemy.util import await_only
+from sqlalchemy import URL, Dialect, TypeDecorator
+from sqlalchemy.engine import IteratorResult, Result
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.util import greenlet_spawn, immutabledict
 
+from sqlq.database.compiled import compiled_for
 from sqlq.database.values import RawRows
+from sqlq.errors import ConfigurationError
+from sqlq.schema.qualify import qualified
+from sqlq.schema.tables import TOKEN_SCHEMA
 
 T = TypeVar("T")
 
@@ -24,16 +40,24 @@ class Answer(NamedTuple):
 NOTHING = Answer((), ())
 
 
-class Server(NamedTuple):
-    """The facts about a database that a statement for it depends on."""
+class Place:
+    """A database that callers' connections lead to, in the role of SQLAlchemy's Engine."""
 
-    url: URL
-    version: tuple[int, ...]
-    default_schema: str | None
+    def __init__(self, url: URL, version: tuple[int, ...], default_schema: str | None) -> None:
+        self.url = url
+        dialect: Any = url.get_dialect()()
+        dialect.server_version_info = version
+        dialect.default_schema_name = default_schema
+        self.dialect: Dialect = qualified(dialect)
+
+
+_PLACES: dict[Hashable, Place] = {}
+MOST_PLACES = 1_000
+"""The most of them that are remembered, as of the tenants that one process serves."""
 
 
 class DriverConnection:
-    """A caller's connection, as its driver has it."""
+    """A caller's connection, as its driver has it. It runs statements written with SQLAlchemy."""
 
     database: str
     """The kind of database, by SQLAlchemy's name for it."""
@@ -47,6 +71,12 @@ class DriverConnection:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self._savepoints = 0
+        self._is_own = False
+        """Whether the transaction is one that this began."""
+        self._execution_options: immutabledict[str, Any] = immutabledict()
+
+    # -- what each driver does -------------------------------------------------------------------------------
 
     @property
     def errors(self) -> Any:
@@ -66,8 +96,8 @@ class DriverConnection:
         such key."""
         raise NotImplementedError
 
-    def look(self) -> Server:
-        """Query the database for these facts, in statements that cannot fail."""
+    def look(self) -> Place:
+        """Query the database for the facts about it, in statements that cannot fail."""
         raise NotImplementedError
 
     def in_transaction(self) -> bool:
@@ -105,9 +135,168 @@ class DriverConnection:
         the transaction and would begin another."""
         raise NotImplementedError
 
+    # -- for those who write ---------------------------------------------------------------------------------
 
-def wait(awaitable: Awaitable[T]) -> T:
-    return await_only(awaitable)
+    @cached_property
+    def engine(self) -> Place:
+        """The database it leads to, queried at most once for each place and user."""
+        known = self.identity()
+        if known is not None and known in _PLACES:
+            return _PLACES[known]
+        place = self.look()
+        if known is not None and place.dialect.default_schema_name is not None:
+            if len(_PLACES) >= MOST_PLACES:
+                _PLACES.clear()
+            _PLACES[known] = place
+        return place
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        return self.engine.dialect
+
+    def write(self, work: Callable[[], T]) -> tuple[T, bool]:
+        """Do `work` in the open transaction, or in the one that the driver begins for it. If the driver
+        begins none, this begins one of its own. Return the result of `work`, and whether it is committed."""
+        if not self.commits_at_once():
+            return work(), False
+        self.say("BEGIN IMMEDIATE" if self.database == "sqlite" else "BEGIN")
+        self._is_own = True
+        try:
+            done = work()
+            self.say("COMMIT")
+        except BaseException:
+            with suppress(Exception):  # the connection may be lost, and its transaction with it
+                self.say("ROLLBACK")
+            raise
+        return done, True
+
+    def invalidate(self) -> None:
+        """Have the connection refuse to go on, if its transaction was the caller's."""
+        if not self._is_own:
+            self.cut_off()
+
+    async def run_sync(self, work: Callable[[Any], T]) -> T:
+        """Run synchronous work on an asynchronous driver's connection, awaited on the caller's loop."""
+        if importlib.util.find_spec("greenlet") is None:
+            raise ConfigurationError(
+                "asynchronous connections need greenlet, which is missing: pip install 'sqlq-jobs[async]'"
+            )
+        return await greenlet_spawn(work, self)
+
+    # -- as a Connection -------------------------------------------------------------------------------------
+
+    def get_execution_options(self) -> immutabledict[str, Any]:
+        return self._execution_options
+
+    def execute(
+        self,
+        statement: Any,
+        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> Result[Any]:
+        translate = self._execution_options.get("schema_translate_map", {})
+        each = [parameters or {}] if parameters is None or isinstance(parameters, Mapping) else parameters
+        names: Sequence[str] = ()
+        rows: list[Any] = []
+        for one in each:
+            written = _compiled(statement, self.dialect, translate.get(TOKEN_SCHEMA), tuple(one))
+            answer = self.run(*written.filled(one))
+            names = answer.names or names
+            rows += written.read(answer.rows) if written.readers else answer.rows
+        return _result(Answer(names, rows))
+
+    def exec_driver_sql(self, statement: str, parameters: Any = ()) -> Result[Any]:
+        return _result(self.run(statement, parameters))
+
+    def scalar(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        return self.execute(statement, parameters).scalar()
+
+    def scalars(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        return self.execute(statement, parameters).scalars()
+
+    @contextmanager
+    def begin_nested(self) -> Iterator[Savepoint]:
+        self._savepoints += 1
+        savepoint = Savepoint(self, f"sqlq_{self._savepoints}")
+        self.say(f"SAVEPOINT {savepoint.name}")
+        try:
+            yield savepoint
+        except BaseException:
+            with suppress(Exception):  # as above
+                savepoint.rollback()
+            raise
+        if savepoint.is_open:
+            self.say(f"RELEASE SAVEPOINT {savepoint.name}")
+
+
+@dataclass
+class Savepoint:
+    """A savepoint; the end of its block releases it, unless it was rolled back before."""
+
+    _driver: DriverConnection
+    name: str
+    is_open: bool = True
+
+    def rollback(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._driver.say(f"ROLLBACK TO SAVEPOINT {self.name}")
+            self._driver.say(f"RELEASE SAVEPOINT {self.name}")
+
+
+class _Written(NamedTuple):
+    """A statement compiled for a driver, with the conversion of each parameter for the driver."""
+
+    compiled: Any
+    statement: str | None
+    """None where it depends on the parameters, since one of them is a list."""
+    constants: Mapping[str, Any]
+    turns: Mapping[str, Any]
+    readers: Mapping[int, Callable[[Any], Any]]
+    """Conversions of what the driver returns, by column: those of sqlq's own types."""
+
+    def read(self, rows: RawRows) -> RawRows:
+        """Return rows with their values as SQLAlchemy returns them."""
+        read = [list(row) for row in rows]
+        for row in read:
+            for place, reader in self.readers.items():
+                row[place] = reader(row[place])
+        return read
+
+    def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
+        """Return the statement and its parameters, by name or in order, whichever the driver takes."""
+        if self.statement is not None:
+            statement, order, turns = self.statement, self.compiled.positiontup, self.turns
+            values = {**self.constants, **parameters}
+        else:
+            state = self.compiled.construct_expanded_state(parameters)
+            statement, order, turns = state.statement, state.positiontup, {**self.turns, **state.processors}
+            values = dict(state.parameters)
+        for name, turn in turns.items():
+            values[name] = turn(values[name])
+        return statement, values if order is None else tuple(values[name] for name in order)
+
+
+@lru_cache(500)
+def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str, ...]) -> _Written:
+    compiled = compiled_for(statement, dialect, schema, keys)
+    names = compiled.bind_names.items()
+    turns = {
+        name: turn
+        for bound, name in names
+        if not bound.expanding and (turn := bound.type.dialect_impl(dialect).bind_processor(dialect))
+    }
+    constants = {name: value for name, value in compiled.params.items() if name not in keys}
+    depends = any(bound.expanding or bound.literal_execute for bound, _ in names)
+    readers = {
+        place: partial(column.type.process_result_value, dialect=dialect)
+        for place, column in enumerate(getattr(statement, "exported_columns", ()))
+        if isinstance(column.type, TypeDecorator)
+    }
+    return _Written(compiled, None if depends else str(compiled), constants, turns, readers)
+
+
+def _result(answer: Answer) -> Result[Any]:
+    return IteratorResult(SimpleResultMetaData(answer.names), iter([tuple(row) for row in answer.rows]))
 
 
 def answer(description: Any, rows: RawRows) -> Answer:

@@ -22,8 +22,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL
+from sqlalchemy.util import await_only
 
-from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Server, answer, texts, wait
+from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Place, answer, texts
 from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
@@ -57,11 +58,11 @@ SELECT current_database(), CAST(current_setting('server_version_num') AS integer
 class _PostgreSQL(DriverConnection):
     database = "postgresql"
 
-    def look(self) -> Server:
+    def look(self) -> Place:
         host, port, user = self.address()
         ((name, number, schema),) = self.run(_LOOK, ()).rows
         url = URL.create(f"postgresql+{self.driver}", user, host=host, port=port, database=name)
-        return Server(url, (number // 10_000, number % 10_000), schema)
+        return Place(url, (number // 10_000, number % 10_000), schema)
 
     def address(self) -> tuple[str | None, int | None, str | None]:
         """Return host, port and user, as far as the driver knows them."""
@@ -87,19 +88,23 @@ class Psycopg(_PostgreSQL):
     """The class of plain cursors: that of the caller may return rows as dicts, or take other parameters."""
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        cursor = self._cursor()
-        cursor.execute(statement, parameters or None)
+        cursor = self._executed(statement, parameters)
         if cursor.pgresult is not None and cursor.description is None:
             return NOTHING
-        rows = cursor.fetchall()  # in a pipeline the result comes now, with its description
+        rows = self._wait(cursor.fetchall())  # in a pipeline the result comes now, with its description
         return answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
-        self._cursor().execute(command)
+        self._executed(command, ())
 
-    def _cursor(self) -> Any:
-        cursor = getattr(sys.modules["psycopg"], self.plain)
-        return cursor(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
+    def _executed(self, statement: str, parameters: Any) -> Any:
+        kind = getattr(sys.modules["psycopg"], self.plain)
+        cursor = kind(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
+        self._wait(cursor.execute(statement, parameters or None))
+        return cursor
+
+    def _wait(self, result: Any) -> Any:
+        return result
 
 
 class AsyncPsycopg(Psycopg):
@@ -108,14 +113,8 @@ class AsyncPsycopg(Psycopg):
     is_async = True
     plain = "AsyncCursor"
 
-    def run(self, statement: str, parameters: Any) -> Answer:
-        cursor = self._cursor()
-        wait(cursor.execute(statement, parameters or None))
-        rows = wait(cursor.fetchall())
-        return answer(cursor.description, rows)
-
-    def say(self, command: str) -> None:
-        wait(self._cursor().execute(command))
+    def _wait(self, result: Any) -> Any:
+        return await_only(result)
 
 
 class Psycopg2(_PostgreSQL):
@@ -151,7 +150,7 @@ class Asyncpg(_PostgreSQL):
         return asyncpg.PostgresError, asyncpg.InterfaceError
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        rows = wait(self.connection.fetch(statement, *parameters))
+        rows = await_only(self.connection.fetch(statement, *parameters))
         return Answer(list(rows[0].keys()), [tuple(row.values()) for row in rows]) if rows else NOTHING
 
     def address(self) -> tuple[str | None, int | None, str | None]:
@@ -199,9 +198,9 @@ class Sqlite3(DriverConnection):
     def identity(self) -> Hashable | None:
         return self._file() or None
 
-    def look(self) -> Server:
+    def look(self) -> Place:
         url = URL.create(f"sqlite+{self.driver}", database=self._file() or ":memory:")
-        return Server(url, sys.modules["sqlite3"].sqlite_version_info, "main")
+        return Place(url, sys.modules["sqlite3"].sqlite_version_info, "main")
 
     def _file(self) -> str:
         """Return the path of the file; empty for a database in memory."""
@@ -256,27 +255,25 @@ class PyMySQL(DriverConnection):
             return texts(cursor.description, cursor.fetchall())
 
     def identity(self) -> Hashable | None:
-        return self.look()
+        return self.driver, *self._seen()
 
-    def look(self) -> Server:
-        if self.connection not in _SEEN:
-            _SEEN[self.connection] = self._look()
-        return _SEEN[self.connection]
-
-    def _look(self) -> Server:
-        ((version, name, user, host, port),) = self.run(_PLACE, ()).rows
+    def look(self) -> Place:
+        version, name, user, host, port = self._seen()
         if "MariaDB" not in version:
             raise UnsupportedDatabaseError(
                 f"sqlq runs on MariaDB, not on MySQL, and this connection leads to MySQL {version}"
             )
         url = URL.create(
-            f"mariadb+{self.driver}",
-            user.rpartition("@")[0],
-            host=getattr(self.connection, "host", host),
-            port=getattr(self.connection, "port", port),
-            database=name,
+            f"mariadb+{self.driver}", user.rpartition("@")[0], host=host, port=port, database=name
         )
-        return Server(url, tuple(map(int, version.partition("-")[0].split("."))), name)
+        return Place(url, tuple(map(int, version.partition("-")[0].split("."))), name)
+
+    def _seen(self) -> tuple[Any, ...]:
+        if self.connection not in _SEEN:
+            ((version, name, user, host, port),) = self.run(_PLACE, ()).rows
+            host, port = getattr(self.connection, "host", host), getattr(self.connection, "port", port)
+            _SEEN[self.connection] = version, name, user, host, port
+        return _SEEN[self.connection]
 
     def in_transaction(self) -> bool:
         # drivers keep the status of an earlier answer
@@ -310,7 +307,7 @@ class MySQLClient(PyMySQL):
             its.shutdown(socket.SHUT_RDWR)
 
 
-_SEEN: WeakKeyDictionary[Any, Server] = WeakKeyDictionary()
+_SEEN: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 """The place of each connection, as it was at first: a later USE sends no job elsewhere."""
 
 
@@ -338,7 +335,7 @@ class Django(DriverConnection):
         self.wrapper = wrapper
         wrapper.ensure_connection()
         wrapper.validate_thread_sharing()
-        inner = recognised(wrapper.connection)
+        inner = driver_of(wrapper.connection)
         if inner is None or inner.is_async:
             raise UnsupportedDatabaseError(
                 f"sqlq runs on PostgreSQL, MariaDB and SQLite; Django's connection {wrapper.alias!r} "
@@ -367,7 +364,7 @@ class Django(DriverConnection):
     def identity(self) -> Hashable | None:
         return self._inner.identity()
 
-    def look(self) -> Server:
+    def look(self) -> Place:
         return self._inner.look()
 
     def in_transaction(self) -> bool:
@@ -421,23 +418,21 @@ _KINDS: dict[tuple[str, str], type[DriverConnection]] = {
 }
 
 
-def kind_of_connection(session: Any) -> type[DriverConnection] | None:
-    """Return the class of this module for a caller's connection; None for anything else."""
-    return _kind(session.__class__)
-
-
-def recognised(session: Any) -> DriverConnection | None:
+def driver_of(session: Any) -> DriverConnection | None:
     """Return a caller's connection as its driver's class here; None for anything else.
 
     The names of its classes decide, so that no driver has to be imported. A tracing wrapper has the class of
     a connection, and the connection as `__wrapped__`.
     """
-    kind = kind_of_connection(session)
+    if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as from engine.raw_connection()
+        session = session.driver_connection
+    kind = kind_of(session.__class__)
     return None if kind is None else kind(getattr(session, "__wrapped__", session))
 
 
 @lru_cache
-def _kind(cls: type) -> type[DriverConnection] | None:
+def kind_of(cls: type) -> type[DriverConnection] | None:
+    """Return the class of this module for a class of connections; None for any other."""
     for each in cls.__mro__:
         if kind := _KINDS.get((each.__module__.partition(".")[0], each.__name__)):
             return kind

@@ -6,23 +6,19 @@ Nothing here queries the database.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
-from sqlalchemy.util import greenlet_spawn
 
 from sqlq.config.urls import supported
-from sqlq.database.caller.adapter import Adapter
 from sqlq.database.caller.driver import DriverConnection
-from sqlq.database.caller.drivers import kind_of_connection, recognised
+from sqlq.database.caller.drivers import driver_of, kind_of
 from sqlq.database.dialect import in_schema
 from sqlq.database.dialects import NAMES, dialect_of
 from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
@@ -91,7 +87,7 @@ def checked_session_of_now(given: Any) -> Any:
     one session, or to none."""
     if given is None or hasattr(given, "registry"):
         return given
-    driver = kind_of_connection(given)
+    driver = kind_of(given.__class__)
     if driver is not None and driver.is_each_threads_own:
         return given
     if driver is not None or not callable(given) or isinstance(given, type):
@@ -109,7 +105,7 @@ def connection_to_write(session: Any) -> Connection:
     `note_write` after the write.
     """
     conn = connection_of(session)
-    if isinstance(conn, Adapter):
+    if isinstance(conn, DriverConnection):
         return conn
     if conn.dialect.name not in NAMES:
         supported(conn.engine.url)  # which has a sentence for each
@@ -143,15 +139,15 @@ def connection_to_complete(session: Any) -> Connection:
     """Return the connection on which a session writes the end of a job, or its cursor, in a transaction that
     the caller commits. Otherwise as `connection_to_write`."""
     conn = connection_to_write(session)
-    if isinstance(conn, Adapter):
-        conn.driver.refuse_broken()
-        if conn.driver.commits_at_once():  # guard: no-completing-in-autocommit
+    if isinstance(conn, DriverConnection):
+        conn.refuse_broken()
+        if conn.commits_at_once():  # guard: no-completing-in-autocommit
             raise EnqueueError(
                 "no transaction is open on this connection, and its driver begins none, so that this would "
                 "be committed at once, and alone: begin one, with what the handler writes in it (the block "
                 "completing(connection) begins one to complete the job)"
             )
-        conn.driver.begin()  # guard: driver-begins-as-for-its-own
+        conn.begin()  # guard: driver-begins-as-for-its-own
     elif dialect_of(conn).in_a_file:
         begin_as_for_a_write(conn)
     return conn
@@ -196,13 +192,12 @@ def itself(session: Any) -> Any:
 def connection_of(session: Any) -> Connection:
     """Return the connection a session reads and writes on. Raises `EnqueueError` for a value that is no
     session, or one without a database."""
-    if isinstance(session, (Connection, Adapter)):
+    if isinstance(session, (Connection, DriverConnection)):
         return cast("Connection", session)
     if (driver := driver_of(session)) is not None:
         if driver.is_async:
             raise EnqueueError(f"this is {_named(session)}, which is asynchronous: {_AWAIT}")
-        # an `Adapter` has the part of a Connection that the store uses
-        return cast("Connection", Adapter(driver))
+        return cast("Connection", driver)
     session = itself(session)
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(session, orm.Session):
@@ -224,12 +219,12 @@ def connection_of(session: Any) -> Connection:
 _AWAIT = "await the call of the same name with an a before it, as in await app.aenqueue(…, session=…)"
 
 
-def database_error(conn: Connection | Adapter, error: BaseException) -> BaseException | None:
+def database_error(conn: Connection | DriverConnection, error: BaseException) -> BaseException | None:
     """Return the database's error on a caller's connection, even if a caller's hook raised another in its
     place. None if there is none."""
     if isinstance(error, DBAPIError):
         return error
-    kind = conn.driver.errors if isinstance(conn, Adapter) else conn.dialect.loaded_dbapi.Error
+    kind = conn.errors if isinstance(conn, DriverConnection) else conn.dialect.loaded_dbapi.Error
     for found in (error, error.__cause__):
         if isinstance(found, kind):
             return found
@@ -272,7 +267,7 @@ def asynchronous(session: Any) -> Asynchronous:
     if hasattr(session, "run_sync"):
         return cast("Asynchronous", session)
     if (driver := driver_of(session)) is not None and driver.is_async:
-        return _OnLoop(driver)
+        return driver
     if driver is None and _is_drivers(session):
         raise EnqueueError(f"session is {_misfit(session)}")
     raise EnqueueError(
@@ -280,20 +275,6 @@ def asynchronous(session: Any) -> Asynchronous:
         f"not {_named(session)}: use the call of the same name without the a, as in app.enqueue(…) or "
         "complete(…)"
     )
-
-
-@dataclass(frozen=True)
-class _OnLoop:
-    """An asynchronous driver's connection; synchronous work awaits it on the caller's loop."""
-
-    _driver: DriverConnection
-
-    async def run_sync(self, work: Callable[[Any], T]) -> T:
-        if importlib.util.find_spec("greenlet") is None:
-            raise ConfigurationError(
-                "asynchronous connections need greenlet, which is missing: pip install 'sqlq-jobs[async]'"
-            )
-        return await greenlet_spawn(work, Adapter(self._driver))
 
 
 def transaction_of(driver: DriverConnection, block: str = "completing", call: str = "complete") -> Any:
@@ -352,18 +333,6 @@ async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator
         session.begin(),
     ):
         yield session
-
-
-def driver_of(session: Any) -> DriverConnection | None:
-    """Return a connection of a driver that sqlq knows; None for anything else."""
-    if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as from engine.raw_connection()
-        session = session.driver_connection
-    return recognised(session)
-
-
-def kind_of(value: Any) -> str:
-    """Return the name of a value's class."""
-    return type(value).__name__
 
 
 def _named(session: Any) -> str:

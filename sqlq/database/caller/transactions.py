@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,68 +56,73 @@ class _Open:
             each.undone()
 
 
-class _Transactions:
-    """The open transactions of callers that have callbacks."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        """Held while an engine is added."""
-        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
-
-    def add(self, conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
-        """Call `committed` when the transaction of a connection commits, and `undone` when it, or its present
-        savepoint, is rolled back. Neither may refer to the connection."""
-        if (opened := self._open.get(conn)) is None:
-            self._open[conn] = opened = _Open()
-            # guard: a-connection-that-is-dropped-is-rolled-back
-            weakref.finalize(conn, opened.undo_from, 0).atexit = False
-        opened.committing = []  # the COMMIT before has passed
-        # SQLAlchemy numbers a connection's savepoints, and its event of a new one has no name yet
-        savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009
-        opened.waiting.append(_Callbacks(savepoints, committed, undone))
-        with self._lock:
-            if conn.engine in self._listening:
-                return
-            self._listening.add(conn.engine)
-            for name in ("commit", "commit_twophase"):
-                event.listen(conn.engine, name, self._commits)
-            for name in ("rollback", "rollback_twophase"):
-                event.listen(conn.engine, name, self._rolls_back)
-            event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
-            event.listen(conn.engine, "handle_error", self._fails)
-            event.listen(conn.engine, "prepare_twophase", self._commit_has_passed)
-
-    def _commits(self, conn: Connection, *args: Any) -> None:
-        opened = self._open.get(conn, _Open())
-        opened.waiting, opened.committing = [], opened.waiting
-        for each in opened.committing:
-            each.committed()
-
-    def _fails(self, context: ExceptionContext) -> None:
-        """Undo what a COMMIT has failed to write. SQLAlchemy reports no rollback then."""
-        # a statement that fails follows a COMMIT that has passed
-        if context.connection is not None and context.statement is None:
-            opened = self._open.get(context.connection, _Open())
-            failed, opened.committing = opened.committing, []
-            for each in failed:
-                each.undone()  # guard: a-failed-commit-is-a-rollback
-
-    def _commit_has_passed(self, conn: Connection, *args: Any) -> None:
-        self._open.get(conn, _Open()).committing = []
-
-    def _rolls_back(self, conn: Connection, *args: Any) -> None:
-        self._commit_has_passed(conn)
-        self._open.get(conn, _Open()).undo_from(0)  # guard: no-word-of-what-is-rolled-back
-
-    def _rolls_back_to(self, conn: Connection, name: str, *args: Any) -> None:
-        opened = self._open.get(conn, _Open())
-        outside = int(name.rpartition("_")[2])
-        place = bisect_left(opened.waiting, outside, key=itemgetter(0))
-        opened.undo_from(place)  # guard: no-word-of-savepoints-undone
+_adding = threading.Lock()
+"""Held while an engine is added."""
+_listening: weakref.WeakSet[Engine] = weakref.WeakSet()
+_open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
+"""The open transactions of callers that have callbacks."""
 
 
-at_the_end_of = _Transactions().add
+def at_the_end_of(conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
+    """Call `committed` when the transaction of a connection commits, and `undone` when it, or its present
+    savepoint, is rolled back. Neither may refer to the connection."""
+    if (opened := _open.get(conn)) is None:
+        _open[conn] = opened = _Open()
+        # guard: a-connection-that-is-dropped-is-rolled-back
+        weakref.finalize(conn, opened.undo_from, 0).atexit = False
+    opened.committing = []  # the COMMIT before has passed
+    # SQLAlchemy numbers a connection's savepoints, and its event of a new one has no name yet
+    savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009
+    opened.waiting.append(_Callbacks(savepoints, committed, undone))
+    with _adding:
+        if conn.engine not in _listening:
+            _listening.add(conn.engine)
+            for name, listener in _LISTENERS.items():
+                event.listen(conn.engine, name, listener)
+
+
+def _commits(conn: Connection, *args: Any) -> None:
+    opened = _open.get(conn, _Open())
+    opened.waiting, opened.committing = [], opened.waiting
+    for each in opened.committing:
+        each.committed()
+
+
+def _fails(context: ExceptionContext) -> None:
+    """Undo what a COMMIT has failed to write. SQLAlchemy reports no rollback then."""
+    # a statement that fails follows a COMMIT that has passed
+    if context.connection is not None and context.statement is None:
+        opened = _open.get(context.connection, _Open())
+        failed, opened.committing = opened.committing, []
+        for each in failed:
+            each.undone()  # guard: a-failed-commit-is-a-rollback
+
+
+def _commit_has_passed(conn: Connection, *args: Any) -> None:
+    _open.get(conn, _Open()).committing = []
+
+
+def _rolls_back(conn: Connection, *args: Any) -> None:
+    _commit_has_passed(conn)
+    _open.get(conn, _Open()).undo_from(0)  # guard: no-word-of-what-is-rolled-back
+
+
+def _rolls_back_to(conn: Connection, name: str, *args: Any) -> None:
+    opened = _open.get(conn, _Open())
+    outside = int(name.rpartition("_")[2])
+    place = bisect_left(opened.waiting, outside, key=itemgetter(0))
+    opened.undo_from(place)  # guard: no-word-of-savepoints-undone
+
+
+_LISTENERS: Mapping[str, Callable[..., None]] = {
+    "commit": _commits,
+    "commit_twophase": _commits,
+    "rollback": _rolls_back,
+    "rollback_twophase": _rolls_back,
+    "rollback_savepoint": _rolls_back_to,
+    "handle_error": _fails,
+    "prepare_twophase": _commit_has_passed,
+}
 
 
 class Commits(Generic[T]):
