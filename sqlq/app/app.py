@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, Engine
 
@@ -37,7 +37,7 @@ from sqlq.model.flow import FLOWS, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
 from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
 from sqlq.payload.encryption import How, Unsealed
-from sqlq.results.results import AnyJobs, AnyResult, AsCompleted, R, Waited
+from sqlq.results.results import R, Waits
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -52,7 +52,7 @@ J = TypeVar("J")
 log = logging.getLogger("sqlq")
 
 
-class App(Parts, Declares):
+class App(Parts, Declares, Waits):
     """A job queue in one database, and the tasks that its workers run.
 
     `url` is a database URL. Without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
@@ -319,15 +319,14 @@ class App(Parts, Declares):
         >>> app = App("sqlite:///shop.db")
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
         """
-        return self._connected.enqueuer.statement(self._code.additions.to([job])[0], paramstyle)
+        return self._connected.enqueuer.statement(self._code.completed([job])[0], paramstyle)
 
     def _batch(self, job: Any) -> Batch:
         """Return a job or flow as it is enqueued."""
-        additions = self._code.additions
-        return additions.to_flow(job) if isinstance(job, FLOWS) else additions.to([job])
+        return self._code.plan_of(job) if isinstance(job, FLOWS) else self._code.completed([job])
 
     def _spread(self, jobs: Iterable[NewJob], spread: Duration | None) -> Batch:
-        return self._code.additions.to(spread_over(jobs, spread))
+        return self._code.completed(spread_over(jobs, spread))
 
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
@@ -359,89 +358,6 @@ class App(Parts, Declares):
         if self._code.direct_calls == "refuse":
             raise ConfigurationError(said)
         warnings.warn(said, RuntimeWarning, stacklevel=3)
-
-    # -- results ---------------------------------------------------------------------------------------------
-
-    @overload
-    def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    def result(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    def result(self, job: list[Job[R]], timeout: Duration | None = "0s") -> list[R]: ...
-
-    @overload
-    def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any: ...
-
-    def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
-        """Return the result of a job that has finished, converted by the handler's return annotation.
-
-        Waits at most `timeout` for the end: by default not at all, with None without end. Raises
-        `JobFailedError` for a job that has failed for good, and `JobCancelledError`. Raises
-        `WaitTimeoutError` (a `TimeoutError`) for a job that has not ended by then; it goes on. These are
-        kinds of `NoResultError`, which stands for a result that was not kept. Raises `JobNotFoundError` for a
-        job that never was, is kept no more, or whose transaction has not committed. With an id the static
-        type is Any. With `raw` the result is the decoded JSON of the row, without conversion.
-
-        The result of a flow is that of its last step, or a list where several steps, or a group, come last. A
-        step that has failed for good raises at once. The result of a list of jobs is the list of theirs, and
-        raises likewise.
-
-        >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
-        """
-        return self._connected.results.result(job, timeout, raw=raw)
-
-    @overload
-    async def aresult(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    async def aresult(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    async def aresult(self, job: list[Job[R]], timeout: Duration | None = "0s") -> list[R]: ...
-
-    @overload
-    async def aresult(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any: ...
-
-    async def aresult(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
-        """`result`, awaited: the event loop goes on meanwhile, and no thread waits for this job alone.
-
-        >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP
-        """
-        return await self._connected.results.aresult(job, timeout, raw=raw)
-
-    def wait(self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True) -> Waited[R]:
-        """Wait until all of these jobs have ended in any way, or with `all=False` until one has. `timeout`
-        limits the wait. Return the jobs that have ended and those that have not; the end of the time is no
-        error.
-
-        Raises `JobNotFoundError` for one that is not there, or kept no more.
-
-        >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
-        >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
-        """
-        return self._connected.results.wait(jobs, timeout, all=all)
-
-    async def await_(
-        self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True
-    ) -> Waited[R]:
-        """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
-
-        >>> done = await app.await_(jobs, "5s")  # doctest: +SKIP
-        """
-        return await self._connected.results.await_(jobs, timeout, all=all)
-
-    def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None = None) -> AsCompleted[R]:
-        """Return these jobs as they end in any way, for `for` or `async for`: each once, in its final state.
-
-        Raises `WaitTimeoutError` where not all have ended when the time is over, which begins with the first
-        step of the loop. Raises `JobNotFoundError` as `wait` does.
-
-        >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
-        ...     print(app.result(job))
-        """
-        return self._connected.results.as_completed(jobs, timeout)
 
     def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
@@ -534,7 +450,7 @@ class App(Parts, Declares):
         parts = AppParts(
             self.database,
             self.tasks,
-            self._code.additions.to_flow,
+            self._code.plan_of,
             lifespan=self._code.lifespan,
             events=self._code.events,
             schedules=self._code.schedules,

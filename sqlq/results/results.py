@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, overload
 
 from sqlalchemy.exc import DBAPIError
 
@@ -33,7 +33,7 @@ from sqlq.model.flow import EnqueuedFlow
 from sqlq.model.flow_status import FlowDetails
 from sqlq.model.handle import Handle, id_of
 from sqlq.model.job import Job, JobDetails, State, error_line
-from sqlq.model.task import Registry, Task
+from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption, Unopened
 from sqlq.results.waiter import Message, Waiting, Watch
 from sqlq.store.jobs import lookup
@@ -82,7 +82,7 @@ class AsCompleted(Generic[R]):
     """
 
     def __init__(
-        self, results: Results, jobs: Mapping[int, AnyJob], timeout: Duration | None, *, whole: bool
+        self, results: Results, jobs: Mapping[int, AnyJob], timeout: Duration | None, *, whole: bool = False
     ) -> None:
         """`whole` is whether more than their states is wanted."""
         self._results = results
@@ -307,65 +307,62 @@ class Results:
         """Return the last state of a job that ran in this process; None for one that is a row."""
         return None if (here := self.job_here(job)) is None else here.seen()
 
-    @checks_arguments
-    def result(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
-        """See `App.result`."""
-        end = _End.of(job)
-        ends: AsCompleted[Any] = AsCompleted(self, end.jobs, timeout, whole=True)
-        ends.wait(end.is_reached_by)
-        return end.value(ends.seen, {} if raw else self._tasks, self._seal)
-
-    @checks_arguments
-    async def aresult(self, job: AnyResult, timeout: Duration | None, *, raw: bool) -> Any:
-        """See `App.aresult`."""
-        end = _End.of(job)
-        ends: AsCompleted[Any] = AsCompleted(self, end.jobs, timeout, whole=True)
-        await ends.await_(end.is_reached_by)
-        return end.value(ends.seen, {} if raw else self._tasks, self._seal)
-
-    @checks_arguments
-    def wait(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
-        """See `App.wait`."""
-        ends: AsCompleted[R] = AsCompleted(self, distinct(jobs), timeout, whole=False)
-        with suppress(WaitTimeoutError):
-            ends.wait(lambda _: not all)
-        return ends.waited()
-
-    @checks_arguments
-    async def await_(self, jobs: AnyJobs[R], timeout: Duration | None, *, all: bool) -> Waited[R]:
-        """See `App.await_`."""
-        ends: AsCompleted[R] = AsCompleted(self, distinct(jobs), timeout, whole=False)
-        with suppress(WaitTimeoutError):
-            await ends.await_(lambda _: not all)
-        return ends.waited()
-
-    @checks_arguments
-    def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None) -> AsCompleted[R]:
-        """See `App.as_completed`."""
-        return AsCompleted(self, distinct(jobs), timeout, whole=False)
+    def value_of(self, job: Seen, *, raw: bool) -> Any:
+        """Return the result of a finished job, converted by the return annotation of its task. Raises
+        `NoResultError`, and `SealError` for an encrypted one that these keys do not open."""
+        if job.state is State.FAILED:
+            tries = f"{job.attempts} attempt{'s' if job.attempts != 1 else ''}"
+            line = error_line(job.reason, job.exception, job.message)
+            raise JobFailedError(
+                f"job {job.id} ({job.task}) failed after {tries}: {line}",
+                id=job.id,
+                task=job.task,
+                attempts=job.attempts,
+                reason=job.reason,
+                exception=job.exception,
+                message=job.message,
+                traceback=job.traceback,
+            )
+        if job.state is State.CANCELLED:
+            why = "" if job.reason is None else f": {job.reason}"
+            raise JobCancelledError(
+                f"job {job.id} ({job.task}) was cancelled{why}", id=job.id, task=job.task, reason=job.reason
+            )
+        if job.state is not State.FINISHED:
+            raise WaitTimeoutError(f"job {job.id} is {job.state} and has no result")
+        if job.reason is not None:
+            raise NoResultError(f"job {job.id} has finished, but {job.reason}")
+        result = None if job.result is None else result_shown(self._seal, job.task, job.queue, job.result)
+        if isinstance(result, Unopened):  # guard: a-result-that-is-not-opened-is-none
+            raise SealError(f"the result of job {job.id} cannot be read: {result.why}")
+        task = self._tasks.get(job.task)
+        if result is None or raw or task is None or (conversion := task.result_conversion) is None:
+            return result
+        try:
+            return conversion.decode(result, f"the result of job {job.id}")
+        except ArgumentsError as misfit:
+            raise NoResultError(f"{misfit}: app.jobs.get({job.id}) has it as JSON") from None
 
 
 class _End:
     """The jobs whose end a result needs: one job, or the last steps of a flow."""
 
-    def __init__(self, jobs: dict[int, AnyJob], ends: list[int], *, is_list: bool) -> None:
-        self.jobs = jobs
-        self._ends = ends
-        self._is_list = is_list
-        self._missing = set(ends or jobs)
-
-    @classmethod
-    def of(cls, job: AnyResult) -> _End:
-        if isinstance(job, list):
-            return cls(distinct(job), [id_of(each) for each in job], is_list=True)
-        if isinstance(job, EnqueuedFlow):
-            ends = [job.jobs[number].id for number in job.ends]
-            return cls(distinct(job), ends, is_list=job.is_list)
-        if isinstance(job, FlowDetails):
-            waited_for = {before for step in job.steps for before in step.after}
-            ends = [step.id for step in job.steps if step.id not in waited_for]
-            return cls(distinct(job), ends, is_list=len(ends) > 1)
-        return cls(distinct([job]), [id_of(job)], is_list=False)
+    def __init__(self, results: Results, job: AnyResult, timeout: Duration | None) -> None:
+        self._results = results
+        self._is_list = isinstance(job, list)
+        jobs: AnyJobs[Any] = job if isinstance(job, (list, EnqueuedFlow, FlowDetails)) else [job]
+        if isinstance(jobs, EnqueuedFlow):
+            self._ends = [jobs.jobs[number].id for number in jobs.ends]
+            self._is_list = jobs.is_list
+        elif isinstance(jobs, FlowDetails):
+            waited_for = {before for step in jobs.steps for before in step.after}
+            self._ends = [step.id for step in jobs.steps if step.id not in waited_for]
+            self._is_list = len(self._ends) > 1
+        else:
+            self._ends = [id_of(each) for each in jobs]
+        known = distinct(jobs)
+        self._missing = set(self._ends or known)
+        self.jobs: AsCompleted[Any] = AsCompleted(results, known, timeout, whole=True)
 
     def is_reached_by(self, job: Job[Any]) -> bool:
         """Whether nothing more need be waited for, now that this job has ended."""
@@ -375,47 +372,112 @@ class _End:
             return True
         return not self._missing
 
-    def value(
-        self, seen: Mapping[int, Seen], tasks: Mapping[str, Task[..., Any]], seal: Encryption | None
-    ) -> Any:
-        values = [result_of(seen[id], tasks.get(seen[id].task), seal) for id in self._ends]
+    def value(self, *, raw: bool) -> Any:
+        values = [self._results.value_of(self.jobs.seen[id], raw=raw) for id in self._ends]
         return values if self._is_list else values[0]
 
 
-def result_of(job: Seen, task: Task[..., Any] | None, seal: Encryption | None) -> Any:
-    """Return the result of a finished job, converted by the return annotation of its task. Raises
-    `NoResultError`, and `SealError` for an encrypted one that these keys do not open."""
-    if job.state is State.FAILED:
-        tries = f"{job.attempts} attempt{'s' if job.attempts != 1 else ''}"
-        line = error_line(job.reason, job.exception, job.message)
-        raise JobFailedError(
-            f"job {job.id} ({job.task}) failed after {tries}: {line}",
-            id=job.id,
-            task=job.task,
-            attempts=job.attempts,
-            reason=job.reason,
-            exception=job.exception,
-            message=job.message,
-            traceback=job.traceback,
-        )
-    if job.state is State.CANCELLED:
-        why = "" if job.reason is None else f": {job.reason}"
-        raise JobCancelledError(
-            f"job {job.id} ({job.task}) was cancelled{why}", id=job.id, task=job.task, reason=job.reason
-        )
-    if job.state is not State.FINISHED:
-        raise WaitTimeoutError(f"job {job.id} is {job.state} and has no result")
-    if job.reason is not None:
-        raise NoResultError(f"job {job.id} has finished, but {job.reason}")
-    result = None if job.result is None else result_shown(seal, job.task, job.queue, job.result)
-    if isinstance(result, Unopened):  # guard: a-result-that-is-not-opened-is-none
-        raise SealError(f"the result of job {job.id} cannot be read: {result.why}")
-    if result is None or task is None or (conversion := task.result_conversion) is None:
-        return result
-    try:
-        return conversion.decode(result, f"the result of job {job.id}")
-    except ArgumentsError as misfit:
-        raise NoResultError(f"{misfit}: app.jobs.get({job.id}) has it as JSON") from None
+class Waits:
+    """The methods of an App that wait for jobs."""
+
+    _connected: Any
+    """Its `results` have the jobs."""
+
+    @overload
+    def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    def result(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    def result(self, job: list[Job[R]], timeout: Duration | None = "0s") -> list[R]: ...
+
+    @overload
+    def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any: ...
+
+    @checks_arguments
+    def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
+        """Return the result of a job that has finished, converted by the handler's return annotation.
+
+        Waits at most `timeout` for the end: by default not at all, with None without end. Raises
+        `JobFailedError` for a job that has failed for good, and `JobCancelledError`. Raises
+        `WaitTimeoutError` (a `TimeoutError`) for a job that has not ended by then; it goes on. These are
+        kinds of `NoResultError`, which stands for a result that was not kept. Raises `JobNotFoundError` for a
+        job that never was, is kept no more, or whose transaction has not committed. With an id the static
+        type is Any. With `raw` the result is the decoded JSON of the row, without conversion.
+
+        The result of a flow is that of its last step, or a list where several steps, or a group, come last. A
+        step that has failed for good raises at once. The result of a list of jobs is the list of theirs, and
+        raises likewise.
+
+        >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
+        """
+        end = _End(self._connected.results, job, timeout)
+        end.jobs.wait(end.is_reached_by)
+        return end.value(raw=raw)
+
+    @overload
+    async def aresult(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    async def aresult(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    async def aresult(self, job: list[Job[R]], timeout: Duration | None = "0s") -> list[R]: ...
+
+    @overload
+    async def aresult(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any: ...
+
+    @checks_arguments
+    async def aresult(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
+        """`result`, awaited: the event loop goes on meanwhile, and no thread waits for this job alone.
+
+        >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP
+        """
+        end = _End(self._connected.results, job, timeout)
+        await end.jobs.await_(end.is_reached_by)
+        return end.value(raw=raw)
+
+    @checks_arguments
+    def wait(self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True) -> Waited[R]:
+        """Wait until all of these jobs have ended in any way, or with `all=False` until one has. `timeout`
+        limits the wait. Return the jobs that have ended and those that have not; the end of the time is no
+        error.
+
+        Raises `JobNotFoundError` for one that is not there, or kept no more.
+
+        >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
+        >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
+        """
+        ends = self.as_completed(jobs, timeout)
+        with suppress(WaitTimeoutError):
+            ends.wait(lambda _: not all)
+        return ends.waited()
+
+    @checks_arguments
+    async def await_(
+        self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True
+    ) -> Waited[R]:
+        """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
+
+        >>> done = await app.await_(jobs, "5s")  # doctest: +SKIP
+        """
+        ends = self.as_completed(jobs, timeout)
+        with suppress(WaitTimeoutError):
+            await ends.await_(lambda _: not all)
+        return ends.waited()
+
+    @checks_arguments
+    def as_completed(self, jobs: AnyJobs[R], timeout: Duration | None = None) -> AsCompleted[R]:
+        """Return these jobs as they end in any way, for `for` or `async for`: each once, in its final state.
+
+        Raises `WaitTimeoutError` where not all have ended when the time is over, which begins with the first
+        step of the loop. Raises `JobNotFoundError` as `wait` does.
+
+        >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
+        ...     print(app.result(job))
+        """
+        return AsCompleted(self._connected.results, distinct(jobs), timeout)
 
 
 def distinct(jobs: AnyJobs[Any]) -> dict[int, AnyJob]:
