@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import Connection
 
+from sqlq.config.background import Background
 from sqlq.config.constants import MAX_ATTEMPTS
 from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.errors import ConfigurationError
@@ -91,20 +91,20 @@ class JobEvent:
 Hear = Callable[[list[JobEvent]], object]
 
 
-class Listener:
+class Listener(Background):
     """A function that gets events in a thread of its own, some at a time."""
+
+    thread_name = "sqlq-listener"
 
     def __init__(self, names: frozenset[str], hear: Hear) -> None:
         self.names = names
         self._hear = hear
         self._name = getattr(hear, "__qualname__", repr(hear))
-        self._start_anew()
+        super().__init__()
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
         self._waiting: deque[JobEvent] = deque()
-        self._thread: threading.Thread | None = None
         self._busy = False
         self._flushing = 0
         self._dropped = self._failed = 0
@@ -112,36 +112,26 @@ class Listener:
 
     def tell(self, told: JobEvent) -> None:
         """Pass an event to the function soon; returns at once."""
-        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
-            self._start_anew()
-        with self._changed:
+        with self._lock():
             is_full = len(self._waiting) >= MOST_WAITING
             if is_full:  # guard: events-are-bounded
                 self._dropped += 1
             else:
                 self._waiting.append(told)
                 if self._thread is None:
-                    self._start()
+                    with suppress(RuntimeError):  # the next event tries again
+                        self._begin()
                 elif len(self._waiting) in (1, LARGEST_BATCH):
                     self._changed.notify_all()
         if is_full:
             self._complain()
 
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="sqlq-listener", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread is to be had now; the next event tries again
-            return
-        self._thread = thread
-
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to the function. Return whether it was done within `seconds`."""
-        if self._pid != os.getpid():
-            return True
-        with self._changed:
-            if self._waiting and self._thread is None:
-                self._start()
+        with self._lock():
+            if self._waiting:
+                with suppress(RuntimeError):
+                    self._begin()
             self._flushing += 1
             self._changed.notify_all()
             try:

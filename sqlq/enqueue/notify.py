@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import threading
 import time
 import weakref
 from contextlib import suppress
@@ -27,6 +25,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from sqlq.config.background import Background
 from sqlq.database.database import Database
 from sqlq.database.notifications import waiting_here
 from sqlq.database.raw import is_in_transaction
@@ -54,22 +53,23 @@ LAST_WORDS_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 
 
-class Notifier:
+class Notifier(Background):
     """Notifies the workers of a database. It does nothing where workers see commits by themselves (SQLite),
     and reaches only those of its process where the database sends no notifications (MariaDB)."""
+
+    thread_name = "sqlq-notify"
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
         self._notifies = database.dialect.notifies
         self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._start_anew()
+        super().__init__()
         if not database.dialect.sees_commits:
             atexit.register(_finish, weakref.ref(self))
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
         self._wanted = 0
         """For how many transactions a notification is still to be sent."""
         self._resting = False
@@ -81,7 +81,6 @@ class Notifier:
         self._pause = FIRST_WATCH_SECONDS
         self._closing = False
         self._last_at = float("-inf")
-        self._thread: threading.Thread | None = None
 
     @property
     def are_needed(self) -> bool:
@@ -143,20 +142,11 @@ class Notifier:
             if not known:
                 self._changed.notify_all()
 
-    def _lock(self) -> threading.Condition:
-        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
-            self._start_anew()
-        return self._changed
-
     def _begin(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="sqlq-notify", daemon=True)
-            try:
-                thread.start()  # guard: hints-begin-again
-            except RuntimeError:  # no thread is to be had now: workers look for themselves
-                self._committing.clear()
-            else:
-                self._thread = thread
+        try:
+            super()._begin()
+        except RuntimeError:  # workers look for themselves
+            self._committing.clear()
 
     def _run(self) -> None:
         rest = DEBOUNCE_SECONDS
@@ -201,9 +191,7 @@ class Notifier:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the last notification leave and end the thread, waiting at most so long. A notification after
         this starts another one."""
-        if self._pid != os.getpid():
-            return
-        with self._changed:
+        with self._lock():
             thread, self._closing = self._thread, True
             self._changed.notify_all()
         if thread is not None:

@@ -7,7 +7,6 @@ waiter has come, then at growing intervals.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.config.background import Background
 from sqlq.database.database import Database
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lookup
@@ -54,18 +54,18 @@ class Watch:
         self.seen: dict[int, Seen] = {}
 
 
-class Waiting:
+class Waiting(Background):
     """Polls for all waiters of a process."""
+
+    thread_name = "sqlq-results"
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
-        self._start_anew()
+        super().__init__()
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
         self._watches: set[Watch] = set()
-        self._thread: threading.Thread | None = None
         self._interval = FIRST_SECONDS
         self._closing = False
         self.is_away = False
@@ -73,14 +73,10 @@ class Waiting:
 
     def watch(self, watch: Watch) -> None:
         """Begin to poll for the jobs of a watch; returns at once."""
-        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
-            self._start_anew()
-        with self._changed:
-            if self._thread is None:  # where none is to be had, the next caller tries again
+        with self._lock():
+            if self._thread is None:
                 self._closing = False
-                thread = threading.Thread(target=self._run, name="sqlq-results", daemon=True)
-                thread.start()  # guard: waiters-begin-again
-                self._thread = thread
+            self._begin()
             self._watches.add(watch)
             self._interval = FIRST_SECONDS
             self._changed.notify()
@@ -92,9 +88,7 @@ class Waiting:
 
     def close(self) -> None:
         """End the thread; the waiters that are left get a `SqlqError`."""
-        if self._pid != os.getpid():
-            return
-        with self._changed:
+        with self._lock():
             thread, self._closing = self._thread, True
             self._changed.notify()
         if thread is not None and thread is not threading.current_thread():
