@@ -142,7 +142,7 @@ class Parts:
         from sqlq.admin.schedules import Schedules
 
         connected = self._connected
-        return connected.part(Schedules, connected.enqueuer, self._code.additions.template)
+        return connected.part(Schedules, connected.enqueuer, self._code.template)
 
     @property
     def audit(self) -> Audit:

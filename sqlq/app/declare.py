@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar,
 from sqlq.app.options import Defaults
 from sqlq.config.durations import Duration
 from sqlq.config.urls import DirectCalls
-from sqlq.enqueue.prepare import Additions, Stamp, Stamps
+from sqlq.enqueue.enqueue import check_new
+from sqlq.enqueue.stamps import Stamp, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
-from sqlq.model.checks import checked_name
+from sqlq.model.checks import checked_name, job_fields
+from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
 from sqlq.model.foreign_names import hints
 from sqlq.model.job import Follows, JobOptions, NewJob
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
@@ -83,7 +85,6 @@ class Code:
         self.limits = DeclaredLimits()
         self.fair: Limit | None = None
         """The limit of tasks that have none of their own."""
-        self.additions = Additions(self.tasks, self.limits, self.stamps, self.defaults.over)
         self.schedules = Declarations(service)
         self.lifespan: Scope | None = None
         """The middleware of each process that runs handlers."""
@@ -92,6 +93,64 @@ class Code:
     def queue_names(self) -> frozenset[str]:
         """Return the queues that its tasks and its options name, and its default one."""
         return self.defaults.queues | {self.defaults.queue, *(task.queue for task in self.tasks.values())}
+
+    # -- what it adds to jobs --------------------------------------------------------------------------------
+
+    def completed(self, new: list[NewJob]) -> list[NewJob]:
+        """Return jobs with what is declared up to now: headers, limits, and options of their queues."""
+        if self.limits:
+            new = [self._limited(job) for job in new]
+        adds = self.stamps or self.tasks.adds_to_jobs
+        if not (adds or any(getattr(job, "by_name_alone", False) for job in new)):
+            return new
+        check_new(new)
+        carried = self.stamps.carried()
+        done = []
+        for job in new:
+            job, first = self._as_in_its_queue(job)
+            done.append(self.stamps.stamped(job, first, carried))
+        return done
+
+    def plan_of(self, flow: AnyFlow) -> Plan:
+        """Return a flow as it is written, with what is declared for its jobs."""
+        plan = Flow.of(flow).plan()
+        return plan._replace(jobs=[without_expiry(job) for job in self.completed(plan.jobs)])
+
+    def template(self, job: NewJob) -> NewJob:
+        """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
+        middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
+        each deploy."""
+        job = self._limited(job)  # guard: a-schedule-knows-its-limit
+        check_new([job])
+        job, first = self._as_in_its_queue(job)
+        return Stamps().stamped(job, first, {}) if first else job
+
+    def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
+        """Return a job with the options for its queue, and the headers that come with them. Where its task is
+        not known here, the App's options count; the worker's task has the attempts and the timeout."""
+        task = self.tasks.get(job.task)
+        if task is None and job.by_name_alone:
+            options = self.defaults.over({}, job.queue if "queue" in job.given else None)
+            fields, headers = job_fields(options), options.get("headers") or {}
+            its_own = job.given | {"max_attempts", "timeout_ms"}
+        elif task is None:
+            return job, {}
+        elif job.queue == task.queue or not task.elsewhere:
+            return job, task.headers
+        else:
+            task = task.for_queue(job.queue)
+            fields, headers = task.option_fields(), task.headers
+            its_own = job.given | {"queue"}
+        job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
+        return job, headers
+
+    def _limited(self, job: NewJob) -> NewJob:
+        """Return a job with the rule of its limit, where it names one."""
+        key: str | None = getattr(job, "limit_key", None)
+        if key is None:
+            return job
+        rule = self.limits.rule_of(key, job.rule)
+        return job if rule is job.rule else replace(job, rule=rule)
 
 
 class Declares:
@@ -181,9 +240,7 @@ class Declares:
                 )
             self.tasks.add(task)
             if plan is not None:
-                self._code.schedules.add(
-                    Declared(task.name, plan, self._code.additions.template(task.without_arguments))
-                )
+                self.schedule(task.name, task.without_arguments, plan)
             return task
 
         if handler is None:
@@ -229,7 +286,7 @@ class Declares:
         self._code.fair = limit
         return limit
 
-    def named(self, name: str) -> NamedTask:
+    def named(self, name: str) -> NamedTask | AnyTask:
         """Return a task by its name alone, for a process that does not import its handler.
 
         An example is a web application whose workers run other code.
@@ -242,7 +299,8 @@ class Declares:
 
         >>> job = sqlq.App().named("shop.send_receipt").new(7).set(queue="mail")
         """
-        return NamedTask(name, self.tasks.get(name), self._code.defaults.over({}))
+        known = self.tasks.get(name)
+        return NamedTask(name, self._code.defaults.over({})) if known is None else known
 
     def schedule(
         self,
@@ -265,9 +323,7 @@ class Declares:
         """
         name = checked_name(name, "the schedule's name")
         plan = planned(when, **options)
-        self._code.schedules.add(
-            Declared(name, plan, self._code.additions.template(checked_template(job, name)))
-        )
+        self._code.schedules.add(Declared(name, plan, self._code.template(checked_template(job, name))))
 
     # -- hooks -----------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def _serve(context: Context, link: Pipe, setup: Message) -> NoReturn:
         lambda: app.database,
         app._connected.address.seal,
         tasks=app.tasks,
-        plan=app._code.additions.to_flow,
+        plan=app._code.plan_of,
     )
     serve(link, target, app._code.lifespan)
 

@@ -116,16 +116,19 @@ def checked_follow_up(task: Any, option: str) -> str:
     return text
 
 
-def with_cancel(on_failure: str | None, changes: Mapping[str, Any]) -> str:
-    """Return the JSON of `on_failure` with these changes of it and of `on_cancel`, which it holds. A column
+def merge_cancel(changes: dict[str, Any], on_failure: str | None = None) -> None:
+    """Put the JSON of `on_cancel` among these changes into that of `on_failure`, which holds both. A column
     for that would cost all jobs, and few have one."""
+    if not changes.keys() & {"on_failure", "on_cancel"}:
+        return
     now = json.loads(on_failure or "{}") or {}
     cancel = now.pop("on_cancel", None)
     if "on_failure" in changes:
         now = json.loads(changes["on_failure"]) or {}
     if "on_cancel" in changes:
-        cancel = json.loads(changes["on_cancel"])
-    return json.dumps({**now, "on_cancel": cancel} if cancel else now or None, ensure_ascii=False)
+        cancel = json.loads(changes.pop("on_cancel"))
+    both = {**now, "on_cancel": cancel} if cancel else now or None
+    changes["on_failure"] = json.dumps(both, ensure_ascii=False)
 
 
 class Limits(Protocol):

@@ -44,8 +44,8 @@ from sqlq.model.checks import (
     checked_limit,
     checked_name,
     checked_word,
+    merge_cancel,
     refusing_by,
-    with_cancel,
 )
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
@@ -290,9 +290,7 @@ class NewJob(HasArguments, Generic[R_co]):
             both = {**self.headers, **changes.pop("headers")}
             with refusing_by(EnqueueError):
                 changes["headers_text"] = headings.encode(both, "the headers")
-        if changes.keys() & {"on_failure", "on_cancel"}:
-            changes["on_failure"] = with_cancel(self.on_failure, changes)
-            changes.pop("on_cancel", None)
+        merge_cancel(changes, self.on_failure)
         new = replace(self, **changes, given=self.given | changes.keys())
         for name, default in _OF_A_KEY.items():
             value = given.get(name, default)

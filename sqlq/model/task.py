@@ -20,8 +20,8 @@ from sqlq.model.checks import (
     checked_follow_up,
     checked_name,
     job_fields,
+    merge_cancel,
     refusing_by,
-    with_cancel,
 )
 from sqlq.model.flow import Group, Result, Step, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
@@ -133,7 +133,7 @@ class Task(Generic[P, R]):
             self._refuse_result(place, result)
         where = f"{self.name}: "
         if (conversions := self._conversions) is not None:
-            known, named = conversions.encode(known, named, where, but=results)
+            known, named = conversions.converted("encode", known, named, where, but=results)
         job = self.without_arguments.with_payload(encode(known, named, where, self._positional_names))
         if results:
             job = replace(job, results=tuple(results.items()))
@@ -185,13 +185,17 @@ class Task(Generic[P, R]):
         return NewJob(
             task=self.name,
             payload="{}",
-            **{option.field: getattr(self, option.field) for option in JOB_OPTIONS.values()},
+            **self.option_fields(),
             on_success=self.on_success,
             on_failure=self.on_failure,
             limit_key=self.limit.plain_key if self.limit is not None and self.limit.is_plain else None,
             rule=None if self.limit is None else self.limit.rule,
             given=frozenset({"expires_ms"} if self.says_expires else ()),
         )
+
+    def option_fields(self) -> dict[str, Any]:
+        """Return the fields of its jobs for the options that queues and the App have, too."""
+        return {option.field: getattr(self, option.field) for option in JOB_OPTIONS.values()}
 
     def as_follow_up(self, option: str) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises
@@ -233,7 +237,7 @@ class Task(Generic[P, R]):
             raise MisfitError(misfit)
         if (conversions := self._conversions) is None:
             return args, kwargs
-        return conversions.decode(args, kwargs, f"{self.name}: ")
+        return conversions.converted("decode", args, kwargs, f"{self.name}: ")
 
     def for_queue(self, queue: str) -> Task[P, R]:
         """Return the task as it is in a queue."""
@@ -321,12 +325,12 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
     if (limit := options.get("limit")) is not None:
         limit.check_for(name, signature)
     retry_on, headers = options.get("retry_on"), options.get("headers")
-    follow_ups = {
+    follow_ups: dict[str, Any] = {
         name: checked_follow_up(task, name)
         for name in ("on_success", "on_failure", "on_cancel")
         if (task := options.get(name)) is not None
     }
-    fails = follow_ups.keys() & {"on_failure", "on_cancel"}
+    merge_cancel(follow_ups)
     return Task(
         name=name,
         handler=handler,
@@ -338,8 +342,7 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         ),
         isolate=_checked_isolate(options.get("isolate", False)),
         is_async=is_async,
-        on_success=follow_ups.get("on_success"),
-        on_failure=with_cancel(None, follow_ups) if fails else None,
+        **follow_ups,
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
         around=task_arounds(options.get("around", ()), name),
@@ -399,25 +402,19 @@ AnyTask = Task[..., Any]
 
 
 class NamedTask:
-    """A task whose name is known, and perhaps nothing else; see `App.named`."""
+    """A task whose name is known, and nothing else; see `App.named`."""
 
-    def __init__(
-        self, name: str, known: AnyTask | None = None, defaults: Mapping[str, Any] = NO_HEADERS
-    ) -> None:
-        """`defaults` are the App's, for jobs of a task that it does not know."""
+    def __init__(self, name: str, defaults: Mapping[str, Any] = NO_HEADERS) -> None:
+        """`defaults` are the App's."""
         with refusing_by(EnqueueError):
             self.name = checked_name(name, "the task's name")
-        self._known = known
         self._defaults = {"queue": DEFAULT_QUEUE, "priority": 0, **defaults}
 
     def new(self, /, *args: Any, **kwargs: Any) -> NewJob:
         """Return a job of this task with these arguments, for `app.enqueue`.
 
-        Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path. For a task
-        that is registered here it raises as the task's own `new` does.
+        Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path.
         """
-        if self._known is not None:
-            return self._known.new(*args, **kwargs)
         from sqlq.payload.conversion import by_value
 
         where = f"{self.name}: "
@@ -431,8 +428,6 @@ class NamedTask:
 
     def as_follow_up(self, option: str) -> str:
         """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
-        if self._known is not None:
-            return self._known.as_follow_up(option)
         return Follower(self.name, self._defaults["queue"], self._defaults["priority"]).as_text()
 
     def __repr__(self) -> str:

@@ -249,22 +249,7 @@ class Conversions:
     def __bool__(self) -> bool:
         return self._any
 
-    def encode(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        where: str,
-        but: Collection[int | str] = (),
-    ) -> Arguments:
-        """Return arguments as JSON has them; those at the places and of the names `but` as they are. Raises
-        as `Converted.encode`."""
-        return self._each("encode", args, kwargs, where, but)
-
-    def decode(self, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Arguments:
-        """Return the arguments that this JSON stands for. Raises as `Converted.decode`."""
-        return self._each("decode", args, kwargs, where)
-
-    def _each(
+    def converted(
         self,
         way: Literal["encode", "decode"],
         args: Sequence[Any],
@@ -272,6 +257,9 @@ class Conversions:
         where: str,
         but: Collection[int | str] = (),
     ) -> Arguments:
+        """Return arguments as JSON has them, or those that this JSON stands for; those at the places and of
+        the names `but` as they are. Raises as `Converted.encode` or `Converted.decode`."""
+
         def convert(place: int | str, value: Any) -> Any:
             name, conversion = self._at(place)
             if conversion is None or place in but:

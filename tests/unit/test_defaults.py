@@ -21,7 +21,7 @@ def options_of(job: sqlq.NewJob) -> tuple[Any, ...]:
 
 def stamped(app: sqlq.App, job: sqlq.NewJob) -> sqlq.NewJob:
     """The job as it is enqueued."""
-    (done,) = app._code.additions.to([job])
+    (done,) = app._code.completed([job])
     return done
 
 
@@ -79,7 +79,7 @@ def test_headers_of_all_layers_are_merged() -> None:
 def test_an_app_without_defaults_leaves_jobs_unchanged() -> None:
     app = sqlq.App(URL)
     new = [app.task(name="t", timeout="5s")(handler).new()]
-    assert app._code.additions.to(new) is new
+    assert app._code.completed(new) is new
 
 
 def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,10 @@ from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from typing import Any
 
-from sqlq.enqueue.enqueue import check_new
 from sqlq.errors import ConfigurationError, EnqueueError
-from sqlq.model.checks import JOB_OPTIONS, job_fields, refusing_by
-from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
+from sqlq.model.checks import refusing_by
 from sqlq.model.job import NewJob
-from sqlq.model.limit import DeclaredLimits
 from sqlq.model.middleware import Scope, check_plain, name_of
-from sqlq.model.task import Registry
 from sqlq.payload import headers
 
 Stamp = Callable[[NewJob], Mapping[str, Any] | None]
@@ -97,76 +93,3 @@ def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:
             "contextvars.ContextVar, as in carry=[tenant]"
         )
     return carry  # type: ignore[no-any-return]  # checked above
-
-
-class Additions:
-    """Adds to jobs the declarations of one App up to now: headers, limits, and options of their queues."""
-
-    def __init__(
-        self,
-        tasks: Registry,
-        limits: DeclaredLimits,
-        stamps: Stamps,
-        defaults: Callable[[Mapping[str, Any], str | None], Mapping[str, Any]],
-    ) -> None:
-        """`defaults` returns the App's options of jobs in a queue, by default those of its own queue."""
-        self._tasks = tasks
-        self._limits = limits
-        self._stamps = stamps
-        self._defaults = defaults
-
-    def to(self, new: list[NewJob]) -> list[NewJob]:
-        """Return jobs with the App's additions."""
-        if self._limits:
-            new = [self._limited(job) for job in new]
-        adds = self._stamps or self._tasks.adds_to_jobs
-        if not (adds or any(getattr(job, "by_name_alone", False) for job in new)):
-            return new
-        check_new(new)
-        carried = self._stamps.carried()
-        done = []
-        for job in new:
-            job, first = self._as_in_its_queue(job)
-            done.append(self._stamps.stamped(job, first, carried))
-        return done
-
-    def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
-        """Return a job with the options that its task has for its queue, and the task's headers."""
-        task = self._tasks.get(job.task)
-        if task is None:
-            return self._by_name_alone(job) if job.by_name_alone else (job, {})
-        if job.queue != task.queue and task.elsewhere:
-            task = task.for_queue(job.queue)
-            fields = {option.field for option in JOB_OPTIONS.values()} - {"queue"} - job.given
-            job = replace(job, **{name: getattr(task, name) for name in fields})
-        return job, task.headers
-
-    def _by_name_alone(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
-        """Return a job whose task is not known here with the App's options for its queue, and their headers.
-        The worker's task has the attempts and the timeout."""
-        options = self._defaults({}, job.queue if "queue" in job.given else None)
-        its_own = job.given | {"max_attempts", "timeout_ms"}
-        fields = job_fields(options)
-        job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
-        return job, options.get("headers") or {}
-
-    def _limited(self, job: NewJob) -> NewJob:
-        """Return a job with the rule of its limit, where it names one."""
-        key: str | None = getattr(job, "limit_key", None)
-        if key is None:
-            return job
-        rule = self._limits.rule_of(key, job.rule)
-        return job if rule is job.rule else replace(job, rule=rule)
-
-    def to_flow(self, job: AnyFlow) -> Plan:
-        """Return a flow as it is written, with the App's additions to its jobs."""
-        plan = Flow.of(job).plan()
-        return plan._replace(jobs=[without_expiry(job) for job in self.to(plan.jobs)])
-
-    def template(self, job: NewJob) -> NewJob:
-        """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
-        middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
-        each deploy."""
-        job = self._limited(job)  # guard: a-schedule-knows-its-limit
-        job, first = self._as_in_its_queue(job)
-        return Stamps().stamped(job, first, {}) if first else job
