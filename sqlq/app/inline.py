@@ -196,7 +196,7 @@ class Here:
         kept = _Kept(jobs, session if hasattr(session, "registry") else None)
         if not isinstance(conn, DriverConnection):
             assert self._commits is not None
-            self._commits.add(itself(session), kept)
+            self._commits.add(itself(session), conn, kept)
             note_write(session)
         elif conn.commits_at_once():
             self._committed([kept])

@@ -654,7 +654,7 @@ GUARDS = [
     Guard("memory-is-never-opened", None, "if False:", "tests/unit/test_settings.py::test_a_database_in_memory_is_refused_when_a_connection_is_needed"),
     # the test kit: what runs inline is what a worker would have run
     Guard("a-failed-commit-is-a-rollback", None, "pass", AT_COMMIT + "test_a_commit_that_fails_runs_nothing[connection-postgresql]"),
-    Guard("savepoints-take-their-jobs-along", None, "if False:", AT_COMMIT + "TestEveryWay::test_a_rolled_back_savepoint_removes_its_jobs[pysqlite-Session]"),
+    Guard("savepoints-take-their-jobs-along", None, "pass", AT_COMMIT + "TestEveryWay::test_a_rolled_back_savepoint_removes_its_jobs[pysqlite-Session]"),
     Guard("a-commit-raises-nothing", "Exception", "ZeroDivisionError", AT_COMMIT + "TestEveryWay::test_a_job_that_fails_reaches_the_test_when_the_block_ends[psycopg-Connection]"),
     Guard("awaitables-are-awaited", None, "if False:", KIT + "TestWhatHandlersReturn::test_inline_awaits_coroutines_that_a_def_handler_returns[sqlite-inline]"),
     Guard("log-tracebacks-are-bounded", "ERROR_BYTES", "10**8", LOGS + "test_formatters_cut_tracebacks_and_messages[sqlite]"),

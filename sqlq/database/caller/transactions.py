@@ -1,9 +1,10 @@
 """Callbacks for the commit and the rollback of a caller's transaction.
 
-A Session reports both by its own events. After its transaction has ended, its connection is back in the pool
-and it can be used again. A Session may be on another fixture's Connection, as in tests that roll all back in
-the end. Its commit counts when it reports it. A Connection reports only that it is about to commit. The
-dialect's `do_commit` shows the end of the COMMIT itself.
+A Connection reports the rollback of a savepoint and of all. A Session reports its commit by its own events.
+After its transaction has ended, its connection is back in the pool and it can be used again. A Session may be
+on another fixture's Connection, as in tests that roll all back in the end. Its commit counts when it reports
+it. A Connection reports only that it is about to commit. The dialect's `do_commit` shows the end of the
+COMMIT itself.
 """
 
 from __future__ import annotations
@@ -140,17 +141,20 @@ class Commits(Generic[T]):
         """The changed dialects: each with the method's name, and the dialect's own attribute before, if
         any."""
 
-    def add(self, owner: Session | Connection, item: T) -> None:
-        """Keep an item until the transaction that a Session or Connection is in has ended."""
+    def add(self, owner: Session | Connection, conn: Connection, item: T) -> None:
+        """Keep an item until the transaction that a Session or Connection is in has ended. `conn` is the
+        connection of both."""
         if isinstance(owner, Connection):
-            self._wait_for(owner.engine.dialect)
+            self._wait_for(conn.engine.dialect)
             send, undo = partial(self._send, item), partial(self._undone, [item])
-            at_the_end_of(owner, committed=send, undone=undo)
+            at_the_end_of(conn, committed=send, undone=undo)
             return
         with self._lock:
             if owner not in self._sessions:
                 self._sessions[owner] = _OfSession(owner, self._committed, self._undone)
-        self._sessions[owner].items.append(item)
+        session = self._sessions[owner]
+        session.items.append(item)
+        at_the_end_of(conn, undone=partial(session.undo, item))  # guard: savepoints-take-their-jobs-along
 
     def _send(self, item: T) -> None:
         self._sent.items = [*self._sent.items, item]
@@ -190,39 +194,30 @@ class _Sent(threading.local, Generic[T]):
 class _OfSession(Generic[T]):
     """The items that wait for the transaction of a Session; it has a method for each of its events."""
 
-    events = ("after_transaction_create", "after_commit", "after_transaction_end")
+    events = ("after_commit", "after_transaction_end")
 
     def __init__(self, owner: Session, committed: Tell[T], undone: Tell[T]) -> None:
         self._tell_committed = committed
         self._tell_undone = undone
         self.items: list[T] = []
-        self._began_at: weakref.WeakKeyDictionary[SessionTransaction, int] = weakref.WeakKeyDictionary()
-        """The number of items at the start of each savepoint; one that is older than all items is missing."""
-        self._last_committed: SessionTransaction | None = None
+        self._is_committed = False
         for name in self.events:
             event.listen(owner, name, getattr(self, name))
 
-    def after_transaction_create(self, session: Session, transaction: SessionTransaction) -> None:
-        if transaction.nested:
-            self._began_at[transaction] = len(self.items)
+    def undo(self, item: T) -> None:
+        """Report that an item was rolled back, as with the savepoint in which it was added."""
+        if item in self.items:
+            self.items.remove(item)
+            self._tell_undone([item])
 
     def after_commit(self, session: Session) -> None:
-        self._last_committed = session.get_nested_transaction() or session.get_transaction()
+        self._is_committed = session.get_nested_transaction() is None
 
     def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
-        committed, self._last_committed = transaction is self._last_committed, None
-        if transaction.nested:
-            place = self._began_at.pop(transaction, 0)
-            if not committed:  # guard: savepoints-take-their-jobs-along
-                self._end_from(place, self._tell_undone)
-        elif transaction.parent is None:  # else it is part of a flush
-            self._began_at.clear()
-            self._end_from(0, self._tell_committed if committed else self._tell_undone)
-
-    def _end_from(self, place: int, tell: Tell[T]) -> None:
-        """Report the end of the items of a savepoint and of savepoints inside it; from 0 all."""
-        ended, self.items[place:] = self.items[place:], []
-        tell(ended)
+        if transaction.parent is None:  # else it is a savepoint, or part of a flush
+            tell = self._tell_committed if self._is_committed else self._tell_undone
+            ended, self.items, self._is_committed = self.items, [], False
+            tell(ended)
 
 
 @contextmanager
