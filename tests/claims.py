@@ -8,9 +8,9 @@ from sqlalchemy import Connection
 
 from sqlq.database.dialect import ask_on
 from sqlq.database.dialects import dialect_of
-from sqlq.database.values import Claimant, ClaimOrder
+from sqlq.database.values import Claimant, ClaimOrder, ClaimRequest
 from sqlq.model.job import ClaimedJob
-from sqlq.store.jobs.claim import claimed
+from sqlq.store.jobs import claim as claiming
 
 
 def claim(
@@ -30,5 +30,4 @@ def claim(
     those of each task, for rows that have none of their own.
     """
     by = Claimant(owner, lease_ms, max_attempts)
-    rows = dialect_of(conn).claim(ask_on(conn), names, limit, by, order)
-    return claimed(rows, names, limit, order)
+    return claiming.claim(ask_on(conn), dialect_of(conn), ClaimRequest(names, limit, order), by)

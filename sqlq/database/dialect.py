@@ -51,9 +51,8 @@ from sqlq.database.values import (
     Backlog,
     Burden,
     Claimant,
-    ClaimOrder,
+    ClaimRequest,
     LookWanted,
-    QueuePosition,
     RawRows,
     Trouble,
     Verdict,
@@ -200,7 +199,7 @@ class Dialect:
     """Whether a cluster may have several writers, each with row locks of its own. They see what the others
     wrote, and not what they locked."""
     claims_beyond = True
-    """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
+    """Whether a claim may begin at positions."""
     most_unwritten = 2_000
     """The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
     these run again."""
@@ -323,8 +322,8 @@ class Dialect:
 
     # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
-        """Claim at most `limit` due jobs of these queues, and return them as `CLAIMED`, in any order.
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        """Claim due jobs of the wanted queues, and return them as `CLAIMED`, in any order.
 
         Queues are served in the order given. With "evenly" there is no strict order between them, so that a
         claim may take some of each. If jobs were enqueued alternately these lie together, and SQLite writes
@@ -332,10 +331,6 @@ class Dialect:
         scheduled at a higher priority as a whole instead of reading them. No other worker claims a row
         meanwhile: the rows are locked, or without row locks the transaction has the database's write lock.
         """
-        raise NotImplementedError
-
-    def claim_beyond(self, ask: Ask, positions: Sequence[QueuePosition], limit: int, by: Claimant) -> RawRows:
-        """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError
 
     def _due_in_one(self, ask: Ask, statements: Sequence[str], name: str, most: int, place: int) -> RawRows:

@@ -83,6 +83,16 @@ class Trouble(NamedTuple):
         return self.is_away or self.rolled_back
 
 
+class ClaimRequest(NamedTuple):
+    """The queues of a claim, how many jobs it may take, and in which order. With `positions` it takes the
+    oldest jobs behind these, and reads none before them."""
+
+    queues: Sequence[str]
+    limit: int
+    order: ClaimOrder = "oldest"
+    positions: Sequence[QueuePosition] = ()
+
+
 class Claimant(NamedTuple):
     """The owner of a claim, and the attempts of each task as JSON. The claim writes them into rows without
     any, since a rescue needs them."""

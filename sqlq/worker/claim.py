@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from sqlq.database.database import Database
-from sqlq.database.values import Ask, Claimant, ClaimOrder, QueuePosition
+from sqlq.database.values import Claimant, ClaimOrder, ClaimRequest, QueuePosition
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
@@ -222,49 +222,31 @@ class Claimer:
         claimed: list[ClaimedJob] = []
         for newest, group in groupby(names, self._newest_first.__contains__):
             if len(claimed) < limit:
-                claim = self._claim_newest if newest else self._claim_oldest
-                claimed += claim(list(group), limit - len(claimed))
+                wanted = ClaimRequest(list(group), limit - len(claimed), "newest" if newest else self._order)
+                # new jobs come in at the head, so the newest are always claimed from there
+                claimed += self._run(wanted) if newest else self._claim_oldest(wanted)
         return claimed
 
-    def _claim_newest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        """Claim the newest jobs first. It always begins at the head, where new jobs come in."""
-        return self._claim_from_head(names, limit, "newest")
-
-    def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        dialect = self._database.dialect
+    def _claim_oldest(self, wanted: ClaimRequest) -> list[ClaimedJob]:
+        dialect, names = self._database.dialect, wanted.queues
         positions = self._cursor.positions(names)
         has_turns = self._fixed is None or self._options.weights is not None
         # guard: a-turn-finds-its-queue
         if positions and (not has_turns or positions[0][0] == names[0]):
-            claimed = self._run(
-                lambda ask: dialect.claim_beyond(ask, positions, limit, self._claimant()),
-                *(names, limit, self._order),
-            )
+            claimed = self._run(wanted._replace(positions=positions))
             self._cursor.note(claimed)
             if claimed or not self._options.drain:  # guard: drain-claims-anew
                 return claimed
         begun = monotonic()
-        claimed = self._claim_from_head(names, limit, self._order)
+        claimed = self._run(wanted)
         if dialect.claims_beyond:
             parts = len({job.queue for job in claimed}) if dialect.claims_queues_apart else 1
             self._cursor.note(claimed, (monotonic() - begun) / max(1, parts))
         return claimed
 
-    def _claim_from_head(self, names: Sequence[str], limit: int, order: ClaimOrder) -> list[ClaimedJob]:
-        dialect = self._database.dialect
-        return self._run(
-            lambda ask: dialect.claim(ask, names, limit, self._claimant(), order),
-            *(names, limit, order),
-        )
-
-    def _run(
-        self,
-        claim: Callable[[Ask], Iterable[Sequence[Any]]],
-        names: Sequence[str],
-        limit: int,
-        order: ClaimOrder,
-    ) -> list[ClaimedJob]:
-        return self._database.run_raw(lambda ask: claiming.claimed(claim(ask), names, limit, order))
+    def _run(self, wanted: ClaimRequest) -> list[ClaimedJob]:
+        by, dialect = self._claimant(), self._database.dialect
+        return self._database.run_raw(lambda ask: claiming.claim(ask, dialect, wanted, by))
 
     def _claimant(self) -> Claimant:
         """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts, for

@@ -6,7 +6,6 @@ import logging
 import re
 import sqlite3
 import threading
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.values import Ask
+from sqlq.database.values import Ask, Claimant, ClaimRequest
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
@@ -170,8 +169,8 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
     app.enqueue_many([task.new() for _ in range(3)])
     honest = app.database.dialect.claim
 
-    def greedy(ask: Ask, names: Sequence[str], limit: int, *owner: Any, **more: Any) -> Any:
-        return honest(ask, names, 3, *owner, **more)
+    def greedy(ask: Ask, wanted: ClaimRequest, by: Claimant) -> Any:
+        return honest(ask, wanted._replace(limit=3), by)
 
     monkeypatch.setattr(app.database.dialect, "claim", greedy)
     with (
@@ -192,7 +191,7 @@ def test_an_interrupted_claim_keeps_no_lock(
     with closing(Database.beside(engine)) as database:
         claimer = Claimer(database, "me", WorkerOptions(("default",), 1, 60_000))
         with monkeypatch.context() as patched:
-            patched.setattr("sqlq.store.jobs.claim.claimed", lambda *_, **__: 1 // 0)
+            patched.setattr("sqlq.store.jobs.claim.ClaimedJob._make", lambda *_, **__: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 claimer.claim(1)
         assert len(claimer.claim(1)) == 1

@@ -24,7 +24,7 @@ import sqlq
 from sqlq.database import dialects
 from sqlq.database.database import Database
 from sqlq.database.dialect import ask_on
-from sqlq.database.values import Claimant, LookWanted
+from sqlq.database.values import Claimant, ClaimRequest, LookWanted
 from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
@@ -74,7 +74,8 @@ def claim_beyond(conn: Connection) -> Any:
     if not dialect.claims_beyond:
         pytest.skip("here each claim begins at the head")
     positions = [("mail", 1, 0, 0), ("mail", 0, 0, 0), ("empty", 0, 0, 0)]
-    return dialect.claim_beyond(ask_on(conn), positions, 2, Claimant("me", 30_000))
+    wanted = ClaimRequest(["mail", "empty"], 2, positions=positions)
+    return dialect.claim(ask_on(conn), wanted, Claimant("me", 30_000))
 
 
 def due_in(conn: Connection, names: list[str], after: str | None = None) -> Any:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -61,9 +60,8 @@ from sqlq.database.values import (
     LARGEST_WINDOW,
     Ask,
     Claimant,
-    ClaimOrder,
+    ClaimRequest,
     LookWanted,
-    QueuePosition,
     RawRows,
     Trouble,
 )
@@ -243,7 +241,12 @@ class MariaDB(Dialect):
 
     # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        find = self._due_beyond if wanted.positions else self._due
+        return reserved(ask, find(ask, wanted), by)
+
+    def _due(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
+        names, limit, order, _ = wanted
         first = due_statement(newest_first=order == "newest")
         at_level = due_statement(given_level=True, newest_first=order == "newest")
         statements = (first, at_level, sql.NEXT_LEVEL)
@@ -254,22 +257,16 @@ class MariaDB(Dialect):
         for name in names:
             if len(due) < limit:
                 due += self._due_in_one(ask, statements, name, limit - len(due), PLACE["priority"])
-        return reserved(ask, due, by)
+        return due
 
-    def claim_beyond(self, ask: Ask, positions: Sequence[QueuePosition], limit: int, by: Claimant) -> RawRows:
-        statement = due_statement(given_level=True, beyond=True)
+    def _due_beyond(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
         due: list[Any] = []
-        places = [
-            (queue, priority, moment := time_of(due_us), moment, id)
-            for queue, priority, due_us, id in positions
-        ]
-        if len(places) > 1:
-            rows = ask(sql.due_beyond(len(places)), tuple(chain.from_iterable(places)))
-            places = [places[i] for i in sorted(place for (place,) in rows)]
-        for place in places:
-            if len(due) < limit:
-                due += ask(statement, (*place, limit - len(due)))
-        return reserved(ask, due, by)
+        for queue, priority, due_us, id in wanted.positions:
+            if len(due) < wanted.limit:
+                moment = time_of(due_us)
+                place = (queue, priority, moment, moment, id)
+                due += ask(due_statement(given_level=True, beyond=True), (*place, wanted.limit - len(due)))
+        return due
 
     def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
         if after is None and not names:

@@ -46,9 +46,8 @@ from sqlq.database.values import (
     Ask,
     Backlog,
     Claimant,
-    ClaimOrder,
+    ClaimRequest,
     LookWanted,
-    QueuePosition,
     RawRows,
     Trouble,
     Verdict,
@@ -115,9 +114,13 @@ class PostgreSQL(Dialect):
     # a row that the statement updated has its transaction there
     has_met = literal_column(in_catalog("xmax <> 0"))
 
-    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
-        given = {"names": list(names), "most": limit, **by._asdict()}
-        return ask(sql.claim(order == "newest"), given)
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        given = {"most": wanted.limit, **by._asdict()}
+        if not wanted.positions:
+            return ask(sql.claim(wanted.order == "newest"), {"names": list(wanted.queues), **given})
+        queues, *numbers = zip(*wanted.positions, strict=True)
+        places = dict(zip(("priorities", "moments", "ids"), map(_numbers, numbers), strict=True))
+        return ask(sql.claim_beyond(), {"queues": list(queues), **places, **given})
 
     def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
         given = {"names": list(names), "after": after}
@@ -129,18 +132,6 @@ class PostgreSQL(Dialect):
     def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
         given = {**wanted._asdict(), "names": list(names), "after": after}
         return ask(sql.look(after is not None), given)
-
-    def claim_beyond(self, ask: Ask, positions: Sequence[QueuePosition], limit: int, by: Claimant) -> RawRows:
-        queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
-        given = {
-            "queues": queues,
-            "priorities": _numbers(priorities),
-            "moments": _numbers(moments),
-            "ids": _numbers(ids),
-            "most": limit,
-            **by._asdict(),
-        }
-        return ask(sql.claim_beyond(), given)
 
     def batch_table(self, batch: Batch) -> FromClause:
         arrays = (

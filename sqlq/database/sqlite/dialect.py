@@ -29,7 +29,7 @@ from sqlq.database.batch import Batch
 from sqlq.database.dialect import Dialect, claimed_columns
 from sqlq.database.sqlite import health
 from sqlq.database.timeouts import Patience
-from sqlq.database.values import LARGEST_WINDOW, Ask, Claimant, ClaimOrder, RawRows, Trouble
+from sqlq.database.values import LARGEST_WINDOW, Ask, Claimant, ClaimRequest, RawRows, Trouble
 from sqlq.errors import ConfigurationError
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import SQLITE_NOW, milliseconds_of
@@ -92,7 +92,8 @@ class SQLite(Dialect):
 
     remove_steps = "DELETE FROM __sqlq__.jobs WHERE id IN ({ids})"
 
-    def claim(self, ask: Ask, names: Sequence[str], limit: int, by: Claimant, order: ClaimOrder) -> RawRows:
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        names, limit, order, _ = wanted
         paused = {name for (name,) in ask(_PAUSED, ())}
         served = [name for name in names if name not in paused]  # guard: pause-sqlite
         several = order == "evenly" and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim

@@ -1,22 +1,20 @@
-"""Puts claimed jobs into the order in which they start."""
+"""Claims jobs, and puts them into the order in which they start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 from operator import attrgetter
-from typing import Any
 
-from sqlq.database.values import ClaimOrder
+from sqlq.database.dialect import Dialect
+from sqlq.database.values import Ask, Claimant, ClaimRequest
 from sqlq.model.job import ClaimedJob
 
 
-def claimed(
-    rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int, order: ClaimOrder
-) -> list[ClaimedJob]:
-    """Return the jobs of a claim in their starting order: queue by queue, or with "evenly" one job of each
+def claim(ask: Ask, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> list[ClaimedJob]:
+    """Claim jobs, and return them in their starting order: queue by queue, or with "evenly" one job of each
     queue in turn."""
-    claimed = [ClaimedJob._make(row) for row in rows]
+    names, limit, order, _ = wanted
+    claimed = [ClaimedJob._make(row) for row in dialect.claim(ask, wanted, by)]
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
     place = {name: i for i, name in enumerate(names)}
