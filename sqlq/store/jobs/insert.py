@@ -8,13 +8,13 @@ each run of sorted keys with the same rule for conflicts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -37,6 +37,7 @@ from sqlq.database.compiled import Compiled
 from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.dialects import dialect_named, dialect_of
 from sqlq.errors import EnqueueError
+from sqlq.model.checks import OnConflict
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, IS_UNRESERVED, TOKEN_SCHEMA, jobs
 from sqlq.schema.types import far, milliseconds_of, moment_after
@@ -123,13 +124,13 @@ def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) ->
     that job's id. Without a schema the table is found by the connection's search_path."""
     said = said_by(job)
     keyed = job.unique_key is not None
-    dialect, compiled = _compiled_for_others(kind, style, schema, said, keyed, conflict_of(job))
+    dialect, compiled = _compiled_for_others(kind, style, schema, said, keyed, _conflict_of(job))
     return compiled.statement, compiled.parameters(driver_row_of(job, said, dialect))
 
 
 @lru_cache(maxsize=256)
 def _compiled_for_others(
-    kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict | None
+    kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict
 ) -> tuple[Any, Compiled]:
     found = dialect_named(kind)
     dialect = found.for_parameters(style)
@@ -206,7 +207,7 @@ def _insert_in_order(
     holders |= {key: job for key, job in live.items() if job.state is State.RUNNING}
     waiting = [key for key in places if key not in holders]
     ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))  # guard: keys-in-one-order
-    for conflict, run in groupby(ordered, key=lambda key: conflict_of(new[counting[key]])):
+    for conflict, run in groupby(ordered, key=lambda key: _conflict_of(new[counting[key]])):
         chosen = [new[counting[key]] for key in run]
         said = said_by_any(chosen)
         given = [row_of(job, said) for job in chosen]
@@ -233,22 +234,14 @@ def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
     return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
 
 
-class Conflict(NamedTuple):
-    """How a new job changes the waiting one with its unique key. `at_most_ms` bounds a postponement, counted
-    from the first enqueue; None if the waiting job is only replaced."""
-
-    at_most_ms: int | None
-
-
-def conflict_of(job: NewJob) -> Conflict | None:
-    """Return how this job changes the waiting one with its unique key; None if that one is kept."""
-    if job.on_conflict == "keep":
-        return None
-    return Conflict(job.at_most_ms if job.on_conflict == "postpone" else None)
+Conflict: TypeAlias = tuple[OnConflict, int | None]
+"""How a new job changes the waiting one with its unique key, and the bound of a postponement in milliseconds,
+counted from the first enqueue."""
+_conflict_of: Callable[[NewJob], Conflict] = attrgetter("on_conflict", "at_most_ms")
 
 
 @cache
-def _statement(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None) -> Any:
+def _statement(dialect: Dialect, said: tuple[str, ...], conflict: Conflict) -> Any:
     returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, _STATE)
     return inserting(dialect, said, conflict, returned)
 
@@ -260,16 +253,17 @@ _STATE = case((jobs.c.reserved_at < far(), State.RUNNING.value), else_=NEW_OR_BL
 def inserting(
     dialect: Dialect,
     said: tuple[str, ...],
-    conflict: Conflict | None,
+    conflict: Conflict,
     returning: Sequence[ColumnElement[Any]],
 ) -> Any:
     """Return the insert of a job with a unique key. It leaves the live job with that key alone, or replaces
     it while it waits."""
-    if conflict is None:
+    on_conflict, at_most_ms = conflict
+    if on_conflict == "keep":
         return dialect.upsert(jobs, LIVE_KEY, computed(said), returning=returning)
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
     return dialect.upsert(
-        *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=conflict.at_most_ms)),
+        *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=at_most_ms)),
         where=and_(IS_UNRESERVED, jobs.c.blocked_by.is_(None)),
         returning=returning,
     )
