@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
-    CTE,
     URL,
     Connection,
     Delete,
@@ -22,16 +21,16 @@ from sqlalchemy import (
     Select,
     Table,
     delete,
-    func,
     insert,
     literal_column,
     null,
     select,
+    text,
 )
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database import blocked
+from sqlq.database import blocked, steps
 from sqlq.database.batch import (
     NEW,
     NO_VALUES,
@@ -238,6 +237,8 @@ class Dialect:
     """Whether the database at a URL is read-only, as far as is known without connecting."""
     words: Mapping[str, str]
     """The words in which the statements of `blocked` differ: functions, joins in their order, and indexes."""
+    levels, lines = steps.LEVELS, staticmethod(steps.lines)
+    """The statements of `steps`, as this database runs them."""
     remove_steps: str
     """Deletes the jobs with the `ids`."""
     _insert: Callable[[Table], Any]
@@ -300,20 +301,9 @@ class Dialect:
         that fulfil `where`."""
         conn.execute(delete(column.table).where(column.in_(values), *where))
 
-    def distinct(
-        self,
-        among: Condition,
-        *columns: Expression,
-        after: Expression | None = None,
-        where: Sequence[Condition] = (),
-    ) -> Select[Any]:
-        """Return a query of the distinct values of an index's columns, by one probe of the index for each.
-
-        `among` names the one value of the column with which the index begins. With `after` only the
-        values of the last column after it count.
-        """
-        found = _stepped((among, *where), columns, after)
-        return select(*found.c).where(found.c[str(columns[-1].key)].is_not(None))
+    def run_text(self, conn: Connection, statement: str, **given: Any) -> Any:
+        """Run a statement written by hand, with its parameters by name."""
+        return conn.execute(text(named(statement, conn.dialect, schema_of(conn))), given)
 
     def for_parameters(self, style: Any) -> Any:
         """Return a dialect of SQLAlchemy's that writes statements with parameters in this style, for any
@@ -593,30 +583,6 @@ class Dialect:
         rows in it, until it is analysed. So the plan may only use indexes, whose order makes sorting
         needless.
         """
-
-
-def _stepped(
-    where: Sequence[Condition],
-    columns: Sequence[Expression],
-    after: Expression | None = None,
-) -> CTE:
-    """Step from each value of the last column to the next, for each of the columns before it. After the last
-    value comes a NULL."""
-    *outer, column = columns
-    name = str(column.key)
-    least = select(func.min(column).label(name)).where(*where)
-    if outer:
-        over = _stepped(where, outer)
-        least = least.where(*(each == over.c[str(each.key)] for each in outer)).correlate(over)
-        first = select(*over.c, least.scalar_subquery().label(name))
-        first = first.where(over.c[str(outer[-1].key)].is_not(None))
-    else:
-        first = least if after is None else least.where(column > after)
-    steps = first.cte(f"each_{name}", recursive=True)
-    known = [steps.c[str(each.key)] for each in outer]
-    of_known = [each == value for each, value in zip(outer, known, strict=True)]
-    following = select(func.min(column)).where(*where, *of_known, column > steps.c[name]).correlate(steps)
-    return steps.union_all(select(*known, following.scalar_subquery()).where(steps.c[name].is_not(None)))
 
 
 def held(dialect: Dialect, batch: Batch, *columns: Expression) -> Select[Any]:

@@ -101,8 +101,8 @@ class Level(NamedTuple):
 
 def levels(conn: Connection) -> list[Level]:
     """Return the queues in which jobs wait with their priorities, the highest first."""
-    query = dialect_of(conn).distinct(IS_UNRESERVED, jobs.c.queue, jobs.c.priority)
-    found = (Level(*row) for row in conn.execute(query))
+    dialect = dialect_of(conn)
+    found = (Level(*row) for row in dialect.run_text(conn, dialect.levels))
     return sorted(found, key=lambda level: (level.queue, -level.priority))
 
 

@@ -31,7 +31,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
-from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Boolean, Double, Integer, Text
 
@@ -106,6 +105,7 @@ class MariaDB(Dialect):
     name, title = "mariadb", "MariaDB"
     _core = MariaDBDialect
     words, remove_steps = sql.WORDS, sql.REMOVE_STEPS
+    levels, lines = sql.LEVELS, staticmethod(sql.lines)
     oldest = (10, 11)
     has_schemas = schemas_are_databases = True
     own_paramstyle = "format"
@@ -162,23 +162,6 @@ class MariaDB(Dialect):
         by_key = query.where(has_key).with_hint(jobs, "FORCE INDEX (jobs_live_key)", "mariadb")
         # a snapshot may be older; guard: who-was-met-is-read-anew
         return by_key.prefix_with("STRAIGHT_JOIN").with_for_update(read=True)
-
-    def distinct(
-        self,
-        among: Condition,
-        *columns: Expression,
-        after: Expression | None = None,
-        where: Sequence[Condition] = (),
-    ) -> Select[Any]:
-        comparison: Any = among
-        leading = comparison.left
-        if comparison.operator is operators.eq:  # then the planner would sort all rows by the other columns
-            where = (leading >= comparison.right, leading <= comparison.right, *where)
-        else:
-            where = (among, *where)
-        order = (leading, *columns)
-        query = select(*columns).where(*where).group_by(*order).order_by(*order)
-        return query if after is None else query.where(columns[-1] > after)
 
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False

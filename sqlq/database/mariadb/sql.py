@@ -72,6 +72,21 @@ SELECT MAX(priority) FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue = %s
 """
 
 
+LEVELS = """
+SELECT queue, priority FROM __sqlq__.jobs WHERE reserved_at IS NULL
+ GROUP BY reserved_at, queue, priority ORDER BY reserved_at, queue, priority
+"""
+
+
+def lines(begins: str) -> str:
+    # with an equation the planner would sort all rows by the other columns
+    return f"""
+SELECT limit_key FROM __sqlq__.jobs
+ WHERE blocked_by >= 'limit' AND blocked_by <= 'limit' AND limit_key > :after{begins}
+ GROUP BY blocked_by, limit_key ORDER BY blocked_by, limit_key LIMIT :most
+"""
+
+
 def due_in(names: int | None) -> str:
     """The milliseconds until the first job of each queue is due, of so many queues or of all. A loose scan
     reads one row for each queue and priority. A row without a queue is added where the server takes no

@@ -133,6 +133,9 @@ class PostgreSQL(Dialect):
         given = {**wanted._asdict(), "names": list(names), "after": after}
         return ask(sql.look(after is not None), given)
 
+    def run_text(self, conn: Connection, statement: str, **given: Any) -> Any:
+        return super().run_text(conn, in_catalog(statement), **given)
+
     def batch_table(self, batch: Batch) -> FromClause:
         arrays = (
             cast(bindparam(f"batch_{name}", type_=Text), postgresql.ARRAY(kind))

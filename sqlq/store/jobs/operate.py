@@ -38,7 +38,7 @@ from sqlq.model.outcome import ON_REQUEST, ErrorText
 from sqlq.model.retry import error_record
 from sqlq.payload.encryption import HEAD
 from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import Moment, after, far, now
+from sqlq.schema.types import Moment, after, now
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, records
@@ -178,7 +178,7 @@ def change(
     its line when its time changes. So none holds a slot until its new time.
     """
     sealed = case((func.substr(jobs.c.payload, 1, len(HEAD)) == HEAD, 1), else_=0).label("sealed")
-    columns = (jobs.c.limit_key, jobs.c.blocked_by, jobs.c.queue, jobs.c.unique_key, sealed)
+    columns = (jobs.c.limit_key, jobs.c.queue, jobs.c.unique_key, sealed)
     # guard: the-claimed-are-not-rescheduled
     rows = _locked(conn, ids, wait_ms, *columns, among=IS_UNRESERVED)
     effects = {row.id: _moved(conn, row, values.get("queue", row.queue)) for row in rows}
@@ -208,15 +208,11 @@ def _postpone(conn: Connection, rows: Sequence[Any], at: datetime | None, delay_
     """Make waiting jobs due at a time, else after a delay."""
     due: Any = after(literal(delay_ms, BigInteger)) if delay_ms else now()
     due = due if at is None else literal(at, Moment)
-    free = [row.id for row in rows if row.blocked_by is None and row.limit_key is None]
-    blocked = [row.id for row in rows if row.id not in set(free)]
-    if free:
-        conn.execute(update(jobs).where(jobs.c.id.in_(free)).values(available_at=due))
-    if blocked:
-        # guard: the-rescheduled-hold-no-slot
-        by = case((jobs.c.blocked_by.is_(None), "limit"), else_=jobs.c.blocked_by)
-        values = {"available_at": far(), "blocked_by": by, "due_at": due}
-        conn.execute(update(jobs).where(jobs.c.id.in_(blocked)).values(values))
+    waits = jobs.c.blocked_by.is_not(None) | jobs.c.limit_key.is_not(None)
+    # guard: the-rescheduled-hold-no-slot
+    by = case((jobs.c.blocked_by.is_(None), "limit"), else_=jobs.c.blocked_by)
+    values = {**in_line(waits, due), "blocked_by": case((waits, by))}
+    conn.execute(update(jobs).where(jobs.c.id.in_([row.id for row in rows])).values(values))
     keys = set(keys_of(rows).values())
     later = {Wake(key, delay_ms=delay_ms, moment=at) for key in keys}
     # now for the slots that are free, and at the new time; guard: the-rescheduled-are-looked-at

@@ -33,7 +33,6 @@ from sqlalchemy import (
     case,
     exists,
     func,
-    literal,
     null,
     or_,
     select,
@@ -44,6 +43,7 @@ from sqlq.database.batch import Batch, Change, Key, insert_returning
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.steps import BEGINS
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.model.job import NewJob
@@ -472,10 +472,11 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
     return keys, freed
 
 
-def _keys_in_line(conn: Connection, after: str, most: int, *where: ColumnElement[bool]) -> list[str]:
+def _keys_in_line(conn: Connection, after: str, most: int, prefix: str = "") -> list[str]:
     """Return the next keys with a line."""
-    keys = dialect_of(conn).distinct(_in_line, jobs.c.limit_key, after=literal(after), where=where)
-    return [*conn.scalars(keys.limit(most))]
+    dialect = dialect_of(conn)
+    given = {"after": after, "most": most, "prefix": prefix, "length": len(prefix)}
+    return [*dialect.run_text(conn, dialect.lines(BEGINS if prefix else ""), **given).scalars()]
 
 
 _holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)
@@ -538,13 +539,9 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
 
     A key that no worker has looked at yet has no row; only its jobs have it.
     """
-
-    def begins(column: ColumnElement[Any]) -> ColumnElement[bool]:
-        return func.substr(column, 1, len(prefix)) == prefix
-
-    known = conn.execute(_LIMITS.where(begins(limits.c.limit_key)).limit(most))
-    rows = {row.limit_key: row for row in known}
-    keys = {*rows, *_keys_in_line(conn, "", most, begins(jobs.c.limit_key))}
+    begins = func.substr(limits.c.limit_key, 1, len(prefix)) == prefix
+    rows = {row.limit_key: row for row in conn.execute(_LIMITS.where(begins).limit(most))}
+    keys = {*rows, *_keys_in_line(conn, "", most, prefix)}
     return [_status(conn, key, rows.get(key)) for key in sorted(keys)[:most]]
 
 

@@ -9,8 +9,7 @@ FROM shop.sqlq_queues
 WHERE shop.sqlq_queues.paused_at IS NOT NULL) ORDER BY shop.jobs.id 
  LIMIT %(param_1)s;
 
-SELECT shop.jobs.limit_key 
-FROM shop.jobs 
-WHERE shop.jobs.blocked_by >= 'limit' AND shop.jobs.blocked_by <= 'limit' AND shop.jobs.limit_key > %(param_1)s GROUP BY shop.jobs.blocked_by, shop.jobs.limit_key ORDER BY shop.jobs.blocked_by, shop.jobs.limit_key 
- LIMIT %(param_2)s;
+SELECT limit_key FROM shop.jobs
+ WHERE blocked_by >= 'limit' AND blocked_by <= 'limit' AND limit_key > %(after)s
+ GROUP BY blocked_by, limit_key ORDER BY blocked_by, limit_key LIMIT %(most)s;
 

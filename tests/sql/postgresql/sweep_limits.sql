@@ -11,16 +11,11 @@ WHERE public.sqlq_queues.paused_at IS NOT NULL) ORDER BY public.jobs.id
  LIMIT %(param_1)s::INTEGER FOR UPDATE OF jobs SKIP LOCKED)
  UPDATE public.jobs SET available_at=TIMESTAMP WITH TIME ZONE '9998-01-01 00:00:00+00:00', blocked_by=%(blocked_by)s::VARCHAR, due_at=coalesce(public.jobs.due_at, public.jobs.available_at) FROM held WHERE public.jobs.id OPERATOR(pg_catalog.=) held.id RETURNING public.jobs.limit_key;
 
-WITH RECURSIVE each_limit_key(limit_key) AS 
-(SELECT pg_catalog.min(public.jobs.limit_key) AS limit_key 
-FROM public.jobs 
-WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' AND public.jobs.limit_key OPERATOR(pg_catalog.>) %(param_1)s::VARCHAR UNION ALL SELECT (SELECT pg_catalog.min(public.jobs.limit_key) AS min_1 
-FROM public.jobs 
-WHERE public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' AND public.jobs.limit_key OPERATOR(pg_catalog.>) each_limit_key.limit_key) AS anon_1 
-FROM each_limit_key 
-WHERE each_limit_key.limit_key IS NOT NULL)
- SELECT each_limit_key.limit_key 
-FROM each_limit_key 
-WHERE each_limit_key.limit_key IS NOT NULL 
- LIMIT %(param_2)s::INTEGER;
+WITH RECURSIVE each_limit_key (limit_key) AS (
+      SELECT pg_catalog.min(limit_key) FROM public.jobs WHERE blocked_by OPERATOR(pg_catalog.=) 'limit' AND limit_key OPERATOR(pg_catalog.>) %(after)s
+      UNION ALL
+      SELECT (SELECT pg_catalog.min(limit_key) FROM public.jobs
+               WHERE blocked_by OPERATOR(pg_catalog.=) 'limit' AND limit_key OPERATOR(pg_catalog.>) each_limit_key.limit_key)
+        FROM each_limit_key WHERE each_limit_key.limit_key IS NOT NULL)
+SELECT limit_key FROM each_limit_key WHERE limit_key IS NOT NULL LIMIT %(most)s;
 

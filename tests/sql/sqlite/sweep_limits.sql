@@ -11,16 +11,11 @@ WHERE main.sqlq_queues.paused_at IS NOT NULL) ORDER BY main.jobs.id
  LIMIT ? OFFSET ?)
  UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=coalesce(main.jobs.due_at, main.jobs.available_at) FROM held WHERE main.jobs.id = held.id RETURNING limit_key;
 
-WITH RECURSIVE each_limit_key(limit_key) AS 
-(SELECT min(main.jobs.limit_key) AS limit_key 
-FROM main.jobs 
-WHERE main.jobs.blocked_by = 'limit' AND main.jobs.limit_key > ? UNION ALL SELECT (SELECT min(main.jobs.limit_key) AS min_1 
-FROM main.jobs 
-WHERE main.jobs.blocked_by = 'limit' AND main.jobs.limit_key > each_limit_key.limit_key) AS anon_1 
-FROM each_limit_key 
-WHERE each_limit_key.limit_key IS NOT NULL)
- SELECT each_limit_key.limit_key 
-FROM each_limit_key 
-WHERE each_limit_key.limit_key IS NOT NULL
- LIMIT ? OFFSET ?;
+WITH RECURSIVE each_limit_key (limit_key) AS (
+      SELECT min(limit_key) FROM main.jobs WHERE blocked_by = 'limit' AND limit_key > ?
+      UNION ALL
+      SELECT (SELECT min(limit_key) FROM main.jobs
+               WHERE blocked_by = 'limit' AND limit_key > each_limit_key.limit_key)
+        FROM each_limit_key WHERE each_limit_key.limit_key IS NOT NULL)
+SELECT limit_key FROM each_limit_key WHERE limit_key IS NOT NULL LIMIT ?;
 
