@@ -7,6 +7,7 @@ have a default, which needs RETURNING, UPDATE … FROM, ON CONFLICT and common t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -143,10 +144,12 @@ CLAIMED: tuple[Expression, ...] = (
 """The fields of `ClaimedJob`, in their order."""
 
 
-def claimed_columns(dialect: Any) -> str:
-    """Return `CLAIMED` as a list of SQL columns, for the claim that is written by hand."""
+def claimed_columns(dialect: Any, changed: Mapping[str, str] = NO_VALUES) -> str:
+    """Return `CLAIMED` as a list of SQL columns, for the claim that is written by hand. `changed` has the SQL
+    of those that the claim changes."""
     return ", ".join(
-        str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED
+        changed.get(column.name) or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
+        for column in CLAIMED
     )
 
 
@@ -184,10 +187,9 @@ class Dialect:
     """The statement that raises on a standby."""
     which_isolation = ""
     """The query for the isolation level of a transaction, where that matters."""
-    where_it_leads = ""
-    """The query for the name of the database that a connection leads to."""
     which_server = ""
-    """The query for that name, and for what is different on each server."""
+    """The query for the name of the database that a connection leads to, and for what is different on each
+    server."""
     one_writer = False
     """Whether one transaction at a time may write, and keeps all others waiting."""
     sees_commits = False

@@ -271,7 +271,7 @@ class Enqueuer:
             return True
         dialect = self._database.dialect
         if not self._is_in_a_test:
-            name = conn.exec_driver_sql(dialect.where_it_leads).scalar()
+            name = conn.exec_driver_sql(dialect.which_server).scalar()
             return not own.database or own.database in (theirs.database, name)
         try:
             with self._database.read() as mine:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
-    ColumnElement,
     Connection,
     Integer,
     MetaData,
@@ -32,7 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import Batch
+from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
@@ -178,7 +177,7 @@ def _waiting(dialect: Dialect) -> Select[Any]:
     # the order of the index keeps the planner from scanning the table until it has found enough rows
     at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
 
-    def number(when: ColumnElement[bool]) -> Any:
+    def number(when: Condition) -> Any:
         some = at_level.where(when).limit(bindparam("limit")).subquery()
         return select(func.count()).select_from(some).scalar_subquery()
 

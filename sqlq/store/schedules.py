@@ -17,7 +17,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Integer,
     Row,
@@ -30,7 +29,7 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import LAST_ID
-from sqlq.database.batch import Batch, Change, Key, inserted
+from sqlq.database.batch import Batch, Change, Expression, Key, inserted
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
@@ -87,7 +86,7 @@ class Ticked(NamedTuple):
     """The effect of a tick: the jobs it enqueued, the errors of schedules that failed, and the number of
     schedules seen."""
 
-    jobs: list[tuple[NewJob[Any], Job[Any]]]
+    jobs: list[tuple[NewJob, Job]]
     errors: dict[str, str]
     seen: int
 
@@ -102,7 +101,7 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
 
 
 def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
-    clock: ColumnElement[datetime] = now() if at is None else literal(at, Moment)
+    clock: Expression = now() if at is None else literal(at, Moment)
     due = (
         select(schedules, clock.label("moment"))
         .where(_table.next_at <= clock, _NOT_REFUSED)  # guard: ticks-are-due
@@ -148,7 +147,7 @@ class _Done:
 
     row: Row[Any]
     turn: schedule.Turn
-    new: list[NewJob[Any]]
+    new: list[NewJob]
     error: str | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -180,7 +179,7 @@ def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
     return done
 
 
-def _of(name: str, job: NewJob[Any], at: datetime, plan: Schedule, *, in_test: bool) -> NewJob[Any]:
+def _of(name: str, job: NewJob, at: datetime, plan: Schedule, *, in_test: bool) -> NewJob:
     """Return the job for a run of a schedule. A delay or jitter does not change `scheduled_for`."""
     if in_test:  # its clock is not the database's, by which jobs are claimed
         return replace(job, schedule=name, scheduled_for=at)
@@ -190,7 +189,7 @@ def _of(name: str, job: NewJob[Any], at: datetime, plan: Schedule, *, in_test: b
     return replace(job, schedule=name, scheduled_for=at, available_at=at + later, delay_ms=0)
 
 
-_Pairs = list[tuple[NewJob[Any], Job[Any]]]
+_Pairs = list[tuple[NewJob, Job]]
 
 
 def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
@@ -355,7 +354,7 @@ def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str,
     return values
 
 
-def _job_columns(job: NewJob[Any]) -> dict[str, Any]:
+def _job_columns(job: NewJob) -> dict[str, Any]:
     return {"task": job.task, "queue": job.queue, "payload": job.payload, "options": options_text(job)}
 
 
@@ -374,7 +373,7 @@ def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = Fal
 # -- what is said at run time --------------------------------------------------------------------------------
 
 
-def add(conn: Any, name: str, plan: Schedule, job: NewJob[Any]) -> None:
+def add(conn: Any, name: str, plan: Schedule, job: NewJob) -> None:
     """Add a schedule. Raises `ConfigurationError` where one of that name exists, or the plan has no run to
     come. Then nothing is written, and the transaction stays usable."""
     here = moment(conn)
@@ -411,7 +410,7 @@ def remove(conn: Any, name: str) -> None:
     _change(conn, name, None)
 
 
-def run(conn: Any, name: str) -> Job[Any]:
+def run(conn: Any, name: str) -> Job:
     """Enqueue a job of a schedule now; its regular runs do not change."""
     row = _locked(conn, name)
     job = template(row.task, row.queue, row.payload, row.options)

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime, timedelta
-from functools import lru_cache
-from typing import Any
-
-from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
 from sqlq.database.dialect import CLAIMED, listed
 from sqlq.database.mariadb import sql
 from sqlq.database.values import Ask, Claimant, RawRows
-from sqlq.schema import qualify
-from sqlq.schema.tables import TOKEN_SCHEMA
 
 PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
-_AFTER_CLAIM = {"lease_token": sql.NEXT_TOKEN, "attempts": sql.ONE_MORE}
-
-
-@lru_cache
-def due_statement(*, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
-    """Return the statement that locks due jobs, with the columns of a claim as they are after it."""
-    dialect: Any = qualify.qualified(MariaDBDialect())
-    columns = [
-        _AFTER_CLAIM.get(column.name)
-        or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
-        for column in CLAIMED
-    ]
-    said = ", ".join([*columns, "max_attempts"])
-    return sql.due(said, given_level=given_level, beyond=beyond, newest_first=newest_first)
 
 
 def reserved(ask: Ask, due: RawRows, by: Claimant) -> RawRows:

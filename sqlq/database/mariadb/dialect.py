@@ -52,7 +52,7 @@ from sqlq.database.batch import (
 from sqlq.database.dialect import Dialect, ask_on
 from sqlq.database.idle import is_readable
 from sqlq.database.mariadb import compiler, health, sql
-from sqlq.database.mariadb.claims import PLACE, due_statement, reserved, time_of
+from sqlq.database.mariadb.claims import PLACE, reserved, time_of
 from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import (
@@ -122,7 +122,6 @@ class MariaDB(Dialect):
     claims_queues_apart = True
     locks_on_one_node = True
     drivers = ("pymysql", "MySQLdb", "asyncmy")
-    where_it_leads = "SELECT DATABASE()"
     which_server = "SELECT DATABASE(), @@server_uid"
     changes_tables_in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
@@ -230,8 +229,8 @@ class MariaDB(Dialect):
 
     def _due(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
         names, limit, order, _ = wanted
-        first = due_statement(newest_first=order == "newest")
-        at_level = due_statement(given_level=True, newest_first=order == "newest")
+        first = sql.due(newest_first=order == "newest")
+        at_level = sql.due(given_level=True, newest_first=order == "newest")
         statements = (first, at_level, sql.NEXT_LEVEL)
         due: list[Any] = []
         if len(names) > 1:  # one statement for all finds those that are worth one of their own
@@ -248,7 +247,7 @@ class MariaDB(Dialect):
             if len(due) < wanted.limit:
                 moment = time_of(due_us)
                 place = (queue, priority, moment, moment, id)
-                due += ask(due_statement(given_level=True, beyond=True), (*place, wanted.limit - len(due)))
+                due += ask(sql.due(given_level=True, beyond=True), (*place, wanted.limit - len(due)))
         return due
 
     def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:

@@ -6,8 +6,12 @@ queue or priority to the next are loose index scans (GROUP BY), or statements of
 
 from __future__ import annotations
 
+from functools import cache
+
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
+from sqlq.database.dialect import claimed_columns
+from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import MARIADB_NOW
 
@@ -21,8 +25,10 @@ _QUOTER = MariaDBDialect().identifier_preparer
 _BEYOND = " AND (available_at > %s OR available_at = %s AND id > %s)"
 
 
-def due(columns: str, *, given_level: bool, beyond: bool, newest_first: bool) -> str:
-    """Lock the first due jobs of one priority of a queue: the highest, or a given one.
+@cache
+def due(*, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
+    """Lock the first due jobs of one priority of a queue: the highest, or a given one. Their columns are as
+    the claim leaves them, and then the own attempts of each row.
 
     The index has reserved rows apart from ready ones. So the statement reads, and locks, only the rows that
     it returns. A filesort would lock every row of the queue.
@@ -30,9 +36,11 @@ def due(columns: str, *, given_level: bool, beyond: bool, newest_first: bool) ->
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
     level = "%s" if given_level else TOP_LEVEL
     after = _BEYOND if beyond else ""
+    changed = {"lease_token": NEXT_TOKEN, "attempts": ONE_MORE}
+    columns = claimed_columns(qualified(MariaDBDialect()), changed)
     # guard: claim-mariadb
     return f"""
-SELECT {columns} FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
+SELECT {columns}, max_attempts FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
  WHERE reserved_at IS NULL AND queue = %s AND priority = {level} AND available_at <= {NOW}{after}
    AND NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues AS q
                     WHERE q.queue = jobs.queue AND q.paused_at IS NOT NULL)

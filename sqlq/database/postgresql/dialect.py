@@ -103,7 +103,6 @@ class PostgreSQL(Dialect):
     refuses_standby = _REFUSE_STANDBY
     own_options = _OWN_OPTIONS
     which_isolation = "SELECT pg_catalog.current_setting('transaction_isolation')"
-    where_it_leads = in_catalog("SELECT current_database()")
     which_server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
     _insert = staticmethod(postgresql.insert)
     # psycopg's, because it declares the type of each parameter, which the server may not infer

@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Text,
     and_,
@@ -32,7 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import CHANGED, NEW, Batch, Key, insert_returning, with_returning
+from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
 from sqlq.database.compiled import Compiled
 from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.dialects import dialect_named, dialect_of
@@ -254,7 +253,7 @@ def inserting(
     dialect: Dialect,
     said: tuple[str, ...],
     conflict: Conflict,
-    returning: Sequence[ColumnElement[Any]],
+    returning: Sequence[Expression],
 ) -> Any:
     """Return the insert of a job with a unique key. It leaves the live job with that key alone, or replaces
     it while it waits."""

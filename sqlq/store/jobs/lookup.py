@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     CompoundSelect,
     Connection,
     Integer,
@@ -36,7 +35,7 @@ from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.config.constants import LAST_ID
 from sqlq.config.durations import FAR
-from sqlq.database.batch import Batch
+from sqlq.database.batch import Batch, Condition
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
@@ -79,9 +78,9 @@ class Selection:
     before: int | None = None
     visible: Callable[[JobDetails], bool] | None = None
 
-    def where(self, source: FromClause) -> ColumnElement[bool]:
+    def where(self, source: FromClause) -> Condition:
         columns = source.c
-        parts: list[ColumnElement[bool]] = [columns.id.in_(possible(self.ids))] if self.ids else []
+        parts: list[Condition] = [columns.id.in_(possible(self.ids))] if self.ids else []
         equal = {name: getattr(self, name) for name in ("task", "queue", "flow_id", "label", "limit_key")}
         equal |= {"group_key": self.group, "unique_key": self.key}
         parts += [columns[name] == value for name, value in equal.items() if value is not None]
@@ -98,7 +97,7 @@ class Selection:
             parts.append(columns.created_at < self.until)
         return and_(true(), *parts, *self.in_place(source))
 
-    def in_place(self, source: FromClause) -> list[ColumnElement[bool]]:
+    def in_place(self, source: FromClause) -> list[Condition]:
         """Return the conditions that a row is where the search goes on, by its id."""
         return [] if self.before is None else [source.c.id < self.before]
 
@@ -155,7 +154,7 @@ _FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.faile
 _EVERYWHERE = ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs))
 
 _is_due = jobs.c.available_at <= now()
-_SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
+_SOURCES: dict[State, tuple[Select[Any], Table, Condition]] = {
     State.BLOCKED: (_LIVE, jobs, jobs.c.blocked_by.is_not(None)),
     State.SCHEDULED: (_LIVE, jobs, IS_UNRESERVED & jobs.c.blocked_by.is_(None) & ~_is_due),
     State.AVAILABLE: (_LIVE, jobs, IS_UNRESERVED & _is_due),
@@ -284,7 +283,7 @@ _SEARCHED = {
 def _selected(
     query: Select[Any],
     source: Table,
-    belongs: ColumnElement[bool],
+    belongs: Condition,
     chosen: Selection,
     within: int | None,
     limit: int,
@@ -443,7 +442,7 @@ def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
     return {State(state): number for state, number in conn.execute(query)}
 
 
-def handles(conn: Connection, chosen: Selection) -> list[Job[Any]]:
+def handles(conn: Connection, chosen: Selection) -> list[Job]:
     """Return the selected jobs in the order of their ids."""
     rows = conn.execute(_in_all_tables(chosen, "id", "queue", "task").order_by("id"))
     return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Integer,
     Row,
@@ -30,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from sqlq.config.constants import ERROR_BYTES
-from sqlq.database.batch import insert_returning, inserted
+from sqlq.database.batch import Expression, insert_returning, inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.history import AttemptTimes
@@ -300,8 +299,8 @@ class Replay(NamedTuple):
 def replay(
     conn: Connection,
     selections: Sequence[Selection],
-    since: ColumnElement[Any] | None,
-    until: ColumnElement[Any] | None,
+    since: Expression | None,
+    until: Expression | None,
 ) -> list[Replay]:
     """Enqueue copies of the selected jobs that ended within a time; return them in the order of their ids.
 
@@ -344,7 +343,7 @@ def _copy(conn: Connection, ids: Sequence[int]) -> list[Replay]:
             for table, _ in _ENDED
         )
     ).subquery("ended")
-    columns: dict[str, ColumnElement[Any]] = {name: ended.c[name] for name in COPIED}
+    columns: dict[str, Expression] = {name: ended.c[name] for name in COPIED}
     columns |= {"replay_of": ended.c.id, **in_line(ended.c.limit_key.is_not(None), now())}
     returning = [jobs.c[name] for name in Replay._fields]
     copy = insert_returning(jobs, columns, *returning, order_by=ended.c.id)

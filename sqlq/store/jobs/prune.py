@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Column, ColumnElement, Connection, Table, exists, or_, select
+from sqlalchemy import Column, Connection, Table, exists, or_, select
 
-from sqlq.database.batch import Change
+from sqlq.database.batch import Change, Condition
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import ago
@@ -87,9 +87,7 @@ def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
     return pruned
 
 
-def _delete(
-    conn: Connection, source: Table, most: int, *where: ColumnElement[bool], order_by: Column[Any]
-) -> int:
+def _delete(conn: Connection, source: Table, most: int, *where: Condition, order_by: Column[Any]) -> int:
     """Delete at most `most` of the chosen rows, and return the number. A locked one is left to the next run,
     and one that the database refuses to delete to a later one."""
     dialect = dialect_of(conn)
@@ -107,7 +105,7 @@ def _delete(
     return len(rows)
 
 
-def _is_free(source: Table) -> ColumnElement[bool]:
+def _is_free(source: Table) -> Condition:
     """Whether no other step waits for an ended job, or may still take its result. A step may do so while it
     is live, or once it is retried after a failure."""
     waits = select(edges.c.job_id).where(edges.c.depends_on == source.c.id)

@@ -11,10 +11,10 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Table, Text, bindparam, case, func, literal, null
+from sqlalchemy import BigInteger, Integer, Table, Text, bindparam, case, func, literal, null
 from sqlalchemy.types import TypeEngine
 
-from sqlq.database.batch import Batch, insert_returning
+from sqlq.database.batch import Batch, Condition, Expression, insert_returning
 from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
 from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs
@@ -36,7 +36,7 @@ ENDED_STATE = case(
     (finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value
 )
 
-TABLES: tuple[tuple[Table, ColumnElement[str]], ...] = (
+TABLES: tuple[tuple[Table, Expression], ...] = (
     (jobs, LIVE_STATE),
     (finished_jobs, ENDED_STATE),
     (failed_jobs, literal(State.FAILED.value)),
@@ -146,17 +146,17 @@ def is_due_at_once(job: NewJob) -> bool:
     return job.available_at is None and not job.delay_ms
 
 
-Value: TypeAlias = Callable[[str], ColumnElement[Any]]
+Value: TypeAlias = Callable[[str], Expression]
 """Returns the expression of an option."""
 
 
-def due(said: Collection[str], value: Value) -> ColumnElement[Any]:
+def due(said: Collection[str], value: Value) -> Expression:
     """Return the time when jobs are due."""
     at = after(value("delay_ms")) if "delay_ms" in said else now()
     return func.coalesce(value("moment"), at) if "moment" in said else at
 
 
-def _parameter(name: str) -> ColumnElement[Any]:
+def _parameter(name: str) -> Expression:
     return bindparam(name, type_=_TYPES[name])
 
 
@@ -164,7 +164,7 @@ def computed(said: Sequence[str], value: Value = _parameter) -> Mapping[str, Any
     """Return the computed columns of jobs that have these options. A job under a limit is blocked until it
     is admitted."""
     at = due(said, value)
-    times: dict[str, ColumnElement[Any]] = {"available_at": at} if is_delayed(said) else {}
+    times: dict[str, Expression] = {"available_at": at} if is_delayed(said) else {}
     ends = [value("start_by")] if "start_by" in said else []
     if "expires_ms" in said:
         ends.append(moment_after(at, value("expires_ms")))
@@ -175,7 +175,7 @@ def computed(said: Sequence[str], value: Value = _parameter) -> Mapping[str, Any
     return times
 
 
-def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+def in_line(limited: Condition, due: Expression) -> dict[str, Expression]:
     """Return the columns of jobs; those that are `limited` wait for a slot of their limit."""
     return {
         "available_at": case((limited, far()), else_=due),
@@ -226,7 +226,7 @@ def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
     return _insert_all(columns, rows.c.n, said)
 
 
-def _insert_all(columns: dict[str, Any], place: ColumnElement[Any], said: Sequence[str]) -> Any:
+def _insert_all(columns: dict[str, Any], place: Expression, said: Sequence[str]) -> Any:
     state = NEW_OR_BLOCKED if "limit" in said else NEW_STATE
     returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
     return insert_returning(jobs, columns, *returned, order_by=place)

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Integer,
     Table,
@@ -39,7 +38,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlq.database.batch import Batch, Change, Key, insert_returning
+from sqlq.database.batch import Batch, Change, Condition, Key, insert_returning
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
@@ -483,7 +482,7 @@ _holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)
 _ANY = select(or_(*(exists(select(jobs.c.id).where(each)) for each in (_in_line, _holds_a_slot))))
 
 
-def _back_into_line(in_vain: ColumnElement[bool]) -> Change:
+def _back_into_line(in_vain: Condition) -> Change:
     """Return the change that takes slots from jobs that wait for a worker in vain."""
     chosen = select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, in_vain)
     # guard: paused-hold-no-slots
@@ -524,7 +523,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
     return len(dialect_of(conn).change(conn, Change(limits, unused, returning=(limits.c.limit_key,))))
 
 
-def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
+def _has(table: Table, *where: Condition) -> Condition:
     return exists().where(table.c.limit_key == limits.c.limit_key, *where)
 
 
