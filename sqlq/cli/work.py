@@ -208,8 +208,8 @@ def _supervise(
         supervisor = Supervisor(command, supervising, None, setup)
     else:
         require_client("--metrics-port")
+        from sqlq.metrics.collectors import WorkCollector
         from sqlq.metrics.serve import serve
-        from sqlq.metrics.work import WorkCollector
         from sqlq.worker.report.meter import Totals
 
         supervisor = Supervisor(command, supervising, Totals(), setup)

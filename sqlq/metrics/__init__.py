@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sqlq.metrics.database import DatabaseCollector as DatabaseCollector
+    from sqlq.metrics.collectors import DatabaseCollector as DatabaseCollector
 
 __all__ = ["DatabaseCollector"]
 
@@ -17,7 +17,7 @@ __all__ = ["DatabaseCollector"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sqlq.metrics.database import DatabaseCollector
+    from sqlq.metrics.collectors import DatabaseCollector
 
     return DatabaseCollector
 

@@ -354,7 +354,7 @@ def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: 
         return asked[-1]
 
     monkeypatch.setattr(app.queues, "vitals", ask)
-    monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 60.0)
+    monkeypatch.setattr("sqlq.metrics.collectors.KEPT_SECONDS", 60.0)
     url = serve(DatabaseCollector(app), 0, "127.0.0.1")
     first, second = scrape(url), scrape(url)
     assert first == second
@@ -365,7 +365,7 @@ def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: 
 def test_a_scrape_shows_the_database_as_down_while_it_is_away(
     restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("sqlq.metrics.collectors.KEPT_SECONDS", 0.0)
     url = serve(DatabaseCollector(app), 0, "127.0.0.1")
     assert value(scrape(url), "sqlq_database_up") == 1
     restartable_postgresql.stop()

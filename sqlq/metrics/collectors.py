@@ -1,22 +1,32 @@
-"""Metrics from the database: waiting jobs and their age, workers, and the size of the tables."""
+"""The collectors of the metrics. One shows the counts of the workers of one `sqlq work`. The other shows from
+the database waiting jobs and their age, workers, and the size of the tables."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.app.app import App
+from sqlq.config.command_hint import escaped
+from sqlq.config.constants import VERSION
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
 from sqlq.metrics import names
-from sqlq.metrics.families import number, numbers, version
+from sqlq.metrics.names import Described
+from sqlq.worker.report.meter import BOUNDS
+
+if TYPE_CHECKING:
+    from sqlq.app.app import App
+    from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.metrics")
 
@@ -24,6 +34,67 @@ KEPT_SECONDS = 1.0
 """For so long a collector repeats its answer: several scrapers at once must not become a load."""
 COMPLAINT_SECONDS = 60.0
 STATES = ("available", "scheduled", "blocked", "running", "failed")
+Labelled = Iterable[tuple[Sequence[str], float]]
+
+
+def numbers(metric: Described, values: Labelled) -> Any:
+    """Return a counter or gauge with a value for each tuple of labels."""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values:
+        family.add_metric([shown(label) for label in labels], value)
+    return family
+
+
+def number(metric: Described, value: float) -> Any:
+    """Return a counter or gauge without labels."""
+    return numbers(metric, [((), value)])
+
+
+def version() -> Any:
+    return numbers(names.VERSION, [((VERSION,), 1)])
+
+
+def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[float], float]]) -> Any:
+    """Return a histogram of times: labels, the number in each bucket, and their sum."""
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    for labels, buckets, seconds in values:
+        up_to = list(zip(bounds, accumulate(buckets), strict=True))
+        family.add_metric([shown(label) for label in labels], up_to, seconds)
+    return family
+
+
+def shown(label: str) -> str:
+    """Return a name that UTF-8 can carry and that steers no terminal: a row may hold anything."""
+    return escaped(label)  # guard: labels-steer-no-terminal
+
+
+@dataclass(eq=False)
+class WorkCollector(Collector):
+    """Shows the totals of all children, and their number."""
+
+    _supervisor: Supervisor
+
+    def collect(self) -> Iterator[Any]:
+        supervisor = self._supervisor
+        if supervisor.totals is None:
+            return
+        counts, times = supervisor.totals.now()
+        now = {
+            names.SLOTS: supervisor.slots,
+            names.SLOTS_BUSY: supervisor.running,
+            names.PROCESSES: supervisor.ready,
+            names.PROCESSES_LOST: supervisor.lost,
+        }
+        for metric in names.OF_WORKERS:
+            if metric in now:
+                yield number(metric, now[metric])
+            elif metric.kind == "histogram":
+                yield histogram(metric, [(key[1:], *of) for key, of in times.items() if key[0] == metric.key])
+            elif metric.kind == "counter":
+                yield numbers(metric, [(key[1:], n) for key, n in counts.items() if key[0] == metric.key])
+        yield version()
 
 
 class DatabaseCollector(Collector):
