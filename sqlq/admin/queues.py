@@ -5,17 +5,16 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from functools import partial
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.durations import Duration, milliseconds
-from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
 from sqlq.store import health
-from sqlq.store.health import MOST_QUEUES, Vitals, vitals
+from sqlq.store.health import MOST_QUEUES, QueueStatus, Vitals, vitals
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
@@ -24,24 +23,6 @@ from sqlq.store.workers.pauses import ALL, Pause, Pauses
 from sqlq.store.workers.workers import WorkerRow
 
 __all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting"]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStatus(AsJson):
-    """The numbers of a queue. `served` is whether an alive worker serves it; `oldest_wait_seconds` is None
-    when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
-    many."""
-
-    queue: str
-    available: int
-    scheduled: int
-    blocked: int
-    running: int
-    failed: int
-    oldest_wait_seconds: float | None
-    paused: bool
-    served: bool
-    capped: tuple[str, ...] = ()
 
 
 class QueueStatuses(builtins.list[QueueStatus]):
@@ -72,12 +53,11 @@ class Queues(Facet):
             first = named | pauses.named.keys()
             held, others = (health.exact(conn), 0) if exact else health.capped(conn, first)
         everything = any(worker.queues is None for worker in alive)
-        found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
         empty = first - {s.queue for s in held}
-        found += [
-            QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in pauses, served=everything or name in named)
-            for name in empty
+        held += [
+            QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in pauses, served=False) for name in empty
         ]
+        found = [replace(each, served=everything or each.queue in named) for each in held]
         found.sort(key=lambda s: (s.queue not in first, s.queue))
         statuses = QueueStatuses(sorted(found[:MOST_QUEUES], key=lambda s: s.queue))
         statuses.others = others + len(found) - len(statuses)

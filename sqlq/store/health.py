@@ -31,6 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
@@ -60,9 +61,10 @@ LEAST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStats:
-    """The counts of one queue, as a row of the view queue_stats. The wait is in seconds, None when nothing
-    waits. `capped` names the counts that stopped at the cap; the true number is at least as large."""
+class QueueStatus(AsJson):
+    """The numbers of a queue. `served` is whether an alive worker serves it; `oldest_wait_seconds` is None
+    when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
+    many."""
 
     queue: str
     available: int
@@ -72,13 +74,14 @@ class QueueStats:
     failed: int
     oldest_wait_seconds: float | None
     paused: bool
+    served: bool
     capped: tuple[str, ...] = ()
 
 
-def exact(conn: Connection) -> list[QueueStats]:
+def exact(conn: Connection) -> list[QueueStatus]:
     """Return the counts of each queue, by name; reads every job that waits, runs or has failed."""
     rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
-    return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
+    return [QueueStatus(**{**row, "paused": bool(row["paused"]), "served": False}) for row in rows]
 
 
 _COUNTED = ("available", "scheduled", "blocked", "running", "failed")
@@ -105,7 +108,7 @@ def levels(conn: Connection) -> list[Level]:
     return sorted(found, key=lambda level: (level.queue, -level.priority))
 
 
-def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStats], int]:
+def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStatus], int]:
     """Return the counts of each queue, by name, each at most `MOST`; a number that reaches it is named in
     `capped`. It returns at most `MOST_QUEUES` queues, those of `preferred` before others, and the
     number of the others.
@@ -139,11 +142,12 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
         if sum(number for _, number in rows) == MOST:  # any queue may have more
             full |= {(queue, name) for queue in shown}
     stats = [
-        QueueStats(
+        QueueStatus(
             queue,
             **{name: min(numbers[queue, name], MOST) for name in _COUNTED},
             oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
             paused=queue in stopped,
+            served=False,
             capped=tuple(name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > MOST),
         )
         for queue in sorted(shown)
