@@ -41,14 +41,6 @@ current: CommandLine | None = None
 """None in programs other than `sqlq`."""
 
 
-def _same(known: URL | None, url: URL) -> bool:
-    """Whether a message about the database at `url` is about the command line's own, as far as is known. A
-    driver's connection does not have all that the App was given, a password for example."""
-    from sqlq.config.urls import is_same_place
-
-    return known is None or is_same_place(known, url)
-
-
 def command(words: str, url: URL | None = None, *, schema: str | None = None, needs_app: bool = False) -> str:
     """Return `sqlq WORDS` with the options that name the App and the database.
 
@@ -56,9 +48,11 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     database, they are made of `url` and `schema`. A URL with a password is masked, as in all messages, and
     stands in SQLQ_DATABASE_URL.
     """
-    from sqlq.config.urls import has_secret, shown
+    from sqlq.config.urls import has_secret, is_same_place, shown
 
-    if current is not None and (url is None or _same(current.url(), url)):
+    known = None if current is None else current.url()
+    # a driver's connection does not have all that the App was given, a password for example
+    if current is not None and (url is None or known is None or is_same_place(known, url)):
         # the next command reads the same environment
         options, variables, schema = current.options(needs_app=needs_app), {}, None
         name = current.name

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlq.config.command_hint import STEERS
+from sqlq.config.command_hint import escaped_lines
 
 DEEPEST = 10
 """Deeper levels of a value without a form as JSON are printed as text; so are circles."""
@@ -32,7 +31,7 @@ def in_json(value: Any, *, indent: int | None = None) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_encoded)
     except Exception:
         text = json.dumps(_with_a_form(value), ensure_ascii=False, indent=indent)  # guard: all-has-a-form
-    return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], text)  # all are inside texts
+    return escaped_lines(text)  # what is escaped is inside texts
 
 
 def _with_a_form(value: Any, room: int = DEEPEST) -> Any:
@@ -57,6 +56,3 @@ def _words(value: Any) -> str:
 
 def _encoded(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-_STEERING = re.compile(f"[{STEERS}]+")

@@ -16,7 +16,7 @@ import pytest
 import sqlq
 from sqlq.admin import failures
 from sqlq.cli import context, output, problems
-from sqlq.config import command_hint, json_text
+from sqlq.config import command_hint
 from sqlq.model import limit, retry
 from sqlq.schema import qualify
 from sqlq.web import access
@@ -68,7 +68,6 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     r"command denied to user (?P<account>'[^']*'@'[^']*')|the PROCESS privilege": [
         *[("", "command denied to user '", ""), ("command denied to user ", "'@'", ""), ("", "the ", "")],
     ],
-    json_text._STEERING.pattern: [("", "\x1b", ""), ("", "a", "")],
     command_hint._STEERING.pattern: [("", "\x1b", ""), ("", "a", "")],
     output._CONTROL.pattern: [("", "\x1b", ""), ("", "a", "")],
     r"(\d+(?:\.\d+)?)(ms|s|m|h|d)": [("", "1s", "")],  # it reads only what the next one takes
