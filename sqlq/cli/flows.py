@@ -55,10 +55,9 @@ def show(context: Context, id: int, as_json: bool) -> None:
     show_rows(("step", "task", "state", "after", "error"), map(_step, found.steps[:SHOWN]))
     if len(found.steps) > SHOWN:
         click.echo(f"\nand {counted(len(found.steps) - SHOWN, 'more step')}; --json has all of them")
-    if next_ := list(_next(found)):
+    if next_ := dict(_next(found)):
         click.echo()
-        for line, what in next_:
-            show_fields({what: line})
+        show_fields(next_)
 
 
 @flows.command()
@@ -88,12 +87,12 @@ def _after(step: StepDetails) -> str:
 
 
 def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:
-    """Yield the next commands for a flow, each with its effect."""
+    """Yield the next commands for a flow, each after its effect."""
     states = Counter(step.state for step in found.steps)
     failed = [step for step in found.steps if step.state == "failed"]
     if failed:
-        yield command(f"show {failed[0].id}"), "what failed"
-        yield command(f"retry --flow {found.id}"), "run it again"
-        yield command(f"flows skip {failed[0].id}"), "go on"
+        yield "what failed", command(f"show {failed[0].id}")
+        yield "run it again", command(f"retry --flow {found.id}")
+        yield "go on", command(f"flows skip {failed[0].id}")
     if states.keys() & {"blocked", "scheduled", "available", "running"}:
-        yield command(f"cancel --flow {found.id}"), "end it"
+        yield "end it", command(f"cancel --flow {found.id}")

@@ -11,7 +11,6 @@ import click
 
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
-from sqlq.cli.history import show_history
 from sqlq.cli.options import duration, flag, limit_option, takes_json, those_of_one
 from sqlq.cli.output import (
     Cell,
@@ -31,11 +30,12 @@ from sqlq.cli.output import (
 )
 from sqlq.config.command_hint import command, shortened
 from sqlq.config.constants import DEFAULT_QUEUE
-from sqlq.config.durations import counted, readable, until, written
+from sqlq.config.durations import counted, readable, span, until, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
     from sqlq.app.app import App
+    from sqlq.model.history import AttemptRecord
     from sqlq.model.job import JobDetails
 
 STATES = ("blocked", "scheduled", "available", "running", "finished", "failed", "cancelled")
@@ -146,7 +146,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     show_fields(_fields(job))
     if job.state == "failed":
         _show_error(job.exception, job.message, job.reason)
-    show_history(context, job)
+    _show_history(context, job)
     if job.traceback:
         click.echo()
         show_heading("traceback")
@@ -186,7 +186,7 @@ def why(context: Context, id: int, as_json: bool) -> None:
         click.echo()
         show_heading("doctor")
     for each in found:
-        show_wrapped("", plain(each.said + (f" → {each.remedy}" if each.remedy else "")), before="  ")
+        show_wrapped("", plain(str(each)), before="  ")
 
 
 def _reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
@@ -295,3 +295,75 @@ def _show_error(exception: str | None, message: str | None, reason: str | None) 
     text = ": ".join(part for part in (exception, (message or "").strip()) if part)
     for line in plain_lines(text).splitlines() or ["-"]:
         show_wrapped("", line, before="  ")
+
+
+# -- the history of a job ------------------------------------------------------------------------------------
+
+WORDS = {
+    "put_back": "put back by an operator",
+    "cancel_requested": "asked to stop",
+    "released": "released, uncounted",
+    "snoozed": "snoozed, uncounted",
+}
+"""Outcomes that are printed in other words."""
+
+
+def _show_history(context: Context, job: JobDetails) -> None:
+    """Print the history of a job that has more than the one attempt of the fields above."""
+    lines = len(job.history)
+    if lines == 0 or (lines == 1 and job.state not in ("blocked", "scheduled", "available")):
+        return
+    click.echo()
+    show_heading("history")
+    hosts = _hosts(context, job)
+    for line in job.history:
+        unnumbered = "–" if line.outcome in ("put_back", "cancel_requested", "cancelled") else "?"
+        attempt = unnumbered if line.attempt is None else str(line.attempt)
+        moment = line.claimed_at if line.outcome == "running" else line.ended_at
+        at = "?" if moment is None else written(moment)
+        show_wrapped(f"{attempt:>3}  {at}  ", _outcome(line), before="  ")
+        if course := ", ".join(_course(line, hosts)):
+            show_wrapped("     ", course, before="  ")
+    told = sum(line.outcome in ("released", "snoozed") for line in job.history)
+    if told and job.releases > told:
+        more = counted(job.releases - told, "time")
+        show_wrapped("     ", f"released {more} more, without a line of their own", before="  ")
+
+
+def _outcome(line: AttemptRecord) -> str:
+    """Return the outcome of an attempt in one line; a worker may have written anything."""
+    word = WORDS.get(line.outcome, line.outcome)
+    if line.outcome == "released" and line.started_at is None:
+        word = "released before it started"
+    reason = line.reason if line.reason not in (None, "error", "worker_lost") else None
+    first = (line.message or "").strip().splitlines()[:1]
+    said = [word, *(plain(part) for part in (reason, line.exception, *first) if part)]
+    return ": ".join(said)
+
+
+def _course(line: AttemptRecord, hosts: dict[str, str]) -> list[str]:
+    said = []
+    if line.claimed_at is not None and line.outcome != "running":
+        said.append(f"claimed {written(line.claimed_at)}")
+    if line.started_at is not None:
+        if line.claimed_at is not None:
+            said.append(f"started after {span((line.started_at - line.claimed_at).total_seconds())}")
+        if line.ended_at is not None:
+            said.append(f"ran {span((line.ended_at - line.started_at).total_seconds())}")
+    elif line.claimed_at is not None and line.ended_at is not None:
+        said.append(f"ended after {span((line.ended_at - line.claimed_at).total_seconds())}")
+    host = line.host or hosts.get(line.worker or "")
+    if host is not None:
+        said.append(f"on {plain(host)}")
+    elif line.worker is not None:
+        said.append(f"by worker {plain(line.worker)}")
+    return said
+
+
+def _hosts(context: Context, job: JobDetails) -> dict[str, str]:
+    """Return host and process of the workers, by their ids: as the lines have it, or those that are known."""
+    found = {line.worker: line.host for line in job.history if line.worker and line.host}
+    if all(line.worker is None or line.worker in found for line in job.history):
+        return found
+    workers = context.looking().workers.list(silent=True)
+    return {worker.id: f"{worker.host} pid {worker.pid}" for worker in workers} | found
