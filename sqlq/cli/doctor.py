@@ -81,11 +81,7 @@ def _show_sizes(context: Context, as_json: bool) -> None:
 
 
 def _meaning(each: Reading) -> str:
-    return " ".join([each.meaning, *map(_said, each.findings)])
-
-
-def _said(finding: Finding) -> str:
-    return finding.said + (f" → {finding.remedy}" if finding.remedy else "")
+    return " ".join([each.meaning, *map(str, each.findings)])
 
 
 def _examine(context: Context, deep: bool) -> list[Finding]:
@@ -105,4 +101,4 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
 
 
 def _row(finding: Finding) -> list[Cell]:
-    return [styled(finding.verdict), finding.check, _said(finding)]
+    return [styled(finding.verdict), finding.check, str(finding)]

@@ -40,6 +40,9 @@ class Finding(AsJson):
     said: str
     remedy: str | None = None
 
+    def __str__(self) -> str:
+        return self.said + (f" → {self.remedy}" if self.remedy else "")
+
 
 class Answer(NamedTuple):
     """A finding before the name of its check."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlq.admin.doctor.finding import (
     OLD_TRANSACTION_S,
     Answers,
@@ -43,24 +45,12 @@ DURABILITY = {
 }
 
 
-def primary(case: Case) -> Answers:
-    return troubles(case, health.setting, WRITES)
-
-
 def binlog(case: Case) -> Answers:
     if case.ask(health.setting, "log_bin") and case.ask(health.setting, "binlog_format") == "STATEMENT":
         yield to_do(
             "binlog_format is STATEMENT: sqlq's transactions are READ COMMITTED, and cannot write then",
             "SET GLOBAL binlog_format = MIXED, and in the server's configuration",
         )
-
-
-def durability(case: Case) -> Answers:
-    return troubles(case, health.setting, DURABILITY)
-
-
-def transactions(case: Case) -> Answers:
-    return old_transactions(case, health.old_transactions, "KILL {}")
 
 
 def purge(case: Case) -> Answers:
@@ -87,10 +77,16 @@ def tables(case: Case) -> Answers:
 
 
 CHECKS = (
-    Check("primary", primary, "the server takes writes"),
+    Check("primary", partial(troubles, read=health.setting, settings=WRITES), "the server takes writes"),
     Check("binlog", binlog, "sqlq can write to the binary log"),
-    Check("durability", durability, "commits wait for the disk"),
-    Check("transactions", transactions, f"none has been open for more than {span(OLD_TRANSACTION_S)}"),
+    Check(
+        "durability", partial(troubles, read=health.setting, settings=DURABILITY), "commits wait for the disk"
+    ),
+    Check(
+        "transactions",
+        partial(old_transactions, query=health.old_transactions, remedy="KILL {}"),
+        f"none has been open for more than {span(OLD_TRANSACTION_S)}",
+    ),
     Check("purge", purge, "old rows are purged"),
     Check("tables", tables, f"all are InnoDB's, in {health.COLLATION}"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from sqlq.admin.doctor.finding import DAMAGED, Answers, Case, Check, check, ok, to_do, troubles
@@ -58,10 +59,6 @@ def journal(case: Case) -> Answers:
         yield ok(f"journal_mode is {mode}, the log has {size >> 10:,} KiB")
 
 
-def synchronous(case: Case) -> Answers:
-    return troubles(case, health.pragma, DURABILITY)
-
-
 def integrity(case: Case) -> Answers:
     size = case.ask(health.size)
     if size > CHECKED_BYTES and not case.deep:
@@ -73,7 +70,11 @@ def integrity(case: Case) -> Answers:
 CHECKS = (
     Check("file", file),
     Check("journal", journal),
-    Check("synchronous", synchronous, "sqlq's commits wait for the disk"),
+    Check(
+        "synchronous",
+        partial(troubles, read=health.pragma, settings=DURABILITY),
+        "sqlq's commits wait for the disk",
+    ),
     Check("integrity", integrity, "quick_check finds the file in order"),
 )
 
