@@ -198,12 +198,14 @@ class Attempt:
     def forget(self) -> None:
         """Drop what the handler had. Its exception refers to its frames, and they refer to this attempt, or
         in `contextlib` to the exception. Only Python's collector would free all that."""
-        for frame, _ in walk_tb(None if self.error is None else self.error.__traceback__):
-            if frame.f_code.co_filename == contextlib.__file__:
-                with suppress(RuntimeError):  # it goes on, in a thread of the handler's own
-                    frame.clear()
-        self.__dict__.pop("context", None)  # a thread that goes on makes another
-        self.error = None  # guard: an-ended-attempt-keeps-no-frames
+        if self.error is not None:
+            for frame, _ in walk_tb(self.error.__traceback__):
+                if frame.f_code.co_filename == contextlib.__file__:
+                    with suppress(RuntimeError):  # it goes on, in a thread of the handler's own
+                        frame.clear()
+            self.error = None  # guard: an-ended-attempt-keeps-no-frames
+        if self.context is not None:
+            self.__dict__.pop("context", None)  # a thread that goes on makes another
         self.arguments = ([], {})
 
     def drop_locals(self) -> None:

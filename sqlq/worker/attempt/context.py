@@ -99,7 +99,7 @@ def begin(attempt: Attempt) -> None:
     """Mark the start of an attempt, in the thread or asyncio task that runs its handler."""
     attempt.mark_started()
     _current.set(attempt)
-    if log.isEnabledFor(logging.DEBUG):
+    if log.logger.isEnabledFor(logging.DEBUG):
         job = attempt.claimed
         log.debug(
             "job %d %s (queue %s, attempt %d of %d) starts",

@@ -28,6 +28,7 @@ _TASK_BYTES = 40
 _CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
 """A right, the deadline of its attempt by the monotonic clock, and the beginning of its task's name."""
 _ID = struct.Struct("<q")
+_DEADLINE, _DEADLINE_AT = struct.Struct("<d"), struct.calcsize("<qq")
 _SIZE = _FACTS_BYTES + CELLS * _CELL.size
 READS = math.nan
 """The deadline of an attempt whose handler has not begun: its arguments are read, or its process starts."""
@@ -65,17 +66,18 @@ class SharedMemory:
 
     def started(self, right: Right, deadline: float | None = None, task: str = "") -> None:
         """Note that an attempt starts, or the deadline of one noted before."""
+        until = math.inf if deadline is None else deadline
+        if (cell := self._taken.get(right)) is not None:  # no other thread writes there before its end
+            _DEADLINE.pack_into(self._memory, _place(cell) + _DEADLINE_AT, until)
+            return
         with self._lock:
-            cell = self._taken.get(right)
-            if cell is None and not self._free:
+            if not self._free:
                 self._facts[_OVERFLOW] = True  # guard: box-overflow
                 return
-            if cell is None:
-                cell = self._taken[right] = self._free.pop()
+            cell = self._taken[right] = self._free.pop()
             self._facts[_STARTED] = len(self._taken)
         # The attempt starts after this. A kill in the middle leaves a right that no worker has; its job has
         # not started.
-        until = math.inf if deadline is None else deadline
         _CELL.pack_into(self._memory, _place(cell), *right, until, task.encode())
 
     def ended(self, rights: Iterable[Right]) -> None:

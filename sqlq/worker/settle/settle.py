@@ -65,10 +65,10 @@ class Tally:
     lost: int = 0
 
     def count(self, outcome: Outcome) -> None:
-        name = type(outcome).__name__.lower()
-        setattr(self, name, getattr(self, name) + 1)
+        self.__dict__[_FIELDS[type(outcome)]] += 1
 
 
+_FIELDS = {kind: kind.__name__.lower() for kind in (Completed, Retried, Failed, Released, Cancelled)}
 Item = tuple[Attempt, Outcome]
 
 
@@ -290,7 +290,7 @@ class Settler(Gatherer[Item]):
         since = monotonic() - SUSPECT_SECONDS
         self._refused_at = {task: at for task, at in self._refused_at.items() if at > since}
         # guard: a-refused-task-slows-no-other
-        return {right for right, (job, _) in self._pending.items() if job.task in self._refused_at}
+        return {right for right, (job, _) in self._pending.items() if job.claimed.task in self._refused_at}
 
     def _write_apart(self, some: Sequence[Right], *, among: int) -> None:
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
