@@ -575,7 +575,8 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
 
 
 def test_random_walks_match_the_model(app: sqlq.App, engine: Engine) -> None:
-    walk(app, engine, examples=20, steps=45, fixed=True)
+    # a step takes six times as long on MariaDB; the long walks below are as long there
+    walk(app, engine, examples=8 if app.database.dialect.name == "mariadb" else 20, steps=45, fixed=True)
 
 
 @pytest.mark.slow
