@@ -208,8 +208,9 @@ def read_quickly() -> None:
             found: Any = read(payload)
         except Exception:
             return _decode(payload)  # it may accept the text, or has a better error
-        # a text must be longer than the levels that are too many; nearly all are shorter
-        if len(payload) > _DEEPEST_IN_ROWS and _is_deep(payload, {"args": found.args, "kwargs": found.kwargs}):
+        if len(payload) <= _DEEPEST_IN_ROWS:  # what is too deep has a character for each level
+            return found.args, found.kwargs
+        if _is_deep(payload, {"args": found.args, "kwargs": found.kwargs}):
             return _decode(payload)  # which raises
         return found.args, found.kwargs
 

@@ -68,7 +68,9 @@ class Tally:
         self.__dict__[_FIELDS[type(outcome)]] += 1
 
 
-_FIELDS = {kind: kind.__name__.lower() for kind in (Completed, Retried, Failed, Released, Cancelled)}
+_FIELDS: dict[type[Any], str] = {
+    kind: kind.__name__.lower() for kind in (Completed, Retried, Failed, Released, Cancelled)
+}
 Item = tuple[Attempt, Outcome]
 
 
