@@ -57,7 +57,7 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
         and "cannot lift it" in line
         for line in middle
     )
-    assert re.search(r"stopped: 2 completed, 1 failed in \d.* s \(\d+\.\d/s\)$", last)
+    assert re.search(r"stopped: 2 completed, 1 failed in \d.* m?s \(\d+\.\d/s\)$", last)
     assert app.jobs.get(done).result == "7 True "
     assert app.jobs.get(here).result == str(sqlq_.directory)
     assert app.jobs.get(failing).state is State.FAILED

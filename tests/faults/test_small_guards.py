@@ -30,13 +30,9 @@ from tests.waiting import wait_until
 ASKS_THE_TIME = {
     "config/durations.py",
     "cli/health.py",
-    "cli/jobs.py",
     "cli/logs.py",
-    "cli/output.py",
     "app/inline.py",
-    "admin/why.py",
     "web/pages.py",
-    "web/render.py",
     "events.py",
     "app/here.py",
     "model/history.py",
