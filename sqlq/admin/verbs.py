@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from sqlq.admin.workers import Asked, WorkerStatus
 from sqlq.config.durations import counted
-
-if TYPE_CHECKING:
-    from sqlq.admin.workers import Asked, WorkerStatus
-    from sqlq.model.flow_status import FlowStatus
-    from sqlq.model.job import JobDetails
+from sqlq.model.flow_status import FlowStatus
+from sqlq.model.job import JobDetails
 
 WAITING = ("blocked", "scheduled", "available")
 LIVE = (*WAITING, "running")

@@ -1,6 +1,6 @@
 """The command line, `sqlq`: a thin face of `sqlq.App`.
 
-Commands import what they need when they run, so that `sqlq --help` answers at once.
+The module of a command is imported when it is first used, so that `sqlq --help` answers at once.
 """
 
 import gc

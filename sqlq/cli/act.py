@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
 from sqlq.admin.verbs import VERBS, of
+from sqlq.app.app import App
 from sqlq.cli.context import Context
 from sqlq.cli.options import (
     confirm,
@@ -25,9 +26,6 @@ from sqlq.cli.output import answer, naming_options, plain
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlq.app.app import App
 
 MOST_COUNTED = 100_000
 """Jobs are counted up to here before a command wants a yes."""

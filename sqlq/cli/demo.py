@@ -9,17 +9,14 @@ import uuid
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from sqlq.app.app import App
 from sqlq.cli.context import Context
 from sqlq.cli.output import plain
 from sqlq.config.urls import shown
 from sqlq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlq.app.app import App
 
 ORDERS = 40
 
@@ -42,7 +39,6 @@ def demo(context: Context) -> None:
 
 
 def _on(url: str, *, is_new: bool = False) -> None:
-    from sqlq.app.app import App
 
     queue = f"demo.{uuid.uuid4().hex[:6]}"
     # a queue of its own; not eager, for it shows the queue at work

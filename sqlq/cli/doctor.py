@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.finding import Finding, Verdict, in_units
+from sqlq.admin.storage import Reading, storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
 from sqlq.cli.output import Cell, ago, show_json, show_rows, styled
+from sqlq.cli.problems import explain
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlq.admin.doctor.finding import Finding
-    from sqlq.admin.storage import Reading
 
 
 @click.command()
@@ -29,7 +28,6 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     works, but you should know), or something to do (it does not work, or not for long). Exits with 1 if there
     is anything to do.
     """
-    from sqlq.admin.doctor.finding import Verdict
 
     context.kind = "reader"
     if sizes:
@@ -48,8 +46,6 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
 
 
 def _show_sizes(context: Context, as_json: bool) -> None:
-    from sqlq.admin.doctor.finding import in_units
-    from sqlq.admin.storage import storage
 
     found = storage(context.app().database)
     if as_json:
@@ -87,11 +83,6 @@ def _meaning(each: Reading) -> str:
 def _examine(context: Context, deep: bool) -> list[Finding]:
     """Examine; a database that cannot even be connected to is a finding, too. A URL that is none is bad
     input, as ever."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from sqlq.admin.doctor.doctor import Doctor
-    from sqlq.admin.doctor.finding import Finding, Verdict
-    from sqlq.cli.problems import explain
 
     database = context.app().database
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +14,7 @@ from sqlq.cli.options import limit_option, listing, takes_json
 from sqlq.cli.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
-
-if TYPE_CHECKING:
-    from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
+from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 
 SHOWN = 1_000
 """The most steps that are printed; --json has all."""

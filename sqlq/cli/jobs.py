@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from sqlq.admin.doctor.doctor import findings
 from sqlq.admin.verbs import of
+from sqlq.admin.why import why as reasons_of
+from sqlq.app.app import App
 from sqlq.cli.context import Context
 from sqlq.cli.options import duration, flag, limit_option, takes_json, those_of_one
 from sqlq.cli.output import (
@@ -32,13 +35,12 @@ from sqlq.config.command_hint import command, shortened
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import counted, readable, span, until, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.model.backoff import read
+from sqlq.model.checks import FOR_EVER_MS
+from sqlq.model.history import AttemptRecord
+from sqlq.model.job import JobDetails, State
+from sqlq.payload.encryption import Unopened
 
-if TYPE_CHECKING:
-    from sqlq.app.app import App
-    from sqlq.model.history import AttemptRecord
-    from sqlq.model.job import JobDetails
-
-STATES = ("blocked", "scheduled", "available", "running", "finished", "failed", "cancelled")
 MORE_COLUMNS = ("progress", "label")
 """Shown where one of the jobs has it."""
 LONGEST_CURSOR = 300
@@ -46,7 +48,7 @@ LONGEST_CURSOR = 300
 
 
 @click.command()
-@click.option("--state", type=click.Choice(STATES), help="In one state only.")
+@click.option("--state", type=click.Choice([state.value for state in State]), help="In one state only.")
 @those_of_one
 @limit_option(20, "At most so many, the newest.")
 @flag("--exact", help="Look through all jobs, and not only the newest 100,000 of each kind.")
@@ -73,8 +75,6 @@ def jobs(
     else:
         click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(chosen)}"))
     if (group := chosen["group"]) is not None and not as_json:
-        from sqlq.model.job import State
-
         numbers = context.looking().jobs.counts(group=group)
         said = ", ".join(f"{numbers[state]:,} {state}" for state in State if state in numbers)
         click.echo(f"\ngroup {plain(group)}: {said or 'no jobs'}")
@@ -165,7 +165,6 @@ def why(context: Context, id: int, as_json: bool) -> None:
     For a running job it names the worker, for an ended one the outcome. Beside each reason stands the command
     that changes it. The findings of sqlq doctor about those who should run it come last.
     """
-    from sqlq.admin.doctor.doctor import findings
 
     context.kind = "reader"
     job = context.app().jobs.get(id)
@@ -191,11 +190,10 @@ def why(context: Context, id: int, as_json: bool) -> None:
 
 def _reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
     """Return why a job is in its state, each reason after the command that changes it."""
-    from sqlq.admin.why import why
 
     return [
         (each.words and command(each.words, needs_app=each.needs_app), each.said)
-        for each in why(app.database, job)
+        for each in reasons_of(app.database, job)
     ]
 
 
@@ -248,7 +246,6 @@ def _fields(job: JobDetails) -> dict[str, object]:
 
 def _said(value: Any) -> str | None:
     """Return arguments or a result as JSON, or the reason why they cannot be decrypted."""
-    from sqlq.payload.encryption import Unopened
 
     if value is None:
         return None
@@ -270,7 +267,6 @@ def _follower(named: Any) -> str | None:
 
 
 def _backoff(text: str) -> str:
-    from sqlq.model.backoff import read
 
     try:
         return str(read(text))
@@ -280,7 +276,6 @@ def _backoff(text: str) -> str:
 
 def _kept(job: JobDetails) -> str:
     """Return how long a job with a retention of its own is kept after its end."""
-    from sqlq.model.checks import FOR_EVER_MS
 
     ms = job.retention_ms or 0
     if ms >= FOR_EVER_MS:

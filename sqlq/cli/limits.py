@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
 from sqlq.cli.output import Cell, ago, show_list
-
-if TYPE_CHECKING:
-    from sqlq.model.limit import LimitStatus
+from sqlq.model.limit import LimitStatus
 
 
 @listing

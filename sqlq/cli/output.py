@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from sqlq.admin.queues import QueueStatus
-
 T = TypeVar("T", bound=AsJson)
 UNLIMITED = 100_000
 
@@ -113,11 +111,6 @@ INDENT = "  "
 def queue_name(name: str) -> str:
     """Return a queue's name such that it can be seen, also where it is blank."""
     return plain(name) or repr(name)
-
-
-def number(queue: QueueStatus, name: str) -> str:
-    """Return one of a queue's counts, with "+" where there may be more."""
-    return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
 
 
 STYLES = {

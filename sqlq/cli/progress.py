@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,11 +17,7 @@ from sqlq.cli.output import console
 from sqlq.config.durations import span
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sqlq.worker.supervise.supervisor import Supervisor
+from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
 

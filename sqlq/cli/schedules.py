@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from sqlq.admin.schedules import LastJob, ScheduleDetails
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument
@@ -26,9 +27,7 @@ from sqlq.cli.output import (
     styled,
 )
 from sqlq.config.durations import milliseconds, readable, written
-
-if TYPE_CHECKING:
-    from sqlq.admin.schedules import LastJob, ScheduleDetails
+from sqlq.model.schedule import Schedule
 
 
 @listing
@@ -150,7 +149,6 @@ def add(
     \b
     sqlq schedules add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
     """
-    from sqlq.model.schedule import Schedule
 
     kwargs, queue, priority = (options.pop(option) for option in ("kwargs", "queue", "priority"))
     said = {name: value for name, value in options.items() if value is not None}

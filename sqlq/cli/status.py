@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
+from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.queues import Pause, Pauses, QueueStatus, QueueStatuses
 from sqlq.admin.verbs import who
+from sqlq.admin.workers import WorkerStatus
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, flag, takes_json
-from sqlq.cli.output import Cell, ago, number, plain, queue_name, show_json, show_rows, show_wrapped
+from sqlq.cli.output import Cell, ago, plain, queue_name, show_json, show_rows, show_wrapped
+from sqlq.cli.problems import explain
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlq.admin.queues import Pause, Pauses, QueueStatus, QueueStatuses
-    from sqlq.admin.workers import WorkerStatus
 
 WATCH_SECONDS = 2.0
 MOST_NAMED = 20
@@ -72,11 +73,6 @@ def _look(context: Context, exact: bool) -> _Found:
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
     """Show it again and again. While the database is away, print that in its place."""
-    import sys
-
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from sqlq.cli.problems import explain
 
     if as_json:
         raise ConfigurationError("--watch is for people and --json for programs: give one of the two")
@@ -141,13 +137,18 @@ def _until(pause: Pause) -> str:
     return "" if pause.until is None else f" until {written(pause.until)}"
 
 
+def _number(queue: QueueStatus, name: str) -> str:
+    """Return one of a queue's counts, with "+" where there may be more."""
+    return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
+
+
 def _row(queue: QueueStatus) -> list[Cell]:
     waiting = queue.available + queue.scheduled > 0
     served: Cell = "paused" if queue.paused else "yes" if queue.served else "no worker"
     if served == "no worker" and waiting:
         served = ("no worker", "bold red")
-    failed: Cell = (number(queue, "failed"), "red") if queue.failed else number(queue, "failed")
-    counts = [number(queue, name) for name in ("available", "scheduled", "blocked", "running")]
+    failed: Cell = (_number(queue, "failed"), "red") if queue.failed else _number(queue, "failed")
+    counts = [_number(queue, name) for name in ("available", "scheduled", "blocked", "running")]
     wait = None if queue.oldest_wait_seconds is None else span(queue.oldest_wait_seconds)
     return [queue_name(queue.queue), *counts, failed, wait, served]
 

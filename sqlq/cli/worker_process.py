@@ -9,8 +9,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from subprocess import Popen
+from typing import NoReturn
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqlq.app.app import App
 from sqlq.cli import logs, root
 from sqlq.cli.context import Context
 from sqlq.cli.leave import leave, leave_in_time
@@ -26,11 +30,6 @@ from sqlq.worker.ipc.pipe import Message, Pipe, ignore_signals, keep_standard_nu
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.isolated import IsolatedProcesses, serve
-
-if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from sqlq.app.app import App
 
 log = logging.getLogger("sqlq.worker")
 
@@ -147,7 +146,6 @@ def _announce(context: Context, app: App, processes: int, options: WorkerOptions
 
 def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
     """Warn of queues that no task, job or other worker names: a typing error waits for ever."""
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         unknown = app.queues.unknown(queues, but_for_twins=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from sqlq.admin.verbs import who
+from sqlq.admin.workers import WorkerStatus, since_it_said
 from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, listing, options, takes_json
 from sqlq.cli.output import INDENT, ago, queue_name, show_heading, show_json, show_wrapped
 from sqlq.config.command_hint import command
 from sqlq.config.durations import age, counted, span
-
-if TYPE_CHECKING:
-    from sqlq.admin.workers import WorkerStatus
 
 JOBS_SHOWN = 10
 """The most jobs of a worker that are printed; --json has all."""
@@ -52,7 +48,6 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
 
 def _show(worker: WorkerStatus) -> None:
     """Print a worker, and under it a line for each job it holds, the longest held first."""
-    from sqlq.admin.workers import since_it_said
 
     heartbeat = f"{span(worker.silent_seconds)} ago"
     if not worker.alive:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import django
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries
 from django.utils.functional import Promise
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import URL, Connection, NullPool, create_engine
 
 from sqlq.app.app import App
 from sqlq.app.connected import Connected
@@ -27,19 +27,14 @@ from sqlq.config.durations import Duration
 from sqlq.config.urls import in_memory
 from sqlq.database.caller.drivers import driver_of
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
-from sqlq.database.database import LOOKS, Database, Use
+from sqlq.database.database import LOOKS, Address, Database, Use
 from sqlq.database.dialect import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError
+from sqlq.model.job import Job, JobOrFlow, NewJob
 from sqlq.model.middleware import around_scope
 from sqlq.payload.codec import TEXTS
 from sqlq.worker.attempt.context import JobContext, attempt_of
-
-if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
-
-    from sqlq.database.database import Address
-    from sqlq.model.job import Job, JobOrFlow, NewJob
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, Unpack, cast
 
 from sqlq.admin.enqueued import enqueued
 from sqlq.app.app import App
@@ -22,9 +22,6 @@ from sqlq.schema import version
 from sqlq.schema.types import milliseconds_of
 from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 TaskOrName: TypeAlias = "AnyTask | NamedTask | DjangosTask | str"
 
