@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from sqlq.cli.context import Context
@@ -15,18 +17,15 @@ from sqlq.cli.output import ago, show_list
 @click.option("--before", type=int, metavar="ID", help="Older than this one.")
 @limit_option(100, "At most so many.")
 @takes_json
-def audit(
-    context: Context, actor: str | None, action: str | None, before: int | None, limit: int, as_json: bool
-) -> None:
+def audit(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Show what operators did, the newest first.
 
     Each command that changes something leaves a row: who, when, what, and on how many rows. One without a
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
-    rows = context.looking().audit.list(limit=limit, before=before, actor=actor, action=action)
     show_list(
         ("id", "when", "who", "database user", "number", "command"),
-        rows,
+        context.looking().audit.list(**chosen),
         lambda row: [
             str(row.id),
             ago(row.at),
