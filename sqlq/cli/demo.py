@@ -61,10 +61,9 @@ def _on(url: str, *, is_new: bool = False) -> None:
 
 
 def _play(app: App, queue: str) -> None:
-    from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, insert, select
+    from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 
     from sqlq.cli.status import show_queues
-    from sqlq.database.sqlite.dialect import configure_sqlite
     from sqlq.worker.attempt.context import current_job
 
     @app.task(name="demo.send_receipt")
@@ -80,9 +79,7 @@ def _play(app: App, queue: str) -> None:
     def ship_abroad(order_id: int) -> None:
         raise LookupError("no such country")
 
-    engine = create_engine(app.database.engine.url)  # as an application has it
-    if app.database.dialect.in_a_file:
-        configure_sqlite(engine, immediate=True)
+    engine = app.database.engine
     orders = Table(queue.replace(".", "_"), MetaData(), Column("id", Integer, primary_key=True))
     orders.create(engine)
     try:
@@ -103,7 +100,6 @@ def _play(app: App, queue: str) -> None:
         )
     finally:
         orders.drop(engine)
-        engine.dispose()
     charged, shipped = app.enqueue_many([charge_card.new(1), ship_abroad.new(1)])
     click.echo(
         f"  job {charged.id} will fail the first time, and job {shipped.id} each time\n\n"
