@@ -236,10 +236,6 @@ def failure(view: View) -> Response:
 # -- the rest ------------------------------------------------------------------------------------------------
 
 
-def flow(view: View) -> Response:
-    return view.page("flow.html", flow=view.reading.app.flows.get(view.values["id"]))
-
-
 def schedule(view: View) -> Response:
     found = view.reading.app.schedules.get(view.values["name"])
     return view.page("schedule.html", schedule=found, arguments=decoded(found.payload))
@@ -260,10 +256,6 @@ def audit(view: View) -> Response:
     return view.page("audit.html", actions=shown, more=more, actor=actor, action=action)
 
 
-def database(view: View) -> Response:
-    return view.page("database.html", storage=storage_of(view))
-
-
 def storage_of(view: View) -> Storage:
     """Return the state of the database. Only operators see the statements of other sessions."""
     found: Storage = view.reading.fresh(
@@ -282,13 +274,16 @@ PAGES: Mapping[str, tuple[str, Page]] = {
     "failures": ("/failures", failures),
     "failure": ("/failures/<fingerprint>", failure),
     "flows": ("/flows", _shows("flows")),
-    "flow": ("/flows/<int:id>", flow),
+    "flow": (
+        "/flows/<int:id>",
+        lambda view: view.page("flow.html", flow=view.reading.app.flows.get(view.values["id"])),
+    ),
     "schedules": ("/schedules", _shows("schedules")),
     "schedule": ("/schedules/<path:name>", schedule),
     "limits": ("/limits", limits),
     "queues": ("/queues", _shows("queues", "pauses")),
     "workers": ("/workers", _shows("workers")),
-    "database": ("/database", database),
+    "database": ("/database", lambda view: view.page("database.html", storage=storage_of(view))),
     "audit": ("/audit", audit),
 }
 """The pages by their names, with their paths."""
