@@ -60,10 +60,9 @@ def jobs(
 
     Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
+    app = context.looking()
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = context.looking().jobs.listing(
-        state=state, limit=limit + 1, whole=False, **chosen, **how
-    )
+    found, complete = app.jobs.listing(state=state, limit=limit + 1, whole=False, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([job.as_json(whole=False) for job in found])
@@ -75,7 +74,7 @@ def jobs(
     else:
         click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(chosen)}"))
     if (group := chosen["group"]) is not None and not as_json:
-        numbers = context.looking().jobs.counts(group=group)
+        numbers = app.jobs.counts(group=group)
         said = ", ".join(f"{numbers[state]:,} {state}" for state in State if state in numbers)
         click.echo(f"\ngroup {plain(group)}: {said or 'no jobs'}")
     if more and not as_json:
