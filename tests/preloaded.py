@@ -44,7 +44,7 @@ IMPORTED = (
     ),
     *("sqlq.cli.root", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
     *("sqlq.cli.work", "sqlq.cli.worker_process", "sqlq.worker.supervise.supervisor"),
-    *("sqlq.cli.logs", "sqlq.cli.standard_streams", "sqlq.cli.progress", "sqlq.cli.output", "msgspec"),
+    *("sqlq.cli.logs", "sqlq.cli.processes", "sqlq.cli.progress", "sqlq.cli.output", "msgspec"),
     *("alembic.command", "psycopg", "rich.console", "rich.table", "rich.live"),
 )
 DJANGO = (

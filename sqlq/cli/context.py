@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sqlq.cli.title import conceal
-from sqlq.config.command_hint import OWNER
+from sqlq.cli.processes import conceal
+from sqlq.config.command_hint import OWNER, CommandLine
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
@@ -37,19 +37,15 @@ EXPLAINED = 20
 
 
 @dataclass
-class Context:
+class Context(CommandLine):
     """The options of one run of `sqlq` that name the App and the database."""
 
     database_url: str | None = field(default=None, repr=False)
     """The option -d."""
     app_option: str | None = None
     """The option -a."""
-    name: str = "sqlq"
-    """How the command line is called."""
     program: Sequence[str] = (sys.executable, "-m", "sqlq")
     """The command that starts it again, before its arguments."""
-    kind: str = "operator"
-    """The kind of role that may do what the command does; see `command_hint.KINDS`."""
     is_a_command: bool = False
     """Whether `run` runs it, so that its actions are recorded."""
     _app: App | None = field(default=None, repr=False)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal
 
-from sqlq.cli.standard_streams import StandardStream, nonblocking
+from sqlq.cli.processes import StandardStream, nonblocking
 from sqlq.config.command_hint import escaped, escaped_lines
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.config.durations import counted, readable, written

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.leave import leave
 from sqlq.cli.metrics import HOST, require_client
 from sqlq.cli.options import duration, file_option, flag, number, port_option, wait_option
 from sqlq.cli.output import naming_options, on_terminal
-from sqlq.cli.title import entitle
+from sqlq.cli.processes import entitle, leave
 from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
 

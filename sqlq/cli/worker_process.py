@@ -17,10 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.app.app import App
 from sqlq.cli import logs, root
 from sqlq.cli.context import Context
-from sqlq.cli.leave import leave, leave_in_time
 from sqlq.cli.output import naming_options
-from sqlq.cli.standard_streams import bear_broken_streams
-from sqlq.cli.title import entitle
+from sqlq.cli.processes import bear_broken_streams, entitle, leave, leave_in_time
 from sqlq.config.durations import counted
 from sqlq.errors import SqlqError
 from sqlq.worker.attempt.attempt import Target

@@ -5,28 +5,29 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
 
-class CommandLine(Protocol):
+@dataclass
+class CommandLine:
     """The command line that runs, and how it names its App and database."""
 
-    @property
-    def name(self) -> str:
-        """The word, or words, that it is started with."""
+    name: str = "sqlq"
+    """The word, or words, that it is started with."""
+    kind: str = "operator"
+    """The kind of role that has the rights for it, one of `KINDS`."""
 
     def url(self) -> URL | None:
         """Return where its database is; None while that is not known."""
+        return None
 
     def options(self, *, needs_app: bool) -> list[str]:
         """Return the options that name the same App and database in another command."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of role that has the rights for it, one of `KINDS`."""
+        return []
 
 
 KINDS = (

@@ -23,6 +23,7 @@ from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlq.app.app import App
 from sqlq.app.connected import Connected
 from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
+from sqlq.config.command_hint import CommandLine
 from sqlq.config.durations import Duration
 from sqlq.config.urls import in_memory
 from sqlq.database.caller.drivers import driver_of
@@ -249,11 +250,8 @@ def project_app() -> DjangoApp:
         ) from error
 
 
-class InProject:
-    """How messages name commands in a Django project's processes; see `sqlq.config.command_hint`."""
-
-    name = "python manage.py sqlq"
-    kind = "producer"
+class InProject(CommandLine):
+    """How messages name commands in a Django project's processes: manage.py knows the App."""
 
     def url(self) -> URL | None:
         """Return where the project's App is, if it has been made."""
@@ -261,10 +259,6 @@ class InProject:
 
         app = vars(sqlq.django).get("app")
         return None if app is None else app.url
-
-    def options(self, *, needs_app: bool) -> list[str]:
-        """Return none: manage.py knows the App."""
-        return []
 
 
 # -- Django's connections around attempts --------------------------------------------------------------------

@@ -30,7 +30,7 @@ class SqlqConfig(AppConfig):
         if command_hint.current is None:
             from sqlq.django.application import InProject
 
-            command_hint.current = InProject()
+            command_hint.current = InProject("python manage.py sqlq", "producer")
         try:
             modules = Configuration.read().task_modules
         except ConfigurationError as error:

@@ -16,9 +16,9 @@ from typing import TextIO
 
 import pytest
 
-from sqlq.cli import logs, standard_streams
+from sqlq.cli import logs, processes
 from sqlq.cli.logs import Lines, Stderr
-from sqlq.cli.standard_streams import StandardStream
+from sqlq.cli.processes import StandardStream
 
 Pair = tuple[TextIO, int]
 """A stream to write to, and the descriptor on which what it got is read."""
@@ -61,17 +61,17 @@ def pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Pair:
     if request.param == "inherited pipe":  # for example another user's
-        monkeypatch.setattr(standard_streams, "nonblocking", lambda fd: (fd, True))
+        monkeypatch.setattr(processes, "nonblocking", lambda fd: (fd, True))
     return opened({"terminal": terminal, "socket": unix_socket}.get(request.param, pipe))
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standard_streams, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "WAIT_SECONDS", 0.05)
 
 
 def opened_anew(stream: TextIO) -> StandardStream:
-    return StandardStream(*standard_streams.nonblocking(stream.fileno()))
+    return StandardStream(*processes.nonblocking(stream.fileno()))
 
 
 def lines(numbers: range) -> bytes:
@@ -120,7 +120,7 @@ def test_a_sleeping_reader_is_waited_for_once(pair: Pair, monkeypatch: pytest.Mo
     stream, reading = pair
     to = opened_anew(stream)
     taken = filled(to)
-    monkeypatch.setattr(standard_streams, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(processes, "WAIT_SECONDS", 1.0)
     begin = time.monotonic()
     for _ in range(20):
         assert to.write(b"dropped\n") == 0

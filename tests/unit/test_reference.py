@@ -55,7 +55,7 @@ def test_help_has_the_first_sentence_of_each_command() -> None:
             [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=True
         )
         modules = {line for line in done.stdout.splitlines() if line.startswith("sqlq.cli.")}
-        assert modules - {"sqlq.cli.root", "sqlq.cli.context", "sqlq.cli.title"} == imported
+        assert modules - {"sqlq.cli.root", "sqlq.cli.context", "sqlq.cli.processes"} == imported
         assert "sqlalchemy" not in done.stdout.splitlines()
 
 

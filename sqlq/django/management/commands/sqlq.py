@@ -25,9 +25,8 @@ class InManage(Context):
     app_option: str | None = APP
 
     def options(self, *, needs_app: bool) -> list[str]:
-        """Return the options of another command; see `sqlq.config.command_hint.CommandLine`."""
-        given = super().options(needs_app=False)
-        return given[2:] if given[:2] == ["-a", APP] else given
+        """Return the options of another command, without the App, which is always this one."""
+        return super().options(needs_app=False)[2:]
 
 
 class Command(BaseCommand):

@@ -1,16 +1,61 @@
-"""Standard output and standard error, for whose reader no job waits."""
+"""The processes of `sqlq work`: their titles, their standard streams, and how they end."""
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import os
 import select
 import stat
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sqlq.config.command_hint import escaped
 
 log = logging.getLogger("sqlq.worker")
+
+# -- titles, in ps and top -----------------------------------------------------------------------------------
+
+
+def entitle(name: str | None) -> Callable[[str], None]:
+    """Return a function that sets the title of this process, as in "sqlq: mail-1 worker idle". It does
+    nothing where setproctitle is not installed."""
+    try:
+        from setproctitle import setproctitle
+    except ImportError:
+        return lambda said: None
+    before = "sqlq: " if name is None else f"sqlq: {name} "
+    shown = ""
+
+    def show(said: str) -> None:
+        nonlocal shown
+        if said != shown:
+            shown = said
+            setproctitle(escaped(before + said))
+
+    return show
+
+
+def conceal(text: str) -> None:
+    """Overwrite a text in the command line of this process, which all users of the machine may read. The
+    processes that it forks have the same command line."""
+    secret = os.fsencode(text)
+    with suppress(OSError):  # another system than Linux, or one that forbids it
+        fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+        begin, place = int(fields[45]), Path("/proc/self/cmdline").read_bytes().find(secret)
+        if place >= 0:
+            with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+                memory.seek(begin + place)
+                memory.write(b"*" * len(secret))
+
+
+# -- standard streams, for whose reader no job waits ---------------------------------------------------------
+
 WAIT_SECONDS = 1.0
 AT_ONCE = 4096 if not hasattr(select, "PIPE_BUF") else select.PIPE_BUF
 """A pipe takes so many bytes as a whole, so that lines of several processes do not mix."""
@@ -100,3 +145,51 @@ def bear_broken_streams() -> None:
             )
             new.close = new.flush  # it is other jobs', too
             setattr(sys, name, new)
+
+
+# -- ends, whatever threads go on ----------------------------------------------------------------------------
+
+FLUSH_SECONDS = 1.0
+THREADS_SECONDS = 5.0
+"""How long a worker process waits at its end for threads that handlers have started."""
+EXIT_SECONDS = 5.0
+"""The same for functions that are called at its exit."""
+
+
+def leave(code: int) -> NoReturn:
+    """Leave without waiting for anything but what was written, and for that not long."""
+    from sqlq.cli import logs
+
+    logs.finish()
+    # a handler may have filled a pipe that nobody reads
+    flushing = threading.Thread(target=_flush, daemon=True)
+    try:
+        flushing.start()
+        flushing.join(FLUSH_SECONDS)
+    finally:  # where there is no thread to be had
+        os._exit(code)
+
+
+def leave_in_time(code: int) -> None:
+    """Have this process end soon, whatever threads go on. At its exit Python waits for some threads without
+    end, such as that of an `asyncio.to_thread` whose coroutine met its timeout."""
+    waited = threading.Event()
+    atexit.register(waited.set)  # what is registered last is called first, when all threads have ended
+
+    def run() -> None:
+        if not waited.wait(THREADS_SECONDS):
+            log.warning("a thread that a handler has started does not end: it is left behind")
+            atexit._run_exitfuncs()  # noqa: SLF001 - tracers and the like send then what they have gathered
+            leave(code)
+
+    last = threading.Timer(THREADS_SECONDS + EXIT_SECONDS, leave, (code,))  # guard: exits-have-an-end
+    last.daemon = True
+    with suppress(RuntimeError):  # where there is no thread to be had
+        last.start()
+        threading.Thread(target=run, name="sqlq-leave", daemon=True).start()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a handler may have closed or replaced it
+            stream.flush()
