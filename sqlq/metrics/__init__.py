@@ -4,23 +4,6 @@
 `DatabaseCollector` shows the state of the database on an endpoint of your own.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sqlq.metrics.collectors import DatabaseCollector as DatabaseCollector
+from sqlq.metrics.collectors import DatabaseCollector
 
 __all__ = ["DatabaseCollector"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sqlq.metrics.collectors import DatabaseCollector
-
-    return DatabaseCollector
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
