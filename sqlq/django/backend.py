@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import deque
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
@@ -36,15 +35,14 @@ except ImportError:
     ) from None
 
 from sqlq.app.app import App
-from sqlq.app.here import InlineJob
 from sqlq.app.inline import is_on_a_loop
 from sqlq.django.application import DjangoApp, where_the_orm_works
 from sqlq.errors import ConfigurationError, EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
-from sqlq.model.job import JobDetails, NewJob, State
+from sqlq.model.job import JobDetails, State
 from sqlq.model.task import Task, make_task
 from sqlq.payload.signatures import signature_of
-from sqlq.worker.attempt.context import JobContext, attempt_of, current_job
+from sqlq.worker.attempt.context import current_job
 
 log = logging.getLogger("sqlq")
 
@@ -118,11 +116,8 @@ class SqlqBackend(BaseTaskBackend):
             raise InvalidTask(str(error)) from error
         app = _app()
         job = app.enqueue(new)
-        try:
-            # read back, for the database's clock sets the time of the enqueue
-            result = self._result(app.jobs.get(job.id))
-        except JobNotFoundError:  # a worker has finished it, and finished jobs are not kept
-            result = self._result(InlineJob(job.id, new).details())
+        # read back, for the database's clock sets the time of the enqueue
+        result = self._result(app.jobs.get(job.id))
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -268,13 +263,13 @@ def _handler(task: Any) -> Any:
     function = task.func
 
     def handler(*args: Any, **kwargs: Any) -> Any:
-        result = _started(task, current_job())
+        result = _backend(task).get_result(current_job().id)
         task_started.send_robust(_backend(task).__class__, task_result=result)
         given = (TaskContext(task_result=result), *args) if task.takes_context else args
         return _returned(result, function(*given, **kwargs))
 
     async def ahandler(*args: Any, **kwargs: Any) -> Any:
-        result = await asyncio.to_thread(_started, task, current_job())
+        result = await asyncio.to_thread(_backend(task).get_result, current_job().id)
         await task_started.asend_robust(_backend(task).__class__, task_result=result)
         given = (TaskContext(task_result=result), *args) if task.takes_context else args
         return _returned(result, await function(*given, **kwargs))
@@ -306,18 +301,6 @@ def _backend(task: Any) -> Any:
     return task.get_backend()
 
 
-_started_here: deque[Any] = deque(maxlen=1_000)
-"""The newest results of jobs that have started in this process."""
-
-
-def _started(task: Any, running: JobContext) -> Any:
-    """Return the result of a job whose attempt has just begun."""
-    result = _backend(task)._result(_app().jobs.get(running.id))  # noqa: SLF001 - of this module
-    if attempt_of(running).has_row:  # else it runs inline, or eagerly
-        _started_here.append(result)
-    return result
-
-
 def _returned(result: Any, value: Any) -> Any:
     """Return what a task has returned as it is stored."""
     stored = _storable(value)
@@ -338,14 +321,9 @@ def tell_finished(events: list[JobEvent]) -> None:
 
 def _tell_finished(task: Any, event: JobEvent) -> None:
     try:
-        result = _backend(task)._result(_app().jobs.get(event.id))  # noqa: SLF001 - of this module
-    except JobNotFoundError:  # finished jobs are not kept
-        started = (each for each in reversed(_started_here) if each.id == str(event.id))
-        gone = InlineJob(event.id, NewJob(event.task, "{}", event.queue, event.max_attempts)).details()
-        result = next(started, None) or _backend(task)._result(gone)  # noqa: SLF001 - as above
-        status = TaskResultStatus.SUCCESSFUL if event.name == "finished" else TaskResultStatus.FAILED
-        object.__setattr__(result, "status", status)
-        object.__setattr__(result, "finished_at", _moment(event.at))
+        result = _backend(task).get_result(event.id)
+    except TaskResultDoesNotExist:  # an operator has deleted it at once: all are kept for some seconds
+        return
 
     def send() -> None:
         task_finished.send_robust(_backend(task).__class__, task_result=result)

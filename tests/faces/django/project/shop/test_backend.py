@@ -17,10 +17,9 @@ from django.utils import timezone
 from shop import django_tasks, tasks
 from shop.models import Order
 from shop.test_enqueue import count, needs_a_file
-from sqlq.admin.jobs import Jobs
 from sqlq.django import SqlqBackend, app
 from sqlq.django.backend import _STATUS
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import ConfigurationError
 from sqlq.model.job import State
 from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
 
@@ -216,7 +215,7 @@ class Enqueue(TestCase):
 
 
 class WithoutARow(TransactionTestCase):
-    """Jobs that run in this process, or are gone when the signal of their end is sent."""
+    """Jobs that run in this process."""
 
     def look_at(self, result):
         self.assertEqual((result.status, result.return_value), (TaskResultStatus.SUCCESSFUL, [3, {"b": 4}]))
@@ -262,27 +261,6 @@ class WithoutARow(TransactionTestCase):
             (error,) = result.errors
             self.assertIs(error.exception_class, ValueError)
             self.assertIn("no such order", error.traceback)
-
-    @needs_a_file
-    def test_a_signal_has_the_result_of_a_job_whose_row_is_gone(self):
-        heard = []
-        receiver = lambda sender, task_result, **kwargs: heard.append(task_result)  # noqa: E731
-        task_finished.connect(receiver)
-        self.addCleanup(task_finished.disconnect, receiver)
-        real, looks = Jobs.get, []
-
-        def get(jobs, id):
-            looks.append(id)
-            if len(looks) > 2:  # after those at the enqueue and at the start
-                raise JobNotFoundError("the row is gone")
-            return real(jobs, id)
-
-        with mock.patch.object(Jobs, "get", get):
-            result = django_tasks.echo.enqueue(3, b=4)
-            self.assertEqual(drain(app).completed, 1)
-        (found,) = heard
-        self.assertEqual(found.id, result.id)
-        self.look_at(found)
 
 
 class Work(TransactionTestCase):
