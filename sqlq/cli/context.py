@@ -200,12 +200,11 @@ class Context(CommandLine):
         # an App that names no database itself takes this one, and so does whatever else reads the variable
         os.environ["SQLQ_DATABASE_URL"] = self.database_url
         app = load_app(path, self._directories())
-        named, place = app._connected.address, app._connected.address.place
-        if place != url:
+        if app.url != url:
             # what goes with another database does not go with this one
-            schema = named.schema if dialect_at(url).has_schemas else None
-            same = is_same_place(place, url)
-            app.use(self.database_url, schema=schema, listen_url=named.listen_url if same else None)
+            schema = app.schema if dialect_at(url).has_schemas else None
+            listen_url = app._connected.address.listen_url if is_same_place(app.url, url) else None
+            app.use(self.database_url, schema=schema, listen_url=listen_url)
         return app
 
     def _directories(self) -> list[Path]:

@@ -45,7 +45,7 @@ _UP_TO_DATE = "up to date"
 
 def _migrate(app: App, alias: str) -> str | None:
     """Bring the tables up and return the revision before, or `_UP_TO_DATE`."""
-    if in_memory(app._connected.address.place):
+    if in_memory(app.url):
         return _make_in_memory(alias)
     if _are_there(app):  # without the half second that Alembic takes
         return _UP_TO_DATE
@@ -80,7 +80,7 @@ def _names() -> set[str]:
 
 def _empty(app: App, alias: str) -> None:
     connection = connections[alias]
-    memory = in_memory(app._connected.address.place)
+    memory = in_memory(app.url)
     if not (_names() <= set(connection.introspection.table_names()) if memory else _are_there(app)):
         return
     schema = None if memory else app.database.schema

@@ -87,8 +87,7 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path, sqlq_metadata: Meta
     app = _app(request)
     if os.environ.get("SQLQ_TEST_DATABASE_URL"):
         place: App = request.getfixturevalue("sqlq_test_place")
-        assert place._connected.address.place is not None
-        with on_database(app, place._connected.address.place, schema=place._connected.address.schema):
+        with on_database(app, place.url, schema=place.schema):
             try:
                 with _own_tables(place, sqlq_metadata):
                     yield app

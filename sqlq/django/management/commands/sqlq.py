@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -74,11 +74,8 @@ class Command(BaseCommand):
         before, context = command_hint.current, InManage(name="manage.py sqlq")
         command_hint.current = context
         try:
-            with ExitStack() as streams:
-                if options.get("stdout"):
-                    streams.enter_context(redirect_stdout(options["stdout"]))
-                if options.get("stderr"):
-                    streams.enter_context(redirect_stderr(options["stderr"]))
+            out, err = options.get("stdout") or sys.stdout, options.get("stderr") or sys.stderr
+            with redirect_stdout(out), redirect_stderr(err):
                 code = sqlq.main(given, prog_name=context.name, standalone_mode=False, obj=context)
         except click.ClickException as error:
             raise CommandError(error.format_message(), returncode=error.exit_code) from error
