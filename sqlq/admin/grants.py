@@ -7,6 +7,8 @@ from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.store import rights
 
+KINDS = tuple(rights.RIGHTS)
+
 
 def grant(
     database: Database, kind: str, role: str, *, only: bool = False, applies: bool = False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from sqlq.admin.grants import KINDS, grant
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag
 from sqlq.cli.output import plain
-from sqlq.config.command_hint import KINDS
 
 
 @click.command()
@@ -26,8 +26,6 @@ def grants(context: Context, role: str, kind: str, only: bool, applies: bool) ->
     \b
     sqlq grants shop_web --as producer --apply
     """
-    from sqlq.admin.grants import grant
-
     statements = grant(context.app().database, kind, role, only=only, applies=applies)
     if applies:
         click.echo(f"{plain(role)} has the rights of the kind {kind} in {context.shown_url()}")

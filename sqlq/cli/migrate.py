@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
+from sqlalchemy.exc import DBAPIError
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, wait_option
 from sqlq.cli.output import naming_options
 from sqlq.config.durations import readable
+from sqlq.database import migrate as migrating
+from sqlq.database.database import Database
+from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
-
-if TYPE_CHECKING:
-    from sqlq.database.database import Database
+from sqlq.schema import version
+from sqlq.worker.options import setting
 
 EVERY_SECONDS = 0.5
 
@@ -54,10 +56,6 @@ def migrate(
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
     if force and down is None:
         raise click.UsageError("--force is of use with --down only")
-    from sqlq.database import migrate as migrating
-    from sqlq.schema import version
-    from sqlq.worker.options import setting
-
     with naming_options():
         wait_ms = setting("wait", wait, 0)
     app = context.app()
@@ -101,10 +99,6 @@ def migrate(
 
 def _wait(database: Database, longest_ms: int) -> None:
     """Wait until the database answers, or the time is over: then its error is that of the command."""
-    from sqlalchemy.exc import DBAPIError
-
-    from sqlq.database.dialects import refusal
-
     until, said = time.monotonic() + longest_ms / 1000, ""
     while time.monotonic() < until:
         try:

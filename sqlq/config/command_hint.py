@@ -19,7 +19,7 @@ class CommandLine:
     name: str = "sqlq"
     """The word, or words, that it is started with."""
     kind: str = "operator"
-    """The kind of role that has the rights for it, one of `KINDS`."""
+    """The kind of role that has the rights for it, one of those of `store.rights`."""
 
     def url(self) -> URL | None:
         """Return where its database is; None while that is not known."""
@@ -30,13 +30,8 @@ class CommandLine:
         return []
 
 
-KINDS = (
-    *("producer", "untrusted-producer", "replacing-producer"),
-    *("worker", "operator", "reader"),
-)
-"""The kinds of roles of PostgreSQL, each by its work; `store.rights` has their rights."""
 OWNER = "owner"
-"""The kind that no GRANT makes: the role that has migrated."""
+"""The kind of role that no GRANT makes: the one that has migrated."""
 
 current: CommandLine | None = None
 """None in programs other than `sqlq`."""

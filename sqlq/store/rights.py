@@ -65,7 +65,7 @@ RIGHTS = {
     ),
     "reader": _LOOKS,
 }
-"""The rights by kind of role, of `command_hint.KINDS`."""
+"""The rights by kind of role, each by its work."""
 
 
 def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list[str]:

@@ -16,8 +16,8 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.admin.grants import KINDS
 from sqlq.cli.root import sqlq as command_line
-from sqlq.config.command_hint import KINDS
 from sqlq.config.durations import FAR
 from sqlq.database.postgresql import online
 from sqlq.store import rights
