@@ -24,9 +24,8 @@ from sqlq.database.caller.session import (
     AnySession,
     AnySessionToAwait,
     SessionOfNow,
-    checked_session_of_now,
     own,
-    session_of_now,
+    session_getter,
 )
 from sqlq.database.database import LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
@@ -127,7 +126,7 @@ class App(Parts, Declares, Waits):
         self._arguments |= {"schema": schema, "listen_url": listen_url}
         self._stand_in: Here | None = None
         """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
-        self._session = checked_session_of_now(session)
+        self._session = session_getter(session)
         self._eager = is_eager(eager)
         self._move_to(self._address(**self._arguments))
 
@@ -163,12 +162,12 @@ class App(Parts, Declares, Waits):
                 "use() says nothing, and would change nothing: give it a url, an engine or a session, as in "
                 "app.use(engine=engine)"
             )
-        session = checked_session_of_now(session) or self._session
+        getter = self._session if session is None else session_getter(session)
         if said:
             arguments = self._arguments | said  # guard: what-is-not-said-stays
             self._move_to(self._address(**arguments, kept=more.keys() - said.keys()))
             self._arguments = arguments
-        self._session = session
+        self._session = getter
 
     @contextmanager
     def _on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
@@ -334,7 +333,7 @@ class App(Parts, Declares, Waits):
         default = self._eager and not self._test_addresses
         runs = default if eager is None else checked_eager(eager)
         if session is None:
-            session = session_of_now(self._session)
+            session = self._session()
         enqueuer = self._stand_in or (self._eagerly if runs else self._connected.enqueuer)
         return enqueuer, None if session is own else session
 

@@ -7,7 +7,7 @@ The App's layer is its argument `defaults`, then the environment (SQLQ_TIMEOUT a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -112,18 +112,17 @@ class Defaults:
         place of its queue."""
         home = queue or said.get("queue") or self.queue
         layers = (self._app, self._queues.get(home, {}), said)
-        merged = _merged(layers)
+        merged: dict[str, Any] = {}
+        headers: dict[str, Any] = {}
+        for layer in layers:
+            merged |= layer
+            headers |= layer.get("headers") or {}
         if "headers" in merged:
-            # they come together, and each name is looked for from the top
-            merged["headers"] = _merged(layer.get("headers") or {} for layer in layers)
+            merged["headers"] = headers  # they come together, and each name is looked for from the top
         if queue is not None:
             merged["queue"] = queue
         merged.pop("order", None)  # which is for workers
         return merged
-
-
-def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for layer in layers for name, value in layer.items()}
 
 
 def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> dict[str, Any]:

@@ -82,10 +82,10 @@ class Schedule:
                 if given
                 else 'the schedule says no moment: give cron="0 3 * * *", every="90s" or at=a moment'
             )
-        for name in ("every", "jitter"):
+        for name in _DURATIONS:
             if (duration := getattr(self, name)) is not None:
                 self._become(name, timedelta(milliseconds=milliseconds(duration, name)))
-        for name in ("at", "starts", "ends"):
+        for name in _MOMENTS:
             if (moment := getattr(self, name)) is not None:
                 # in whole milliseconds, as every database keeps it: else it would be due before it is
                 whole = aware(moment, name)

@@ -73,29 +73,19 @@ SessionOfNow: TypeAlias = (
 """The type of an App's `session`: it returns a session of its own for each thread, request or task."""
 
 
-def session_of_now(given: SessionOfNow | None) -> Any:
-    """Return the session that a job without one is enqueued through; None for a transaction of its own."""
-    session: Any = given
-    if session is None or hasattr(session, "registry") or not callable(session):
-        return session
-    found = session()
-    return None if found is own else found
-
-
-def checked_session_of_now(given: Any) -> Any:
-    """Return a valid `session` of an App. Raises `ConfigurationError` for a value that leads all threads to
-    one session, or to none."""
-    if given is None or hasattr(given, "registry"):
-        return given
+def session_getter(given: Any) -> Callable[[], Any]:
+    """Return a function that returns the session of the moment, for an App's `session`. Raises
+    `ConfigurationError` for a value that leads all threads to one session, or to none."""
     driver = kind_of(given.__class__)
-    if driver is not None and driver.is_each_threads_own:
-        return given
+    if given is None or hasattr(given, "registry") or (driver is not None and driver.is_each_threads_own):
+        return lambda: given
     if driver is not None or not callable(given) or isinstance(given, type):
         raise ConfigurationError(
             f"App(session=…) is {_named(given)}: give a scoped_session, or a function that returns the "
             "session or connection of the moment, or None"
         )
-    return given
+    getter: Callable[[], Any] = given
+    return getter
 
 
 def connection_to_write(session: Any) -> Connection:
@@ -253,19 +243,13 @@ def on_callers(conn: Any, schema: str | None, seal: Encryption | None = None) ->
         raise
 
 
-class Asynchronous(Protocol):
-    """Runs synchronous work on an asynchronous session's connection, awaited on the caller's loop."""
-
-    async def run_sync(self, work: Callable[[Any], T], /) -> T: ...
-
-
-def asynchronous(session: Any) -> Asynchronous:
-    """Return the object with `run_sync` of an asynchronous session. Raises `EnqueueError` for one that is not
-    asynchronous."""
+def asynchronous(session: Any) -> Any:
+    """Return the object of an asynchronous session whose `run_sync` runs synchronous work on its connection,
+    awaited on the caller's loop. Raises `EnqueueError` for one that is not asynchronous."""
     if hasattr(session, "registry"):  # an async_scoped_session, which has no run_sync
         session = session()
     if hasattr(session, "run_sync"):
-        return cast("Asynchronous", session)
+        return session
     if (driver := driver_of(session)) is not None and driver.is_async:
         return driver
     if driver is None and _is_drivers(session):
