@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from sqlalchemy import (
-    TIMESTAMP,
     BigInteger,
     Column,
     Dialect,
@@ -26,38 +25,27 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TypeDecorator,
     event,
 )
 from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import ConfigurationError
 from sqlq.schema import tables
-from sqlq.schema.types import naive
+from sqlq.schema.types import Moment
 
 __all__ = ["failed_jobs", "finished_jobs", "job_states", "queue_stats"]
 
 
-class ShownMoment(TypeDecorator[datetime]):
+class ShownMoment(Moment):
     """An instant as the views show it: `timestamptz`, on MariaDB DATETIME(6) in UTC, or on SQLite ISO 8601
     text in UTC."""
 
-    impl = TIMESTAMP(timezone=True)
     cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "mariadb":
-            from sqlalchemy.dialects.mysql import DATETIME
-
-            return dialect.type_descriptor(DATETIME(fsp=6))
-        shown = String() if dialect.name == "sqlite" else TIMESTAMP(timezone=True)
-        return dialect.type_descriptor(shown)
+    on_sqlite = String()
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name == "postgresql":
-            return value
-        if dialect.name == "mariadb":
-            return naive(value)
+        if value is None or dialect.name != "sqlite":
+            return super().process_bind_param(value, dialect)
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:

@@ -40,14 +40,8 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", name
     for key, value in kwargs.items():
         check_json(key, f"{where}the argument name {key!r}")
         check_json(value, f"{where}{key}")
-    payload = _encoder.encode({name: part for name, part in (("args", args), ("kwargs", kwargs)) if part})
-    size = len(payload) if payload.isascii() else len(payload.encode())
-    if size > PAYLOAD_BYTES:
-        raise ArgumentsError(
-            f"{where}the arguments take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} allowed: "
-            "store the data and pass its id"
-        )
-    return payload
+    parts = {name: part for name, part in (("args", args), ("kwargs", kwargs)) if part}
+    return json_within(PAYLOAD_BYTES, parts, f"{where}the arguments take", "store the data and pass its id")
 
 
 def argument_name(place: int, names: Sequence[str]) -> str:
@@ -64,6 +58,16 @@ def as_text(value: Any) -> str:
     if isinstance(value, tuple(TEXTS)):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def json_within(most: int, value: Any, what: str, mend: str) -> str:
+    """Return a checked value as JSON text. Raises `ArgumentsError` for one of more than `most` bytes; `what`
+    is the subject of its message, with the verb, and `mend` its advice."""
+    text = _encoder.encode(value)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > most:
+        raise ArgumentsError(f"{what} {size:,} bytes as JSON, more than the {most:,} allowed: {mend}")
+    return text
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, default=as_text)

@@ -5,14 +5,14 @@ Names that begin with `sqlq.` are sqlq's own; `sqlq.carry` holds the context var
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 from sqlq.config.constants import HEADERS_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError
-from sqlq.payload.codec import as_text, check_json, read_json
+from sqlq.payload.codec import check_json, json_within, read_json
 
 NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
 OWN = "sqlq."
@@ -44,8 +44,14 @@ def checked(given: Any, what: str) -> dict[str, Any]:
 
 def check(value: Any, where: str) -> None:
     """Raise `ConfigurationError` for a value that is not JSON."""
-    try:
+    with _configuring():
         check_json(value, where, "pass its text, or what it is made of")
+
+
+@contextmanager
+def _configuring() -> Iterator[None]:
+    try:
+        yield
     except ArgumentsError as wrong:
         raise ConfigurationError(str(wrong)) from None
 
@@ -55,14 +61,9 @@ def encode(headers: Mapping[str, Any], what: str) -> str | None:
     more than 16 KiB."""
     if not headers:
         return None
-    text = json.dumps(headers, ensure_ascii=False, default=as_text)
-    size = len(text) if text.isascii() else len(text.encode())
-    if size > HEADERS_BYTES:
-        raise ConfigurationError(
-            f"{what} take {size:,} bytes as JSON, more than the {HEADERS_BYTES:,} allowed: pass large things "
-            "as arguments, or store them and pass an id"
-        )
-    return text
+    mend = "pass large things as arguments, or store them and pass an id"
+    with _configuring():
+        return json_within(HEADERS_BYTES, headers, f"{what} take", mend)
 
 
 def decode(text: Any) -> dict[str, Any]:

@@ -26,13 +26,16 @@ class Moment(TypeDecorator[datetime]):
 
     impl = TIMESTAMP(timezone=True)
     cache_ok = True
+    on_sqlite: TypeEngine[Any] = Integer()
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name == "mariadb":
             from sqlalchemy.dialects.mysql import DATETIME
 
             return dialect.type_descriptor(DATETIME(fsp=6))
-        return dialect.type_descriptor(Integer() if dialect.name == "sqlite" else TIMESTAMP(timezone=True))
+        return dialect.type_descriptor(
+            self.on_sqlite if dialect.name == "sqlite" else TIMESTAMP(timezone=True)
+        )
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         if value is None or dialect.name == "postgresql":

@@ -40,7 +40,7 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import NO_RESULT, Completed
 from sqlq.model.retry import scrubbed
-from sqlq.payload.codec import as_text, check_json, read_json
+from sqlq.payload.codec import as_text, check_json, json_within, read_json
 from sqlq.store.flows import flows
 from sqlq.store.jobs import lease as leases
 from sqlq.store.jobs import settle
@@ -75,14 +75,8 @@ def encode_cursor(cursor: Any) -> str:
 
 
 def _text(cursor: Any) -> str:
-    text = json.dumps(cursor, ensure_ascii=False, default=as_text)
-    size = len(text) if text.isascii() else len(text.encode())
-    if size > CURSOR_BYTES:  # guard: cursors-are-bounded
-        raise ArgumentsError(
-            f"the cursor takes {size:,} bytes as JSON, more than the {CURSOR_BYTES:,} allowed: save where "
-            "the next slice begins, and not what is done"
-        )
-    return text
+    mend = "save where the next slice begins, and not what is done"
+    return json_within(CURSOR_BYTES, cursor, "the cursor takes", mend)  # guard: cursors-are-bounded
 
 
 def decode_cursor(text: Any) -> Any:
