@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import URL, Engine
 
 from sqlq.app.connected import Connected, Parts, address_of
-from sqlq.app.declare import Code, Declares
 from sqlq.app.options import Defaults, retention_ms, seal_of
 from sqlq.config.durations import Duration
 from sqlq.config.urls import DirectCalls, checked_eager, database_url, schema_name, shown
@@ -34,9 +33,9 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_queue, checked_word
 from sqlq.model.flow import FLOWS, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
-from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
+from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob, R
 from sqlq.payload.encryption import How, Unsealed
-from sqlq.results.results import R, Waits
+from sqlq.results.results import Waits
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -51,7 +50,7 @@ J = TypeVar("J")
 log = logging.getLogger("sqlq")
 
 
-class App(Parts, Declares, Waits):
+class App(Parts, Waits):
     """A job queue in one database, and the tasks that its workers run.
 
     `url` is a database URL. Without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
@@ -110,15 +109,13 @@ class App(Parts, Declares, Waits):
     ) -> None:
         if service is not None:
             service = checked_queue(service, "service")
-        code = Code(
-            self,
+        super().__init__(
             Defaults(defaults, queues, service=service),
             retention_ms=retention_ms(retention),
             carry=carry,
             service=service,
             direct_calls=checked_word(direct_calls, "direct_calls", choice=DirectCalls),
         )
-        super().__init__(code)
         self._gate = Gate()
         self._seal = seal_of(keys, seal, unsealed)
         self._test_addresses: list[Address] = []
@@ -198,7 +195,7 @@ class App(Parts, Declares, Waits):
         """Go to the newest test database that is open, else to the App's own."""
         self.close()
         address = self._test_addresses[-1] if self._test_addresses else self._own_address
-        self._connected = Connected(address, self._code, lambda: self._here)
+        self._connected = Connected(address, self, lambda: self._here)
         self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
 
     def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
@@ -318,14 +315,14 @@ class App(Parts, Declares, Waits):
         >>> app = App("sqlite:///shop.db")
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
         """
-        return self._connected.enqueuer.statement(self._code.completed([job])[0], paramstyle)
+        return self._connected.enqueuer.statement(self._completed([job])[0], paramstyle)
 
     def _batch(self, job: Any) -> Batch:
         """Return a job or flow as it is enqueued."""
-        return self._code.plan_of(job) if isinstance(job, FLOWS) else self._code.completed([job])
+        return self._plan_of(job) if isinstance(job, FLOWS) else self._completed([job])
 
     def _spread(self, jobs: Iterable[NewJob], spread: Duration | None) -> Batch:
-        return self._code.completed(spread_over(jobs, spread))
+        return self._completed(spread_over(jobs, spread))
 
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
@@ -344,7 +341,7 @@ class App(Parts, Declares, Waits):
 
     def _called(self, task: str) -> None:
         """Warn of a call of a task, or refuse it, by the App's `direct_calls`."""
-        if self._code.direct_calls == "allow" or self._is_in_a_test:
+        if self._direct_calls == "allow" or self._is_in_a_test:
             return
         from sqlq.worker.attempt.context import current_job
 
@@ -354,7 +351,7 @@ class App(Parts, Declares, Waits):
             f"{task} was called as a function, which runs it here and now: enqueue it with "
             "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
         )
-        if self._code.direct_calls == "refuse":
+        if self._direct_calls == "refuse":
             raise ConfigurationError(said)
         warnings.warn(said, RuntimeWarning, stacklevel=3)
 
@@ -442,19 +439,19 @@ class App(Parts, Declares, Waits):
         from sqlq.worker.options import AppParts
         from sqlq.worker.worker import Worker
 
-        options = replace(options, retention_ms=self._code.retention_ms)
-        if options.queues is None and self._code.schedules.service:
-            queues = sorted(self._code.queue_names())
+        options = replace(options, retention_ms=self._retention_ms)
+        if options.queues is None and self._schedules.service:
+            queues = sorted(self._queue_names())
             options = replace(options, queues=tuple(queues), weights=dict.fromkeys(queues, 1))  # in turns
         parts = AppParts(
             self.database,
             self.tasks,
-            self._code.plan_of,
-            lifespan=self._code.lifespan,
-            events=self._code.events,
-            schedules=self._code.schedules,
-            has_limits=bool(self._code.limits),
-            newest_first=self._code.defaults.newest_first,
+            self._plan_of,
+            lifespan=self._lifespan,
+            events=self._events,
+            schedules=self._schedules,
+            has_limits=bool(self._limits),
+            newest_first=self._defaults.newest_first,
         )
         options = options if supervision is None else options.jittered()
         return Worker(parts, options, supervision=supervision, isolates=isolates)

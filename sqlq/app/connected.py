@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import URL, Engine
 
-from sqlq.app.declare import Code
+from sqlq.app.declare import Declares
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import ANY, LOOKS, Address, Database, Gate, Use
@@ -39,11 +39,11 @@ class Connected:
     """The parts of an App for one address. `App.use` replaces it as a whole. Each part is made when it is
     first used."""
 
-    def __init__(self, address: Address, code: Code, here: Callable[[], Any], *, use: Use = ANY) -> None:
+    def __init__(self, address: Address, app: Declares, here: Callable[[], Any], *, use: Use = ANY) -> None:
         """`here` returns the enqueuer of the jobs that run in this process; None without one."""
         self.address = address
         self._use = use
-        self._code = code
+        self._app = app
         self._here = here
         self._looking: dict[tuple[URL | None, Use], Connected] = {}
         self._parts: dict[Callable[..., Any], Any] = {}
@@ -56,12 +56,12 @@ class Connected:
     @cached_property
     def enqueuer(self) -> Enqueuer:
         """Writes jobs to the database."""
-        return Enqueuer(self.database, self._code.events)
+        return Enqueuer(self.database, self._app._events)
 
     @cached_property
     def results(self) -> Results:
         """Results and states of jobs."""
-        return Results(lambda: self.database, self._code.tasks, self._here, self.address.seal)
+        return Results(lambda: self.database, self._app.tasks, self._here, self.address.seal)
 
     @cached_property
     def database_of_parts(self) -> Any:
@@ -82,7 +82,7 @@ class Connected:
             where = self.address
             if url is not None:
                 where = address_of(url, schema=where.schema, kept=set(), gate=where.gate, seal=where.seal)
-            self._looking[url, use] = Connected(where, self._code, lambda: None, use=use)
+            self._looking[url, use] = Connected(where, self._app, lambda: None, use=use)
         return self._looking[url, use]
 
     def close(self) -> None:
@@ -94,10 +94,9 @@ class Connected:
                 getattr(self, name).close()
 
 
-class Parts:
+class Parts(Declares):
     """The parts of an App that look into its database and change what is there."""
 
-    _code: Code
     _connected: Connected
 
     @property
@@ -105,15 +104,15 @@ class Parts:
         """The jobs in the database: to get, list, cancel, reschedule, retry, replay, delete and prune."""
         from sqlq.admin.jobs import Jobs
 
-        code, connected = self._code, self._connected
-        return connected.part(Jobs, code.tasks, code.events, connected.results)
+        connected = self._connected
+        return connected.part(Jobs, self.tasks, self._events, connected.results)
 
     @property
     def queues(self) -> Queues:
         """The queues in the database: to see how full they are, to pause and resume them."""
         from sqlq.admin.queues import Queues
 
-        return self._connected.part(Queues, self._code.queue_names)
+        return self._connected.part(Queues, self._queue_names)
 
     @property
     def workers(self) -> Workers:
@@ -134,7 +133,7 @@ class Parts:
         """The limits in the database: to list, set and clear them."""
         from sqlq.admin.limits import Limits
 
-        return self._connected.part(Limits, self._code.limits)
+        return self._connected.part(Limits, self._limits)
 
     @property
     def schedules(self) -> Schedules:
@@ -142,7 +141,7 @@ class Parts:
         from sqlq.admin.schedules import Schedules
 
         connected = self._connected
-        return connected.part(Schedules, connected.enqueuer, self._code.template)
+        return connected.part(Schedules, connected.enqueuer, self._template)
 
     @property
     def audit(self) -> Audit:

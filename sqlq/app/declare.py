@@ -64,12 +64,12 @@ class TaskOptions(TypedDict, total=False):
     schedule: Schedule | str | None
 
 
-class Code:
-    """The tasks, limits, schedules, middleware and listeners of an App, and its defaults."""
+class Declares:
+    """The methods of an App by which code declares things to it: tasks, limits, schedules, middleware and
+    listeners."""
 
     def __init__(
         self,
-        app: Any,
         defaults: Defaults,
         *,
         retention_ms: int | None,
@@ -77,92 +77,27 @@ class Code:
         service: str | None,
         direct_calls: DirectCalls,
     ) -> None:
-        self.defaults = defaults
-        self.retention_ms = retention_ms
-        self.direct_calls = direct_calls
-        self.stamps = Stamps(carry)
-        self.tasks = Registry(app, always=[scope] if (scope := self.stamps.scope()) else ())
-        self.limits = DeclaredLimits()
-        self.fair: Limit | None = None
+        self._defaults = defaults
+        self._retention_ms = retention_ms
+        self._direct_calls = direct_calls
+        self._stamps = Stamps(carry)
+        self._tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
+        self._limits = DeclaredLimits()
+        self._fair: Limit | None = None
         """The limit of tasks that have none of their own."""
-        self.schedules = Declarations(service)
-        self.lifespan: Scope | None = None
+        self._schedules = Declarations(service)
+        self._lifespan: Scope | None = None
         """The middleware of each process that runs handlers."""
-        self.events = Events()
-
-    def queue_names(self) -> frozenset[str]:
-        """Return the queues that its tasks and its options name, and its default one."""
-        return self.defaults.queues | {self.defaults.queue, *(task.queue for task in self.tasks.values())}
-
-    # -- what it adds to jobs --------------------------------------------------------------------------------
-
-    def completed(self, new: list[NewJob]) -> list[NewJob]:
-        """Return jobs with what is declared up to now: headers, limits, and options of their queues."""
-        if self.limits:
-            new = [self._limited(job) for job in new]
-        adds = self.stamps or self.tasks.adds_to_jobs
-        if not (adds or any(getattr(job, "by_name_alone", False) for job in new)):
-            return new
-        check_new(new)
-        carried = self.stamps.carried()
-        done = []
-        for job in new:
-            job, first = self._as_in_its_queue(job)
-            done.append(self.stamps.stamped(job, first, carried))
-        return done
-
-    def plan_of(self, flow: AnyFlow) -> Plan:
-        """Return a flow as it is written, with what is declared for its jobs."""
-        plan = Flow.of(flow).plan()
-        return plan._replace(jobs=[without_expiry(job) for job in self.completed(plan.jobs)])
-
-    def template(self, job: NewJob) -> NewJob:
-        """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
-        middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
-        each deploy."""
-        job = self._limited(job)  # guard: a-schedule-knows-its-limit
-        check_new([job])
-        job, first = self._as_in_its_queue(job)
-        return Stamps().stamped(job, first, {}) if first else job
-
-    def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
-        """Return a job with the options for its queue, and the headers that come with them. Where its task is
-        not known here, the App's options count; the worker's task has the attempts and the timeout."""
-        task = self.tasks.get(job.task)
-        if task is None and job.by_name_alone:
-            options = self.defaults.over({}, job.queue if "queue" in job.given else None)
-            fields, headers = job_fields(options), options.get("headers") or {}
-            its_own = job.given | {"max_attempts", "timeout_ms"}
-        elif task is None:
-            return job, {}
-        elif job.queue == task.queue or not task.elsewhere:
-            return job, task.headers
-        else:
-            task = task.for_queue(job.queue)
-            fields, headers = task.option_fields(), task.headers
-            its_own = job.given | {"queue"}
-        job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
-        return job, headers
-
-    def _limited(self, job: NewJob) -> NewJob:
-        """Return a job with the rule of its limit, where it names one."""
-        key: str | None = getattr(job, "limit_key", None)
-        if key is None:
-            return job
-        rule = self.limits.rule_of(key, job.rule)
-        return job if rule is job.rule else replace(job, rule=rule)
-
-
-class Declares:
-    """The methods of an App by which code declares things to it."""
-
-    def __init__(self, code: Code) -> None:
-        self._code = code
+        self._events = Events()
 
     @property
     def tasks(self) -> Registry:
         """The tasks by name."""
-        return self._code.tasks
+        return self._tasks
+
+    def _queue_names(self) -> frozenset[str]:
+        """Return the queues that its tasks and its options name, and its default one."""
+        return self._defaults.queues | {self._defaults.queue, *(task.queue for task in self._tasks.values())}
 
     # -- tasks -----------------------------------------------------------------------------------------------
 
@@ -223,13 +158,13 @@ class Declares:
                 )
             said = dict(options)
             if said.get("limit") is not None:
-                said["limit"] = self._code.limits.add(self._code.limits.find(said["limit"]))
-            elif self._code.fair is not None and "limit" not in said and self._code.fair.suits(function):
-                said["limit"] = self._code.fair
-            task = make_task(function, **self._code.defaults.over(said))
+                said["limit"] = self._limits.add(self._limits.find(said["limit"]))
+            elif self._fair is not None and "limit" not in said and self._fair.suits(function):
+                said["limit"] = self._fair
+            task = make_task(function, **self._defaults.over(said))
             elsewhere = {
-                queue: make_task(function, **self._code.defaults.over(said, queue))
-                for queue in self._code.defaults.queues - {task.queue}
+                queue: make_task(function, **self._defaults.over(said, queue))
+                for queue in self._defaults.queues - {task.queue}
             }
             task = replace(task, elsewhere=elsewhere, says_expires=said.get("expires") is not None)
             plan = None if when is None else planned(when)
@@ -238,7 +173,7 @@ class Declares:
                     f"schedule is set, but {misfit}: declare it with its arguments, as in "
                     'app.schedule("nightly", task.new(…), cron="0 3 * * *")'
                 )
-            self.tasks.add(task)
+            self._tasks.add(task)
             if plan is not None:
                 self.schedule(task.name, task.without_arguments, plan)
             return task
@@ -262,7 +197,7 @@ class Declares:
         >>> stripe = sqlq.App().limit("stripe", running=5)
         """
         limit = Limit(key, running, rate)
-        self._code.limits.add(limit)
+        self._limits.add(limit)
         return limit
 
     def fair(self, by: str, *, window: int) -> Limit:
@@ -282,8 +217,8 @@ class Declares:
             raise ConfigurationError(
                 f'by is {by!r}, which names no argument: write by="tenant:{{tenant}}", say'
             )
-        self._code.limits.add(limit)
-        self._code.fair = limit
+        self._limits.add(limit)
+        self._fair = limit
         return limit
 
     def named(self, name: str) -> NamedTask | AnyTask:
@@ -299,8 +234,8 @@ class Declares:
 
         >>> job = sqlq.App().named("shop.send_receipt").new(7).set(queue="mail")
         """
-        known = self.tasks.get(name)
-        return NamedTask(name, self._code.defaults.over({})) if known is None else known
+        known = self._tasks.get(name)
+        return NamedTask(name, self._defaults.over({})) if known is None else known
 
     def schedule(
         self,
@@ -323,7 +258,7 @@ class Declares:
         """
         name = checked_name(name, "the schedule's name")
         plan = planned(when, **options)
-        self._code.schedules.add(Declared(name, plan, self._code.template(checked_template(job, name))))
+        self._schedules.add(Declared(name, plan, self._template(checked_template(job, name))))
 
     # -- hooks -----------------------------------------------------------------------------------------------
 
@@ -346,7 +281,7 @@ class Declares:
         ...     with web.app_context():
         ...         yield
         """
-        self.tasks.surround(around_scope(function))
+        self._tasks.surround(around_scope(function))
         return function
 
     def lifespan(self, function: L) -> L:
@@ -369,12 +304,12 @@ class Declares:
         ...         yield client
         """
         scope = lifespan_scope(function)
-        if self._code.lifespan is not None:
+        if self._lifespan is not None:
             raise ConfigurationError(
-                f"lifespan is {scope.name}, but {self._code.lifespan.name} is there already: enter both in "
+                f"lifespan is {scope.name}, but {self._lifespan.name} is there already: enter both in "
                 "one function"
             )
-        self._code.lifespan = scope
+        self._lifespan = scope
         return function
 
     def on(self, *names: EventName) -> Callable[[H], H]:
@@ -399,7 +334,7 @@ class Declares:
         checked_names(names)
 
         def listen(function: H) -> H:
-            self._code.events.add(names, function)
+            self._events.add(names, function)
             return function
 
         return listen
@@ -417,5 +352,64 @@ class Declares:
         ... def origin(job):
         ...     return {"request_id": request_id.get(None)}
         """
-        self._code.stamps.add(function)
+        self._stamps.add(function)
         return function
+
+    # -- what it adds to jobs --------------------------------------------------------------------------------
+
+    def _completed(self, new: list[NewJob]) -> list[NewJob]:
+        """Return jobs with what is declared up to now: headers, limits, and options of their queues. Raises
+        `EnqueueError` for anything but a job that can be enqueued."""
+        if self._limits:
+            new = [self._limited(job) for job in new]
+        check_new(new)
+        adds = self._stamps or self._tasks.adds_to_jobs
+        if not (adds or any(job.by_name_alone for job in new)):
+            return new
+        carried = self._stamps.carried()
+        done = []
+        for job in new:
+            job, first = self._as_in_its_queue(job)
+            done.append(self._stamps.stamped(job, first, carried))
+        return done
+
+    def _plan_of(self, flow: AnyFlow) -> Plan:
+        """Return a flow as it is written, with what is declared for its jobs."""
+        plan = Flow.of(flow).plan()
+        return plan._replace(jobs=[without_expiry(job) for job in self._completed(plan.jobs)])
+
+    def _template(self, job: NewJob) -> NewJob:
+        """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
+        middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
+        each deploy."""
+        job = self._limited(job)  # guard: a-schedule-knows-its-limit
+        check_new([job])
+        job, first = self._as_in_its_queue(job)
+        return Stamps().stamped(job, first, {}) if first else job
+
+    def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
+        """Return a job with the options for its queue, and the headers that come with them. Where its task is
+        not known here, the App's options count; the worker's task has the attempts and the timeout."""
+        task = self._tasks.get(job.task)
+        if task is None and job.by_name_alone:
+            options = self._defaults.over({}, job.queue if "queue" in job.given else None)
+            fields, headers = job_fields(options), options.get("headers") or {}
+            its_own = job.given | {"max_attempts", "timeout_ms"}
+        elif task is None:
+            return job, {}
+        elif job.queue == task.queue or not task.elsewhere:
+            return job, task.headers
+        else:
+            task = task.for_queue(job.queue)
+            fields, headers = task.option_fields(), task.headers
+            its_own = job.given | {"queue"}
+        job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
+        return job, headers
+
+    def _limited(self, job: NewJob) -> NewJob:
+        """Return a job with the rule of its limit, where it names one."""
+        key: str | None = getattr(job, "limit_key", None)
+        if key is None:
+            return job
+        rule = self._limits.rule_of(key, job.rule)
+        return job if rule is job.rule else replace(job, rule=rule)

@@ -66,8 +66,23 @@ class InlineJob:
             return Seen(*what, None, "error", error.exception, error.message, error.traceback)
         if self.state is not State.FINISHED or self.known is None:
             return Seen(*what)
-        done = completion(self.result, claimed_here(self, self.known), self.known)
+        done = completion(self.result, self.claimed(), self.known)
         return Seen(*what, done.result, done.note)
+
+    def claimed(self) -> ClaimedJob:
+        """Return the job as a worker would hold it in the attempt that has begun."""
+        assert self.known is not None
+        new = self.new
+        return ClaimedJob(
+            *(self.id, self.attempts, new.queue, new.task, new.payload, self.attempts),
+            new.max_attempts or self.known.max_attempts,
+            on_success=new.on_success,
+            on_failure=new.on_failure,
+            label=new.label,
+            headers=new.headers_text,
+            cursor=self.cursor,
+            flow_id=self.flow_id,
+        )
 
     def as_before(self) -> Before:
         """Return the job as a step that comes after it knows it."""
@@ -113,21 +128,6 @@ def steps_of(
         job.flow_id = flow_id
         job.state = State.BLOCKED if job.waits else State.AVAILABLE
     return new
-
-
-def claimed_here(job: InlineJob, task: AnyTask) -> ClaimedJob:
-    """Return a job as a worker would hold it in the attempt that has begun."""
-    new = job.new
-    return ClaimedJob(
-        *(job.id, job.attempts, new.queue, new.task, new.payload, job.attempts),
-        new.max_attempts or task.max_attempts,
-        on_success=new.on_success,
-        on_failure=new.on_failure,
-        label=new.label,
-        headers=new.headers_text,
-        cursor=job.cursor,
-        flow_id=job.flow_id,
-    )
 
 
 def judged(job: InlineJob) -> State:

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
 
-from sqlq.app.here import InlineJob, claimed_here, judged, steps_of
+from sqlq.app.here import InlineJob, judged, steps_of
 from sqlq.database.caller.driver import DriverConnection
 from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
-from sqlq.enqueue.enqueue import Batch, check_new, jobs_of
+from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import UniqueUntil
@@ -38,7 +38,7 @@ from sqlq.model.flow import EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, NewJob, State
 from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
-from sqlq.model.task import AnyTask, Registry
+from sqlq.model.task import Registry
 from sqlq.store.flows.flows import with_results
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
@@ -103,8 +103,7 @@ class Here:
         return await self._enqueue(batch, None, _call_on_loop)
 
     async def _enqueue(self, batch: Batch, session: Any, call: Calls) -> Any:
-        check_new(jobs_of(batch))
-        for new in jobs_of(batch):
+        for new in batch.jobs if isinstance(batch, Plan) else batch:
             self._tasks.find(new.task)  # raises for a job whose handler is not here
         conn = self._joined(session)
         if isinstance(batch, Plan):
@@ -230,13 +229,13 @@ class Here:
 
     async def _run(self, job: InlineJob, call: Calls) -> None:
         """Run a job to its end."""
-        task = job.known = self._tasks.find(job.new.task)
+        job.known = self._tasks.find(job.new.task)
         job.state = State.RUNNING
         try:
             while job.state is State.RUNNING:
-                await self._attempt(job, task, call)
+                await self._attempt(job, call)
         finally:
-            if (follower := self._follower(job, task)) is not None:
+            if (follower := self._follower(job)) is not None:
                 await self._run(follower, call)
 
     async def _run_all(self, jobs: list[InlineJob], call: Calls) -> None:
@@ -267,13 +266,13 @@ class Here:
                 if job.grown is not None:
                     jobs += steps_of(job.grown.plan(), job.flow_id, self._next, job)
 
-    async def _attempt(self, job: InlineJob, task: AnyTask, call: Calls) -> None:
+    async def _attempt(self, job: InlineJob, call: Calls) -> None:
         """Make an attempt, and give the job its state afterwards."""
         job.attempts += 1
-        claimed = claimed_here(job, task)
+        claimed = job.claimed()
         context = contextvars.copy_context()  # so that the handler's current_job() is not the caller's
         try:
-            running = context.run(self._begun, job, task, claimed)
+            running = context.run(self._begun, job, claimed)
             result = await call(context, running)
             if running.growth is not None and running.growth.steps:
                 if not running.completed:
@@ -293,9 +292,10 @@ class Here:
                 raise
         raise job.error
 
-    def _begun(self, job: InlineJob, task: AnyTask, claimed: ClaimedJob) -> Attempt:
+    def _begun(self, job: InlineJob, claimed: ClaimedJob) -> Attempt:
         """Begin an attempt in this context."""
-        running = Attempt(claimed, task, float("inf"), Target(tasks=self._tasks))
+        assert job.known is not None
+        running = Attempt(claimed, job.known, float("inf"), Target(tasks=self._tasks))
         running.lifespan = self._lifespan
         running.on_saved = partial(self._saved, job)
         job.attempted_at.append(datetime.now(UTC))
@@ -303,7 +303,7 @@ class Here:
         running.before = job.before
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
-        running.arguments = task.arguments(claimed.payload)
+        running.arguments = job.known.arguments(claimed.payload)
         begin(running)
         return running
 
@@ -313,14 +313,14 @@ class Here:
             return context.run(self._run_coroutine, acall_handler(running))
         return context.run(_call, running, self._run_coroutine)
 
-    def _follower(self, job: InlineJob, task: AnyTask) -> InlineJob | None:
+    def _follower(self, job: InlineJob) -> InlineJob | None:
         """Return the job that follows one that has ended; None without one."""
         job.ended_at = datetime.now(UTC)
         outcomes: dict[State, Outcome] = {State.FINISHED: Completed(), State.CANCELLED: Cancelled()}
         if job.error is not None:
             outcomes[State.FAILED] = Failed("error", describe(job.error))
         outcome = outcomes.get(job.state)
-        new = None if outcome is None else follow_up(claimed_here(job, task), outcome)
+        new = None if outcome is None else follow_up(job.claimed(), outcome)
         return None if new is None else self._next(new)
 
     def _saved(self, job: InlineJob, conn: Connection, cursor: str) -> None:

@@ -106,15 +106,15 @@ def _serve(context: Context, link: Pipe, setup: Message) -> NoReturn:
         lambda: app.database,
         app._connected.address.seal,
         tasks=app.tasks,
-        plan=app._code.plan_of,
+        plan=app._plan_of,
     )
-    serve(link, target, app._code.lifespan)
+    serve(link, target, app._lifespan)
 
 
 def _app(context: Context) -> App:
     app = context.app_with_tasks("work runs the tasks of an App")
     keep_standard_numbers()
-    app._code.direct_calls = "allow"  # as in any process of a worker
+    app._direct_calls = "allow"  # as in any process of a worker
     return app
 
 

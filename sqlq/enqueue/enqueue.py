@@ -65,17 +65,16 @@ Batch = Sequence[NewJob] | Plan
 class Enqueuer:
     """Puts jobs into the database, in the caller's transaction or one of its own."""
 
-    def __init__(self, database: Database, events: Events | None = None) -> None:
+    def __init__(self, database: Database, events: Events) -> None:
         self._database = database
-        self._events = events or Events()
+        self._events = events
         self._notifier = Notifier(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
     def enqueue(self, batch: Batch, session: SyncSession | None = None) -> Any:
         """Insert jobs and return them in the order given, or a flow; without a session, in a transaction that
         is committed here."""
-        new = jobs_of(batch)
-        check_new(new)
+        new = batch.jobs if isinstance(batch, Plan) else batch
         if not new:
             return []
         if (seal := self._database.seal) is not None:
@@ -86,8 +85,7 @@ class Enqueuer:
         if session is not None:
             return self.join(session, insert, new)
         done = self._insert_alone(insert, None if isinstance(batch, Plan) or len(new) > 1 else new[0])
-        made = _jobs_in(done)
-        _debug(made)
+        made = _logged(done)
         self._events.enqueued(new, made)
         return done
 
@@ -100,7 +98,10 @@ class Enqueuer:
     def _insert_alone(self, insert: Callable[[Connection], Any], lone: NewJob | None) -> Any:
         """Insert in a transaction of sqlq's own, a `lone` job if possible by a statement of its own."""
         database = self._database
-        schema = self._own_schema()
+        if database.engine not in self._ready:
+            with database.read() as conn:
+                self._schema_of(conn)
+        schema = self._ready[database.engine]
         is_plain = lone is not None and lone.unique_key is None and lone.limit_key is None
         try:
             if lone is not None and is_plain and database.takes_single_statements:
@@ -136,8 +137,7 @@ class Enqueuer:
         else:
             done = self._work(conn, work)
         note_write(session)
-        made = _jobs_in(done)
-        _debug(made)
+        made = _logged(done)
         if not is_committed:
             self._mark(conn, made)
         if not isinstance(conn, DriverConnection):
@@ -181,7 +181,6 @@ class Enqueuer:
 
     def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
         """Return the statement that inserts a job, and its parameters; see `App.statement`."""
-        check_new([job])
         if job.limit_key is not None or job.unique_until == "pruned":
             option = 'unique_until="pruned"' if job.limit_key is None else f"the limit {job.limit_key!r}"
             raise EnqueueError(
@@ -203,13 +202,6 @@ class Enqueuer:
         """Send the notifications that are still to be sent."""
         self._notifier.close()
 
-    def _own_schema(self) -> str | None:
-        engine = self._database.engine
-        if engine not in self._ready:
-            with self._database.read() as conn:
-                self._schema_of(conn)
-        return self._ready[engine]
-
     def _schema_of(self, conn: Connection) -> str | None:
         """Return the schema for jobs on this connection. Once per engine it checks that the tables are
         there."""
@@ -218,7 +210,13 @@ class Enqueuer:
         except KeyError:
             pass
         ours = conn.engine is self._database.engine or self._is_ours(conn)
-        self._refuse_outside_a_test(conn, ours)
+        if not ours and self._is_in_a_test and not in_memory(conn.engine.url):
+            # guard: test-jobs-stay-in-the-test
+            raise EnqueueError(
+                f"a test database is open, {masked(self._database.engine.url)}, but this session is "
+                f"connected to {masked(conn.engine.url)}: give the code under test an engine on app.url, or "
+                "open that other database with sqlq.testing.on_database"
+            )
         self._database.require_version_of(conn)
         schema = self._database.schema_for(conn)
         try:
@@ -239,16 +237,6 @@ class Enqueuer:
             )
         self._ready[conn.engine] = schema
         return schema
-
-    def _refuse_outside_a_test(self, conn: Connection, ours: bool) -> None:
-        if ours or not self._is_in_a_test or in_memory(conn.engine.url):
-            return
-        # guard: test-jobs-stay-in-the-test
-        raise EnqueueError(
-            f"a test database is open, {masked(self._database.engine.url)}, but this session is connected to "
-            f"{masked(conn.engine.url)}: give the code under test an engine on app.url, or "
-            "open that other database with sqlq.testing.on_database"
-        )
 
     @property
     def _is_in_a_test(self) -> bool:
@@ -290,27 +278,18 @@ def _callers_level() -> int:
     return level
 
 
-def jobs_of(batch: Batch) -> Sequence[NewJob]:
-    """Return the jobs of a batch."""
-    return batch.jobs if isinstance(batch, Plan) else batch
-
-
-def _jobs_in(done: Any) -> list[Job]:
-    """Return the jobs that work in a caller's transaction has enqueued, by its result."""
-    found = done.jobs if isinstance(done, EnqueuedFlow) else done if isinstance(done, list) else [done]
-    return [each for each in found if isinstance(each, Job)]
-
-
-def _debug(done: list[Job]) -> None:
-    if not log.isEnabledFor(logging.DEBUG):
-        return
-    for job in done:
+def _logged(done: Any) -> list[Job]:
+    """Return the jobs that work in a caller's transaction has enqueued, by its result, and log them."""
+    each = done.jobs if isinstance(done, EnqueuedFlow) else done if isinstance(done, list) else [done]
+    made = [job for job in each if isinstance(job, Job)]
+    for job in made if log.isEnabledFor(logging.DEBUG) else ():
         event = "enqueued" if job.created else "not_unique"
         log.debug(
             "job %d: %s in queue %s, %s",
             *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
             extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": event},
         )
+    return made
 
 
 def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]:

@@ -171,20 +171,14 @@ class Serial(_Keyed):
 AnyLimit = Limit | Serial
 
 
-class DeclaredLimits:
+class DeclaredLimits(dict[str, AnyLimit]):
     """The limits of an App by their names, which are their keys as they are written."""
-
-    def __init__(self) -> None:
-        self._limits: dict[str, AnyLimit] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._limits)
 
     def add(self, limit: AnyLimit) -> AnyLimit:
         """Register a limit, and return it. Raises `ConfigurationError` where one of the same key differs:
         which one counted would be a matter of luck."""
         if isinstance(limit.key, str):
-            known = self._limits.setdefault(limit.key, limit)
+            known = self.setdefault(limit.key, limit)
             if known != limit:
                 raise ConfigurationError(
                     f"two limits of the key {limit.key!r} differ: {known!r} and {limit!r}; declare it once, "
@@ -196,9 +190,9 @@ class DeclaredLimits:
         """Return the limit that a task's option means. Raises `ConfigurationError`."""
         if isinstance(limit, (Limit, Serial)):
             return limit
-        if isinstance(limit, str) and limit in self._limits:
-            return self._limits[limit]
-        known = f"; declared are {', '.join(sorted(self._limits))}" if self._limits else ""
+        if isinstance(limit, str) and limit in self:
+            return self[limit]
+        known = f"; declared are {', '.join(sorted(self))}" if self else ""
         raise ConfigurationError(
             f"limit is {limit!r}: give a sqlq.Limit or sqlq.Serial, or the name of one that app.limit has "
             f"declared before{known}"
@@ -207,7 +201,7 @@ class DeclaredLimits:
     def check_key(self, key: str) -> None:
         """Raise `ConfigurationError` for a key as a limit has it that is made from arguments: each job has
         another one."""
-        limit = self._limits.get(key)
+        limit = self.get(key)
         if limit is not None and not limit.is_plain:  # guard: a-template-is-no-key
             raise ConfigurationError(
                 f"the key {key!r} is made from arguments: name the key that those of a job have made, as "
@@ -216,7 +210,7 @@ class DeclaredLimits:
 
     def declared(self, key: str) -> Rule | None:
         """Return the rule of a key's limit, where the key alone determines it."""
-        limit = self._limits.get(key)
+        limit = self.get(key)
         return limit.rule if limit is not None and limit.is_plain else None
 
     def names(self, key: str) -> bool:
@@ -224,7 +218,7 @@ class DeclaredLimits:
         template does."""
         return any(
             key == template or (not limit.is_plain and key.startswith(template.partition("{")[0]))
-            for template, limit in self._limits.items()
+            for template, limit in self.items()
         )
 
     def rule_of(self, key: str, rule: Rule | None) -> Rule | None:

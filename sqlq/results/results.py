@@ -32,7 +32,7 @@ from sqlq.model.checks import checks_arguments
 from sqlq.model.flow import EnqueuedFlow
 from sqlq.model.flow_status import FlowDetails
 from sqlq.model.handle import Handle, id_of
-from sqlq.model.job import Job, JobDetails, State, error_line
+from sqlq.model.job import Job, JobDetails, R, State, error_line
 from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption, Unopened
 from sqlq.results.waiter import Message, Waiting, Watch
@@ -40,15 +40,7 @@ from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Seen, result_shown
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
     from sqlq.database.database import Database
-
-    R = TypeVar("R", default=Any)
-else:
-    from typing import TypeVar
-
-    R = TypeVar("R")
 
 AnyJob: TypeAlias = "Job[Any] | int"
 AnyResult: TypeAlias = (

@@ -152,8 +152,7 @@ def _refuse_what_cannot_be_drained(app: App) -> None:
 def write_declared(app: App) -> None:
     """Write the schedules that code declares, and retire those that it declares no more, as a worker does
     that starts now."""
-    code = app._code
-    follow(app.database, code.schedules.declared, code.schedules.service, app.tasks, lambda: 0.0)
+    follow(app.database, app._schedules.declared, app._schedules.service, app.tasks, lambda: 0.0)
 
 
 def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDetails]:

@@ -165,7 +165,7 @@ def test_a_commit_of_djangos_notifies_workers_and_a_rollback_does_not(
     with transaction.atomic(using=connection.alias):
         job = app.enqueue(send.new(2), session=connection)
     assert listener.hears_one()
-    assert app._code.events.flush(60)
+    assert app._events.flush(60)
     assert heard == [job.id]
     listener.close()
 

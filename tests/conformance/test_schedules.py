@@ -379,7 +379,7 @@ def deploy(url: Any, service: str | None = None, **plans: str) -> sqlq.App:
 
 def starts(app: sqlq.App, hours_ago: float = 0) -> schedules.Followed:
     """A worker of a release starts, whose supervisor began so long ago."""
-    declared = app._code.schedules
+    declared = app._schedules
     return schedules.follow(
         app.database, declared.declared, declared.service, app.tasks, lambda: hours_ago * 3_600_000
     )

@@ -678,7 +678,7 @@ class TestPython:
         (tmp_path / "pyproject.toml").write_text(block("toml", "layers"))
         monkeypatch.chdir(tmp_path)
         app = sqlq.App()
-        assert app._code.retention_ms == 30 * 86_400_000
+        assert app._retention_ms == 30 * 86_400_000
         assert app.task(name="t", queue="mail")(lambda: None).max_attempts == 10
         assert app.task(name="u")(lambda: None).timeout_ms == 300_000
 

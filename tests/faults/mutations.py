@@ -646,7 +646,7 @@ GUARDS = [
     Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", PROJECTS + "test_an_application_factory_does_not_move_the_test_database[postgresql-True]"),
     Guard("own-database-is-shut", None, "pass", ISOLATION + "TestWhatWasMadeBefore::test_a_worker_refuses_to_run[sqlite]"),
     Guard("a-test-database-is-named", None, "if False:", ISOLATION + "test_on_database_refuses_a_url_of_none[postgresql]"),
-    Guard("test-jobs-stay-in-the-test", None, "return", ISOLATION + "TestSessions::test_a_session_on_another_database_is_refused[sqlite]"),
+    Guard("test-jobs-stay-in-the-test", None, "pass", ISOLATION + "TestSessions::test_a_session_on_another_database_is_refused[sqlite]"),
     Guard("only-a-tests-jobs-are-drained", None, "if False:", ISOLATION + "TestDrain::test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run[sqlite]"),
     Guard("only-what-was-empty-is-emptied", None, "if False:", PROJECTS + "test_the_fixture_refuses_a_file_with_rows_of_sqlq[sqlite]"),
     Guard("only-a-tests-own-tables-are-dropped", None, "if False:", PROJECTS + "test_tables_that_may_be_no_tests_are_not_dropped"),

@@ -21,7 +21,7 @@ def options_of(job: sqlq.NewJob) -> tuple[Any, ...]:
 
 def stamped(app: sqlq.App, job: sqlq.NewJob) -> sqlq.NewJob:
     """The job as it is enqueued."""
-    (done,) = app._code.completed([job])
+    (done,) = app._completed([job])
     return done
 
 
@@ -79,7 +79,7 @@ def test_headers_of_all_layers_are_merged() -> None:
 def test_an_app_without_defaults_leaves_jobs_unchanged() -> None:
     app = sqlq.App(URL)
     new = [app.task(name="t", timeout="5s")(handler).new()]
-    assert app._code.completed(new) is new
+    assert app._completed(new) is new
 
 
 def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,18 +91,18 @@ def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
     ):
         monkeypatch.setenv(f"SQLQ_{name}", value)
     task = sqlq.App(URL, defaults={"max_attempts": 4}).task(name="t")(handler)
-    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL)._code.retention_ms) == (
+    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL)._retention_ms) == (
         300_000,
         4,
         30 * 86_400_000,
     )
     assert [task.retry.wait_ms(attempts) for attempts in (1, 2, 3)] == [10_000, 60_000, 60_000]
-    assert sqlq.App(URL, retention="1d")._code.retention_ms == 86_400_000
+    assert sqlq.App(URL, retention="1d")._retention_ms == 86_400_000
     monkeypatch.setenv("SQLQ_TIMEOUT", "none")
     monkeypatch.setenv("SQLQ_RETENTION", "none")
     app = sqlq.App(URL)
-    assert (app.task(name="t")(handler).timeout_ms, app._code.retention_ms) == (None, None)
-    assert sqlq.App(URL, retention="7d")._code.retention_ms == 7 * 86_400_000
+    assert (app.task(name="t")(handler).timeout_ms, app._retention_ms) == (None, None)
+    assert sqlq.App(URL, retention="7d")._retention_ms == 7 * 86_400_000
 
 
 PYPROJECT = """
@@ -124,13 +124,13 @@ def test_the_environment_comes_before_pyproject(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     app = sqlq.App(URL)
     task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
-    assert (task.timeout_ms, task.max_attempts, app._code.retention_ms) == (300_000, 3, 30 * 86_400_000)
+    assert (task.timeout_ms, task.max_attempts, app._retention_ms) == (300_000, 3, 30 * 86_400_000)
     assert (mail.timeout_ms, mail.max_attempts, mail.retry.wait_ms(2)) == (300_000, 10, 2_000)
     monkeypatch.setenv("SQLQ_MAX_ATTEMPTS", "4")
     monkeypatch.setenv("SQLQ_RETENTION", "1d")
     app = sqlq.App(URL, queues={"mail": {"backoff": "7s"}})
     task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
-    assert (task.max_attempts, mail.max_attempts, app._code.retention_ms) == (4, 10, 86_400_000)
+    assert (task.max_attempts, mail.max_attempts, app._retention_ms) == (4, 10, 86_400_000)
     assert mail.retry.wait_ms(2) == 7_000
 
 

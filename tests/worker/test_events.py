@@ -284,7 +284,7 @@ def test_enqueued_is_published_after_the_commit(app: sqlq.App, engine: Engine) -
     task = app.task(name="t", queue="mail", max_attempts=7)(lambda: None)
 
     def flushed() -> list[int]:
-        assert app._code.events.flush(10)
+        assert app._events.flush(10)
         return [event.id for event in told]
 
     first = app.enqueue(task.new())
@@ -333,7 +333,7 @@ def test_a_rolled_back_savepoint_drops_its_events(app: sqlq.App, engine: Engine,
         with session.begin_nested():
             expected.append(app.enqueue(task.new(), session).id)
         expected.append(app.enqueue(task.new(), session).id)
-    assert app._code.events.flush(10)
+    assert app._events.flush(10)
     assert [event.id for event in told] == expected
 
 
@@ -409,13 +409,13 @@ def test_events_beyond_the_maximum_are_dropped_and_counted(
     app = sqlq.App("sqlite://")
     app.on("lost")(slow)
     event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
-    app._code.events.tell(event)
+    app._events.tell(event)
     wait_until(lambda: told)
     for _ in range(5):
-        app._code.events.tell(event)
+        app._events.tell(event)
     assert "slow is too slow: 1 events were dropped" in caplog.text, "the first; the others in a minute"
     go_on.set()
-    assert app._code.events.flush(10)
+    assert app._events.flush(10)
     assert len(told) == 4
 
 
@@ -424,9 +424,9 @@ def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     app, sizes = sqlq.App("sqlite://"), []
     app.on("lost", "failed")(lambda batch: sizes.append(len(batch)))
     for n in range(100):
-        app._code.events.tell(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
-        app._code.events.tell(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
-    assert app._code.events.flush(10)
+        app._events.tell(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
+        app._events.tell(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
+    assert app._events.flush(10)
     assert sum(sizes) == 100
     assert max(sizes) <= 40
     assert len(sizes) < 50
@@ -473,8 +473,8 @@ def test_events_wait_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fail)
-        app._code.events.tell(event)
-    assert app._code.events.flush(10)
+        app._events.tell(event)
+    assert app._events.flush(10)
     assert told == [event]
 
 
@@ -487,14 +487,14 @@ def test_a_forked_child_publishes_its_own_events(tmp_path: Path) -> None:
         with file.open("a") as lines:
             lines.writelines(f"{event.id} {os.getpid()}\n" for event in batch)
 
-    app._code.events.tell(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
+    app._events.tell(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
     child = os.fork()
     if not child:
-        app._code.events.tell(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
-        app._code.events.flush(10)
+        app._events.tell(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
+        app._events.flush(10)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert app._code.events.flush(10)
+    assert app._events.flush(10)
     assert sorted(file.read_text().splitlines()) == [f"1 {os.getpid()}", f"2 {child}"]
 
 
@@ -588,4 +588,4 @@ def test_a_wrong_listener_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.on("failed")(given)
-    assert not app._code.events.wants("failed")
+    assert not app._events.wants("failed")

@@ -160,7 +160,7 @@ class Checks(SimpleTestCase):
     def test_the_service_is_that_of_the_app(self):
         with override_settings(SQLQ={"database": "default", "service": "shop"}):
             app = DjangoApp()
-        self.assertEqual(app._code.schedules.service, "shop")
+        self.assertEqual(app._schedules.service, "shop")
         app.close()
 
     def test_options_are_those_of_the_app(self):
@@ -170,7 +170,7 @@ class Checks(SimpleTestCase):
         self.addCleanup(app.close)
         mail, other = (app.task(name=queue, queue=queue)(lambda: 7) for queue in ("mail", "other"))
         self.assertEqual((mail.timeout_ms, other.timeout_ms, other.max_attempts), (30_000, 300_000, 1))
-        self.assertEqual((app._eager, app._code.direct_calls), (True, "refuse"))
+        self.assertEqual((app._eager, app._direct_calls), (True, "refuse"))
         self.assertEqual(other(), 7, "which tests may call")
 
     def test_keys_of_the_settings_encrypt_and_are_not_shown(self):
