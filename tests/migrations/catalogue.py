@@ -89,15 +89,15 @@ def _mariadb(connection: Connection, schema: str) -> Catalogue:
 
 _COLUMNS = {
     "postgresql": """
-        SELECT table_name, column_name, data_type, character_maximum_length, is_nullable
+        SELECT table_name, column_name, data_type, character_maximum_length
           FROM information_schema.columns
           JOIN information_schema.tables USING (table_schema, table_name)
          WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'""",
     "sqlite": """
-        SELECT m.name, c.name, c.type, c."notnull"
+        SELECT m.name, c.name, c.type
           FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name) c WHERE m.type = 'table'""",
     "mariadb": """
-        SELECT table_name, column_name, REPLACE(column_type, 'longtext', 'text'), is_nullable
+        SELECT table_name, column_name, REPLACE(column_type, 'longtext', 'text')
           FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
          WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND extra NOT LIKE '%INVISIBLE%'""",
 }

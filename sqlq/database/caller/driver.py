@@ -247,9 +247,6 @@ class _Written(NamedTuple):
     """A statement compiled for a driver, with the conversion of each parameter for the driver."""
 
     compiled: Any
-    statement: str | None
-    """None where it depends on the parameters, since one of them is a list."""
-    constants: Mapping[str, Any]
     turns: Mapping[str, Any]
     readers: Mapping[int, Callable[[Any], Any]]
     """Conversions of what the driver returns, by column: those of sqlq's own types."""
@@ -264,50 +261,37 @@ class _Written(NamedTuple):
 
     def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
         """Return the statement and its parameters, by name or in order, whichever the driver takes."""
-        if self.statement is not None:
-            statement, order, turns = self.statement, self.compiled.positiontup, self.turns
-            values = {**self.constants, **parameters}
-        else:
-            state = self.compiled.construct_expanded_state(parameters)
-            statement, order, turns = state.statement, state.positiontup, {**self.turns, **state.processors}
-            values = dict(state.parameters)
-        for name, turn in turns.items():
+        state = self.compiled.construct_expanded_state(parameters)
+        values = dict(state.parameters)
+        for name, turn in {**self.turns, **state.processors}.items():
             values[name] = turn(values[name])
-        return statement, values if order is None else tuple(values[name] for name in order)
+        order = state.positiontup
+        return state.statement, values if order is None else tuple(values[name] for name in order)
 
 
 @lru_cache(500)
 def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str, ...]) -> _Written:
     compiled = compiled_for(statement, dialect, schema, keys)
-    names = compiled.bind_names.items()
     turns = {
         name: turn
-        for bound, name in names
+        for bound, name in compiled.bind_names.items()
         if not bound.expanding and (turn := bound.type.dialect_impl(dialect).bind_processor(dialect))
     }
-    constants = {name: value for name, value in compiled.params.items() if name not in keys}
-    depends = any(bound.expanding or bound.literal_execute for bound, _ in names)
     readers = {
         place: partial(column.type.process_result_value, dialect=dialect)
         for place, column in enumerate(getattr(statement, "exported_columns", ()))
         if isinstance(column.type, TypeDecorator)
     }
-    return _Written(compiled, None if depends else str(compiled), constants, turns, readers)
+    return _Written(compiled, turns, readers)
 
 
 def _result(answer: Answer) -> Result[Any]:
     return IteratorResult(SimpleResultMetaData(answer.names), iter([tuple(row) for row in answer.rows]))
 
 
-def answer(description: Any, rows: RawRows) -> Answer:
-    return Answer([column[0] for column in description], rows)
-
-
-def texts(description: Any, rows: Any) -> Answer:
+def answer(description: Any, rows: Any) -> Answer:
     """Return rows with texts as str, even if the caller's driver returns bytes."""
     if description is None:
         return NOTHING
-    return answer(
-        description,
-        [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in rows],
-    )
+    texts = [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in rows]
+    return Answer([column[0] for column in description], texts)

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import URL
 from sqlalchemy.util import await_only
 
-from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Place, answer, texts
+from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Place, answer
 from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
@@ -191,7 +191,7 @@ class Sqlite3(DriverConnection):
         cursor = sys.modules["sqlite3"].Cursor(self.connection)  # which ignores the row_factory
         try:
             cursor.execute(statement, parameters)
-            return texts(cursor.description, cursor.fetchall())
+            return answer(cursor.description, cursor.fetchall())
         finally:
             cursor.close()
 
@@ -252,7 +252,7 @@ class PyMySQL(DriverConnection):
         plain = sys.modules[f"{self.module}.cursors"].Cursor  # the caller's may return rows as dicts
         with self.connection.cursor(plain) as cursor:
             cursor.execute(statement, parameters or None)
-            return texts(cursor.description, cursor.fetchall())
+            return answer(cursor.description, cursor.fetchall())
 
     def identity(self) -> Hashable | None:
         return self.driver, *self._seen()
