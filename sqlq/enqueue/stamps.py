@@ -26,8 +26,14 @@ class Stamps:
 
     def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
         """Raises `ConfigurationError` for anything but context variables with distinct names."""
+        is_list = isinstance(carry, Sequence) and all(isinstance(var, ContextVar) for var in carry)
+        if not is_list or len({var.name for var in carry}) < len(carry):
+            raise ConfigurationError(
+                f"carry is {carry!r}: it is a list of context variables with different names, made by "
+                "contextvars.ContextVar, as in carry=[tenant]"
+            )
         self._functions: list[Stamp] = []
-        self._carry = {var.name: var for var in _checked_carry(carry)}
+        self._carry = {var.name: var for var in carry}
 
     def __bool__(self) -> bool:
         return bool(self._functions or self._carry)
@@ -83,13 +89,3 @@ class Stamps:
             if name in self._carry:
                 self._carry[name].set(value)
         yield
-
-
-def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:
-    is_list = isinstance(carry, Sequence) and all(isinstance(var, ContextVar) for var in carry)
-    if not is_list or len({var.name for var in carry}) < len(carry):
-        raise ConfigurationError(
-            f"carry is {carry!r}: it is a list of context variables with different names, made by "
-            "contextvars.ContextVar, as in carry=[tenant]"
-        )
-    return carry  # type: ignore[no-any-return]  # checked above

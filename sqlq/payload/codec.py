@@ -284,17 +284,13 @@ def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], me
 
 def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:
     """Return the error for a value of a type that JSON does not have."""
-    kind = type(value)
-    return ArgumentsError(
-        f"{path} is {_shown(value)} of type {kind.__name__}, which is not JSON: {mend or _mend(kind)}"
-    )
-
-
-def _mend(kind: type) -> str:
-    if hasattr(kind, "__mapper__") or not may_be_annotated(kind):
-        return "pass an id, or build it from text, numbers, lists and dicts"
-    name = kind.__name__
-    return f"annotate the parameter as {name}, or by what it holds, as in list[{name}], and pass it as it is"
+    kind, name = type(value), type(value).__name__
+    if mend is None and not hasattr(kind, "__mapper__") and may_be_annotated(kind):
+        mend = (
+            f"annotate the parameter as {name}, or by what it holds, as in list[{name}], and pass it as it is"
+        )
+    mend = mend or "pass an id, or build it from text, numbers, lists and dicts"
+    return ArgumentsError(f"{path} is {_shown(value)} of type {name}, which is not JSON: {mend}")
 
 
 def may_be_annotated(kind: type) -> bool:
