@@ -109,18 +109,18 @@ class App(Parts, Waits):
     ) -> None:
         if service is not None:
             service = checked_queue(service, "service")
-        super().__init__(
-            Defaults(defaults, queues, service=service),
-            retention_ms=retention_ms(retention),
-            carry=carry,
-            service=service,
-            direct_calls=checked_word(direct_calls, "direct_calls", choice=DirectCalls),
-        )
+        super().__init__(Defaults(defaults, queues, service=service), carry, service)
+        self._retention_ms = retention_ms(retention)
+        self._direct_calls = checked_word(direct_calls, "direct_calls", choice=DirectCalls)
         self._gate = Gate()
         self._seal = seal_of(keys, seal, unsealed)
         self._test_addresses: list[Address] = []
-        self._arguments: dict[str, Any] = {"url": url, "engine": engine}
-        self._arguments |= {"schema": schema, "listen_url": listen_url}
+        self._arguments: dict[str, Any] = {
+            "url": url,
+            "engine": engine,
+            "schema": schema,
+            "listen_url": listen_url,
+        }
         self._stand_in: Here | None = None
         """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
         self._session = session_getter(session)

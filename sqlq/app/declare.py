@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar,
 
 from sqlq.app.options import Defaults
 from sqlq.config.durations import Duration
-from sqlq.config.urls import DirectCalls
 from sqlq.enqueue.enqueue import check_new
 from sqlq.enqueue.stamps import Stamp, Stamps
 from sqlq.errors import ConfigurationError
@@ -68,18 +67,8 @@ class Declares:
     """The methods of an App by which code declares things to it: tasks, limits, schedules, middleware and
     listeners."""
 
-    def __init__(
-        self,
-        defaults: Defaults,
-        *,
-        retention_ms: int | None,
-        carry: Sequence[ContextVar[Any]],
-        service: str | None,
-        direct_calls: DirectCalls,
-    ) -> None:
+    def __init__(self, defaults: Defaults, carry: Sequence[ContextVar[Any]], service: str | None) -> None:
         self._defaults = defaults
-        self._retention_ms = retention_ms
-        self._direct_calls = direct_calls
         self._stamps = Stamps(carry)
         self._tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
         self._limits = DeclaredLimits()
