@@ -160,6 +160,9 @@ class JobOption(NamedTuple):
     """Whether None stands for no such option, where a task, a queue or the App has it."""
     instead_of: Mapping[str, Any] = {}
     """The fields of options whose place it takes, and their values for none."""
+    none: Mapping[str, Any] | None = None
+    """The fields of a job that None sets. They are none where it stands for an option that is not given. None
+    where the check makes them."""
 
     def fields(self, value: Any, name: str) -> dict[str, Any]:
         """Return the fields that the option sets. Raises `ConfigurationError` for a wrong value."""
@@ -182,13 +185,19 @@ def _checked_retention(value: Duration | None, what: str) -> int:
     return FOR_EVER_MS if value is None else milliseconds(value, what)
 
 
+UNSET: Mapping[str, Any] = {}
 JOB_OPTIONS: Mapping[str, JobOption] = {
-    "queue": JobOption("queue", checked_queue),
-    "priority": JobOption("priority", checked_priority),
+    "queue": JobOption("queue", checked_queue, none=UNSET),
+    "priority": JobOption("priority", checked_priority, none=UNSET),
     "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
-    "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True),
+    "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True, none={"timeout_ms": NO_TIMEOUT_MS}),
     "retention": JobOption("retention_ms", _checked_retention),
-    "expires": JobOption("expires_ms", _checked_span, none_is_unset=True, instead_of={"start_by": None}),
+    "expires": JobOption(
+        *("expires_ms", _checked_span),
+        none_is_unset=True,
+        instead_of={"start_by": None},
+        none={"expires_ms": None, "start_by": None},
+    ),
 }
 """The options of a job that its task, its queue and the App have, too."""
 

@@ -34,7 +34,7 @@ from sqlq.model import backoff as backoffs
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import (
     JOB_OPTIONS,
-    NO_TIMEOUT_MS,
+    UNSET,
     JobOption,
     Limits,
     OnConflict,
@@ -268,22 +268,17 @@ class NewJob(HasArguments, Generic[R_co]):
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
-        given = {
-            name: value
-            for name, value in options.items()
-            if not (isinstance(value, Kept) or (value is None and name in _UNSET_BY_NONE))
-        }
-        if given.keys() >= {"delay", "available_at"}:
+        if options.get("delay") is not None and options.get("available_at") is not None:
             raise EnqueueError("both delay and available_at are set: give one of them")
         changes: dict[str, Any] = {}
         with refusing_by(EnqueueError):
-            for name, value in given.items():
-                if value is None and name in _NONE:
-                    changes |= _NONE[name]
-                    continue
+            for name, value in options.items():
                 is_deadline = name == "expires" and isinstance(value, datetime)
                 option = _OPTIONS["start_by" if is_deadline else name]
-                changes |= {**option.instead_of, **option.fields(value, name)}
+                if value is None and option.none is not None:
+                    changes |= option.none
+                elif not isinstance(value, Kept):
+                    changes |= {**option.instead_of, **option.fields(value, name)}
         if "limit" in changes:
             changes["limit_key"], changes["rule"] = changes.pop("limit")
         if "headers" in changes:
@@ -293,8 +288,8 @@ class NewJob(HasArguments, Generic[R_co]):
         merge_cancel(changes, self.on_failure)
         new = replace(self, **changes, given=self.given | changes.keys())
         for name, default in _OF_A_KEY.items():
-            value = given.get(name, default)
-            if new.unique_key is None and value != default:
+            value = options.get(name)
+            if new.unique_key is None and value not in (None, default):
                 raise EnqueueError(f'{name}="{value}" is about a unique key: set unique_key together with it')
         if (new.on_conflict == "postpone") != (new.at_most_ms is not None):
             raise EnqueueError(
@@ -312,39 +307,26 @@ class NewJob(HasArguments, Generic[R_co]):
 _OPTIONS: Mapping[str, JobOption] = {
     **JOB_OPTIONS,
     "start_by": JobOption("start_by", aware, instead_of={"expires_ms": None}),
-    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}),
-    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}),
-    "backoff": JobOption("backoff", backoffs.stored),
-    "unique_key": JobOption("unique_key", checked_name),
-    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil)),
-    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict)),
-    "at_most": JobOption("at_most_ms", milliseconds),
+    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}, none=UNSET),
+    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}, none=UNSET),
+    "backoff": JobOption("backoff", backoffs.stored, none=UNSET),
+    "unique_key": JobOption(
+        *("unique_key", checked_name),
+        none={"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
+    ),
+    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil), none=UNSET),
+    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict), none=UNSET),
+    "at_most": JobOption("at_most_ms", milliseconds, none=UNSET),
     "on_success": JobOption("on_success", checked_follow_up),
     "on_failure": JobOption("on_failure", checked_follow_up),
     "on_cancel": JobOption("on_cancel", checked_follow_up),
-    "label": JobOption("label", checked_name),
-    "group": JobOption("group_key", checked_name),
-    "headers": JobOption("headers", headings.checked),
-    "limit": JobOption("limit", checked_limit),
+    "label": JobOption("label", checked_name, none={"label": None}),
+    "group": JobOption("group_key", checked_name, none={"group_key": None}),
+    "headers": JobOption("headers", headings.checked, none=UNSET),
+    "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
 }
 _OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
 """The options that need a unique key, and their values without one."""
-_NONE: Mapping[str, Mapping[str, Any]] = {
-    "timeout": {"timeout_ms": NO_TIMEOUT_MS},
-    "expires": {"expires_ms": None, "start_by": None},
-    "unique_key": {"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
-    "label": {"label": None},
-    "group": {"group_key": None},
-    "limit": {"limit_key": None, "rule": None},
-}
-"""The fields of a job that None sets, where no check makes them of it."""
-_UNSET_BY_NONE = frozenset(
-    {
-        *("queue", "priority", "delay", "available_at", "backoff", "headers"),
-        *("unique_until", "on_conflict", "at_most"),
-    }
-)
-"""The options for which None stands for one that is not given."""
 
 
 @dataclass(frozen=True, slots=True)
