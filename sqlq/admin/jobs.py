@@ -106,7 +106,7 @@ class Jobs(Facet):
         >>> app.jobs.get_by_key("mail", "receipt-7").state  # doctest: +SKIP
         <State.FINISHED: 'finished'>
         """
-        here = self._results.here
+        here = self._results.here()
         if here is not None and (job := here.holder(queue, key)) is not None:
             return self.get(job.id)
         with self._read() as conn:
@@ -179,7 +179,7 @@ class Jobs(Facet):
 
         >>> done = app.wait(app.jobs.of_group("import-42"), timeout="5m")  # doctest: +SKIP
         """
-        here = self._results.here
+        here = self._results.here()
         jobs = [] if here is None else [job for job in here.jobs if job.new.group_key == group]
         if jobs:
             return [job.answer(created=False) for job in jobs]
@@ -194,7 +194,7 @@ class Jobs(Facet):
         >>> app.jobs.counts(group="import-42")  # doctest: +SKIP
         {<State.FINISHED: 'finished'>: 311, <State.FAILED: 'failed'>: 2}
         """
-        if self._results.here is not None:
+        if self._results.here() is not None:
             return dict(Counter(job.state for job in self.of_group(group)))
         with self._read() as conn:
             return lookup.counts(conn, Selection(group=group))

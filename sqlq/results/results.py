@@ -267,7 +267,7 @@ class Results:
         have. Their results need no database, so it is opened for the first job that is a row."""
         self._open_database = open_database
         self._tasks = tasks
-        self._here = here
+        self.here = here
         self._seal = seal
 
     @cached_property
@@ -285,15 +285,10 @@ class Results:
         if "waiter" in self.__dict__:
             self.waiter.close()
 
-    @property
-    def here(self) -> Any:
-        """The taker of the jobs that run in this process; None where none have."""
-        return self._here()
-
     def job_here(self, job: Handle | int) -> Any:
         """Return a job that ran in this process, or is to; None for one that is a row."""
         is_row = isinstance(job, Handle) and not isinstance(job, JobRunHere)
-        return None if self.here is None or is_row else self.here.find(id_of(job))
+        return None if is_row or (here := self.here()) is None else here.find(id_of(job))
 
     def seen_here(self, job: Handle | int) -> Seen | None:
         """Return the last state of a job that ran in this process; None for one that is a row."""

@@ -141,7 +141,7 @@ class DriverConnection:
     def engine(self) -> Place:
         """The database it leads to, queried at most once for each place and user."""
         known = self.identity()
-        if known is not None and known in _PLACES:
+        if known in _PLACES:
             return _PLACES[known]
         place = self.look()
         if known is not None and place.dialect.default_schema_name is not None:
