@@ -74,7 +74,7 @@ SessionOfNow: TypeAlias = (
 
 
 def session_getter(given: Any) -> Callable[[], Any]:
-    """Return a function that returns the session of the moment, for an App's `session`. Raises
+    """Return a function that returns the current session, for an App's `session`. Raises
     `ConfigurationError` for a value that leads all threads to one session, or to none."""
     driver = kind_of(given.__class__)
     if given is None or hasattr(given, "registry") or (driver is not None and driver.is_each_threads_own):
