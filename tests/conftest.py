@@ -195,14 +195,14 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 @pytest.fixture(autouse=True, scope="session")
 def compiled_once() -> Iterator[None]:
     """Have engines of sqlq's own share what they compile."""
-    prepare = Database._prepare
+    begin = Database.__init__
 
-    def sharing(database: Database) -> None:
-        prepare(database)
+    def sharing(database: Database, *args: Any, **options: Any) -> None:
+        begin(database, *args, **options)
         database.engine._compiled_cache = Compiled(database.engine.dialect)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Database, "_prepare", sharing)
+        patch.setattr(Database, "__init__", sharing)
         yield
 
 

@@ -78,14 +78,9 @@ def insert_returning(
     """Return an insert of one row, whose other values are parameters. With `order_by` return an insert of all
     rows of the table that the values are computed from, in this order."""
     if order_by is None:
-        return with_returning(insert(table).values(**values), *returning)
+        return insert(table).values(**values).returning(*returning)
     source = select(*values.values()).order_by(order_by)
-    return with_returning(insert(table).from_select([*values], source), *returning)
-
-
-def with_returning(statement: Any, *columns: Expression) -> Any:
-    """Return an insert that returns these columns, and not what it met."""
-    return statement.returning(*columns)
+    return insert(table).from_select([*values], source).returning(*returning)
 
 
 class Key(NamedTuple):

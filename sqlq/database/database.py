@@ -38,7 +38,7 @@ from sqlq.config.constants import (
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
 from sqlq.database.dialect import SEAL, Dialect, ask_on, named
 from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
-from sqlq.database.idle import look_at_errors, look_at_idle
+from sqlq.database.idle import look_at_errors, look_at_idle, raise_what_sqlalchemy_raises
 from sqlq.database.raw import Driver, dispose
 from sqlq.database.sqlite.dialect import READ_ONLY
 from sqlq.database.timeouts import Patience, Turns, is_over
@@ -178,19 +178,15 @@ class Database:
         _FORKABLE.add(self)
         # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
         weakref.finalize(self, dispose, engine).atexit = False
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Set up the engine."""
-        engine, dialect, create = self.engine, self.dialect, self._create
-        _raise_what_sqlalchemy_raises(engine)
+        dialect = self.dialect
+        raise_what_sqlalchemy_raises(engine)
         # guard: claims-are-planned-once
-        dialect.prepare(engine, self.patience, plans_once=self._use.plan_once)
+        dialect.prepare(engine, self.patience, plans_once=use.plan_once)
         if dialect.in_a_file:
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create) and None)
         else:
             look_at_errors(dialect, engine, self.patience)
-            if self._use.pre_ping:
+            if use.pre_ping:
                 look_at_idle(dialect, engine)
 
     @classmethod
@@ -359,9 +355,12 @@ class Database:
 
     def connect(self, **options: Any) -> Connection:
         """Open a connection on which every statement goes to sqlq's own schema."""
-        schema = self.schema  # queried before, since the pool may have one connection only
-        own = {"schema_translate_map": {TOKEN_SCHEMA: schema}, SEAL: self.seal}
+        own = self._own_options  # before, since the pool may have one connection only
         return self._open().execution_options(**own, **options)
+
+    @property
+    def _own_options(self) -> dict[str, Any]:
+        return {"schema_translate_map": {TOKEN_SCHEMA: self.schema}, SEAL: self.seal}
 
     def _open(self) -> Connection:
         self._may_connect()
@@ -429,9 +428,7 @@ class Database:
 
     @cached_property
     def _single(self) -> Engine:
-        return self.engine.execution_options(
-            **{"schema_translate_map": {TOKEN_SCHEMA: self.schema}, SEAL: self.seal}
-        )
+        return self.engine.execution_options(**self._own_options)
 
     @contextmanager
     def read(self, *, within_ms: int | None = None) -> Iterator[Connection]:
@@ -498,12 +495,15 @@ class Database:
                 self._may_connect()
                 return self._driver.run(lambda ask: work(name(ask)))
 
-        result = self._repeatedly(transaction, lambda error: False, tries=5)
+        result = self._repeatedly(transaction)
         asked.answered(reads=reads)
         return result
 
     def _repeatedly(
-        self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int
+        self,
+        attempt: Callable[[], T],
+        was_not_done: Callable[[DBAPIError], bool] = lambda error: False,
+        tries: int = 5,
     ) -> T:
         until = time.monotonic() + ANSWER_SECONDS
         for number in range(1, tries + 1):
@@ -549,18 +549,6 @@ class Database:
                 derived.close()
 
 
-def _raise_what_sqlalchemy_raises(engine: Engine) -> None:
-    """Raise errors on an engine of sqlq's own as SQLAlchemy's, since their class and code decide the
-    handling.
-
-    A host's hook for `handle_error` on the class Engine may raise anything in their place, and applies to
-    every engine.
-    """
-    event.listen(engine, "handle_error", lambda context: None)  # gives the engine its own list
-    hooks: Any = engine.dialect.dispatch.handle_error
-    hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
-
-
 def _mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
     """Return by what the file of a URL differs from others. Raise an error with the path of a missing one,
     instead of making an empty one or "unable to open database file"."""
@@ -591,9 +579,8 @@ def _only_schema(url: URL) -> str | None:
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-@cache
-def _turns(file: str) -> Turns:
-    return Turns()
+_turns = cache(lambda file: Turns())
+"""The lock of this process for each file."""
 
 
 def _forked() -> None:

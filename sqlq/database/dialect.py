@@ -7,7 +7,6 @@ have a default, which needs RETURNING, UPDATE … FROM, ON CONFLICT and common t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -59,8 +58,7 @@ from sqlq.database.values import (
 )
 from sqlq.payload.encryption import Encryption
 from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import CARRIED, INDEXES, TOKEN_SCHEMA, attempts_allowed, jobs
-from sqlq.schema.types import epoch_ms, since_ms
+from sqlq.schema.tables import CARRIED, INDEXES, TOKEN_SCHEMA, jobs
 
 T = TypeVar("T")
 
@@ -111,46 +109,6 @@ def seal_of(conn: Connection) -> Encryption | None:
 
 SEAL = "sqlq_seal"
 """The execution option of sqlq's own connections that holds the `Encryption` of their database."""
-
-
-CLAIMED: tuple[Expression, ...] = (
-    jobs.c.id,
-    jobs.c.lease_token,
-    jobs.c.queue,
-    jobs.c.task,
-    jobs.c.payload,
-    jobs.c.attempts,
-    attempts_allowed.label("max_attempts"),
-    jobs.c.releases,
-    jobs.c.timeout_ms,
-    since_ms(jobs.c.unknown_since).label("unknown_ms"),
-    jobs.c.cancel_requested_at,
-    jobs.c.losses,
-    jobs.c.priority,
-    epoch_ms(jobs.c.available_at).label("due_ms"),
-    jobs.c.on_success,
-    jobs.c.on_failure,
-    jobs.c.label,
-    jobs.c.headers,
-    jobs.c.backoff,
-    jobs.c.retention_ms,
-    jobs.c.schedule,
-    epoch_ms(jobs.c.scheduled_for).label("scheduled_ms"),
-    jobs.c.cursor,
-    since_ms(jobs.c.start_by).label("late_ms"),
-    jobs.c.flow_id,
-    jobs.c.limit_key,
-)
-"""The fields of `ClaimedJob`, in their order."""
-
-
-def claimed_columns(dialect: Any, changed: Mapping[str, str] = NO_VALUES) -> str:
-    """Return `CLAIMED` as a list of SQL columns, for the claim that is written by hand. `changed` has the SQL
-    of those that the claim changes."""
-    return ", ".join(
-        changed.get(column.name) or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
-        for column in CLAIMED
-    )
 
 
 _ABOVE_ALL = 1_000
@@ -346,7 +304,7 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
+    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
         """Return the rows of `due_in`, filled up with Nones, and one row more. It is `(None, ms, None,
         listens, hosts, expired, limited, asked, all_paused, pause_ms)`.
 

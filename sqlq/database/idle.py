@@ -62,3 +62,15 @@ def look_at_errors(dialect: Dialect, engine: Engine, patience: Patience) -> None
             patience.start_over()
         elif dialect.trouble(context.original_exception).is_useless:
             context.is_disconnect = True
+
+
+def raise_what_sqlalchemy_raises(engine: Engine) -> None:
+    """Raise errors on an engine of sqlq's own as SQLAlchemy's, since their class and code decide the
+    handling.
+
+    A host's hook for `handle_error` on the class Engine may raise anything in their place, and applies to
+    every engine.
+    """
+    event.listen(engine, "handle_error", lambda context: None)  # gives the engine its own list
+    hooks: Any = engine.dialect.dispatch.handle_error
+    hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys

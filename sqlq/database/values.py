@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from sqlalchemy import ColumnElement
+
+from sqlq.schema.tables import TOKEN_SCHEMA, attempts_allowed, jobs
+from sqlq.schema.types import epoch_ms, since_ms
+
+_COMPUTED: dict[str, ColumnElement[Any]] = {
+    "max_attempts": attempts_allowed,
+    "unknown_ms": since_ms(jobs.c.unknown_since),
+    "due_ms": epoch_ms(jobs.c.available_at),
+    "scheduled_ms": epoch_ms(jobs.c.scheduled_for),
+    "late_ms": since_ms(jobs.c.start_by),
+}
+_FIELDS = (
+    *("id", "lease_token", "queue", "task", "payload", "attempts", "max_attempts", "releases", "timeout_ms"),
+    *("unknown_ms", "cancel_requested_at", "losses", "priority", "due_ms", "on_success", "on_failure"),
+    *("label", "headers", "backoff", "retention_ms", "schedule", "scheduled_ms", "cursor", "late_ms"),
+    *("flow_id", "limit_key"),
+)
+CLAIMED = tuple(_COMPUTED[name].label(name) if name in _COMPUTED else jobs.c[name] for name in _FIELDS)
+"""The fields of `ClaimedJob`, in their order."""
+
+
+def claimed_columns(dialect: Any, **changed: str) -> str:
+    """Return `CLAIMED` as a list of SQL columns, for the claim that is written by hand. `changed` has the SQL
+    of those that the claim changes."""
+    return ", ".join(
+        changed.get(column.name) or re.sub(rf"`?{TOKEN_SCHEMA}`?\.", "", str(column.compile(dialect=dialect)))
+        for column in CLAIMED
+    )
+
 
 QueuePosition: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and the due time (µs since 1970) and id of the last job that a claim took
@@ -103,10 +135,12 @@ class Claimant(NamedTuple):
 
 
 class LookWanted(NamedTuple):
-    """The parameters of a poll: the channel of notifications, and the time within which a host had a
-    heartbeat. With `maintenance` it polls for the maintenance services, too; it reads the requests to these
-    `workers`."""
+    """The parameters of a poll. `names` and `after` are as `Dialect.due_in` takes them. A host counts that had
+    a heartbeat within this time. With `maintenance` it polls for the maintenance services, too; it reads the
+    requests to these `workers`."""
 
+    names: list[str]
+    after: str | None
     channel: str
     hosts_within_ms: int | None
     maintenance: bool

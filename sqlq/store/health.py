@@ -94,18 +94,10 @@ _QUEUE_STATS = Table(
 )
 
 
-class Level(NamedTuple):
-    """A queue and one of the priorities of the jobs that wait in it."""
-
-    queue: str
-    priority: int
-
-
-def levels(conn: Connection) -> list[Level]:
+def levels(conn: Connection) -> Sequence[Any]:
     """Return the queues in which jobs wait with their priorities, the highest first."""
     dialect = dialect_of(conn)
-    found = (Level(*row) for row in dialect.run_text(conn, dialect.levels))
-    return sorted(found, key=lambda level: (level.queue, -level.priority))
+    return sorted(dialect.run_text(conn, dialect.levels), key=lambda level: (level.queue, -level.priority))
 
 
 def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStatus], int]:
@@ -155,7 +147,7 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     return stats, len(names) - len(shown)
 
 
-def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
+def _count_waiting(conn: Connection, found: Sequence[Any], each: int) -> Sequence[Any]:
     dialect = dialect_of(conn)
     if not dialect.correlates_in_from:
         levels = [{"queue": queue, "priority": priority} for queue, priority in found]
@@ -249,16 +241,6 @@ class Pace:
         return next((value for value in values if value is not None), None)
 
 
-class Ended(NamedTuple):
-    """A job of the sample."""
-
-    queue: str
-    ended_at: datetime
-    due_at: datetime | None
-    claimed_at: datetime | None
-    start_ms: int | None
-
-
 def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
     """Return the pace of the last `length`, in so many parts."""
     now = moment(conn)
@@ -276,30 +258,31 @@ def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
 
 def _samples(
     conn: Connection, table: Table, ended_at: Column[datetime], bounds: Sequence[datetime]
-) -> list[list[Ended]]:
+) -> list[list[Any]]:
     """Return the first jobs that ended in each part, in one statement of one index."""
-    columns = (table.c.queue, ended_at, table.c.available_at, table.c.reserved_at, table.c.start_ms)
+    times = (ended_at.label("ended_at"), table.c.available_at, table.c.reserved_at, table.c.start_ms)
     looks = []
     for i in range(len(bounds) - 1):
         within = (ended_at >= bounds[i], ended_at < bounds[i + 1])
-        look = select(literal(i).label("part"), *columns).where(table.c.expires_at.is_(null()), *within)
+        look = select(literal(i).label("part"), table.c.queue, *times)
+        look = look.where(table.c.expires_at.is_(null()), *within)
         looks.append(select(look.order_by(ended_at).limit(SAMPLE).subquery()))
-    found: list[list[Ended]] = [[] for _ in looks]
-    for part, *row in conn.execute(union_all(*looks)):
-        found[part].append(Ended(*row))
+    found: list[list[Any]] = [[] for _ in looks]
+    for row in conn.execute(union_all(*looks)):
+        found[row.part].append(row)
     return found
 
 
-def _share(jobs: Sequence[Ended], since: datetime, until: datetime) -> float:
+def _share(jobs: Sequence[Any], since: datetime, until: datetime) -> float:
     """Return how many jobs a second each job of a sample stands for."""
     if len(jobs) < SAMPLE:
         return 1 / (until - since).total_seconds()
-    seen = (max(job.ended_at for job in jobs) - since).total_seconds()
+    seen: float = (max(job.ended_at for job in jobs) - since).total_seconds()
     return 1 / max(seen, 0.001)
 
 
 def _part(
-    since: datetime, until: datetime, done: Sequence[Ended], lost: Sequence[Ended], queue: str | None
+    since: datetime, until: datetime, done: Sequence[Any], lost: Sequence[Any], queue: str | None
 ) -> Part:
     """Measure a part by its samples; with `queue` what is of that queue."""
     good, bad = _share(done, since, until), _share(lost, since, until)
@@ -307,12 +290,12 @@ def _part(
         done, lost = ([job for job in jobs if job.queue == queue] for jobs in (done, lost))
     waits, runs = [], []
     for job in done:
-        if job.claimed_at is None:
+        if job.reserved_at is None:
             continue
-        started = job.claimed_at + timedelta(milliseconds=job.start_ms or 0)
+        started = job.reserved_at + timedelta(milliseconds=job.start_ms or 0)
         runs.append(max(0.0, (job.ended_at - started).total_seconds()))
-        if job.due_at is not None:
-            waits.append(max(0.0, (started - job.due_at).total_seconds()))
+        if job.available_at is not None:
+            waits.append(max(0.0, (started - job.available_at).total_seconds()))
     return Part(since, len(done) * good, len(lost) * bad, *_percentiles(waits), *_percentiles(runs))
 
 

@@ -152,7 +152,7 @@ GUARDS = [
     Guard("a-turn-finds-its-queue", "positions and (not has_turns or positions[0][0] == names[0])", "positions", "tests/worker/test_queue_weights.py::test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),
     Guard("claim-beyond-a-place", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", SCAN_CURSOR + "test_claims_after_the_cursor_take_due_jobs_in_order[postgresql]"),
     Guard("claim-beyond-a-place-mariadb", "AND id > %s", "AND 0 < %s", SCAN_CURSOR + "test_claims_after_the_cursor_take_due_jobs_in_order[mariadb]"),
-    Guard("claims-are-planned-once", "plans_once=self._use.plan_once", "plans_once=False", STATEMENTS + "test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one[postgresql]"),
+    Guard("claims-are-planned-once", "plans_once=use.plan_once", "plans_once=False", STATEMENTS + "test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one[postgresql]"),
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if direct else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_no_statement_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_every_wait_has_a_timeout[postgresql]"),
     # the fence of every owner's write

@@ -86,8 +86,8 @@ def look(conn: Connection) -> Any:
     dialect = dialects.dialect_named(conn.dialect.name)
     if dialect.sees_commits:
         pytest.skip("here no lookout looks: a connection sees what others commit")
-    wanted = LookWanted("sqlq", 30_000, maintenance=True, workers=[])
-    return dialect.look(ask_on(conn), [], "", wanted)
+    wanted = LookWanted([], "", "sqlq", 30_000, maintenance=True, workers=[])
+    return dialect.look(ask_on(conn), wanted)
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:

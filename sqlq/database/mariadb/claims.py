@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 
-from sqlq.database.dialect import CLAIMED, listed
+from sqlq.database.dialect import listed
 from sqlq.database.mariadb import sql
-from sqlq.database.values import Ask, Claimant, RawRows
+from sqlq.database.values import CLAIMED, Ask, Claimant, RawRows
 
 PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
 

@@ -263,8 +263,8 @@ class MariaDB(Dialect):
         known = {*names}
         return [(queue, ms, places.get(queue)) for queue, ms in rows if queue in places or queue in known]
 
-    def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
-        due = [(*row, *[None] * 7) for row in self.due_in(ask, names, after)]
+    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
+        due = [(*row, *[None] * 7) for row in self.due_in(ask, wanted.names, wanted.after)]
         services = (wanted.maintenance,) * 2
         given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
         return [*due, *ask(sql.look(len(wanted.workers)), given)]

@@ -10,7 +10,7 @@ from functools import cache
 
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
-from sqlq.database.dialect import claimed_columns
+from sqlq.database.values import claimed_columns
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import MARIADB_NOW
@@ -36,8 +36,7 @@ def due(*, given_level: bool = False, beyond: bool = False, newest_first: bool =
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
     level = "%s" if given_level else TOP_LEVEL
     after = _BEYOND if beyond else ""
-    changed = {"lease_token": NEXT_TOKEN, "attempts": ONE_MORE}
-    columns = claimed_columns(qualified(MariaDBDialect()), changed)
+    columns = claimed_columns(qualified(MariaDBDialect()), lease_token=NEXT_TOKEN, attempts=ONE_MORE)
     # guard: claim-mariadb
     return f"""
 SELECT {columns}, max_attempts FROM __sqlq__.jobs FORCE INDEX (jobs_claim)

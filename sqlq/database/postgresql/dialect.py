@@ -128,9 +128,8 @@ class PostgreSQL(Dialect):
             ask(_REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
         return rows
 
-    def look(self, ask: Ask, names: Sequence[str], after: str | None, wanted: LookWanted) -> RawRows:
-        given = {**wanted._asdict(), "names": list(names), "after": after}
-        return ask(sql.look(after is not None), given)
+    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
+        return ask(sql.look(wanted.after is not None), wanted._asdict())
 
     def run_text(self, conn: Connection, statement: str, **given: Any) -> Any:
         return super().run_text(conn, in_catalog(statement), **given)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from sqlalchemy.dialects import postgresql
 
-from sqlq.database.dialect import claimed_columns
-from sqlq.database.values import LARGEST_WINDOW
+from sqlq.database.values import LARGEST_WINDOW, claimed_columns
 from sqlq.schema.qualify import in_catalog, written
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 

@@ -26,10 +26,18 @@ from sqlalchemy.types import Text
 from sqlalchemy.util import await_only
 
 from sqlq.database.batch import Batch
-from sqlq.database.dialect import Dialect, claimed_columns
+from sqlq.database.dialect import Dialect
 from sqlq.database.sqlite import health
 from sqlq.database.timeouts import Patience
-from sqlq.database.values import LARGEST_WINDOW, Ask, Claimant, ClaimRequest, RawRows, Trouble
+from sqlq.database.values import (
+    LARGEST_WINDOW,
+    Ask,
+    Claimant,
+    ClaimRequest,
+    RawRows,
+    Trouble,
+    claimed_columns,
+)
 from sqlq.errors import ConfigurationError
 from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import SQLITE_NOW, milliseconds_of

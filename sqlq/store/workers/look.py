@@ -112,11 +112,9 @@ def look(
     """Run the poll that a host repeats about once a second, on a connection that may LISTEN (PostgreSQL).
     With `maintenance` it also finds out whether the maintenance services have work."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
-    rows = dialect.look(
-        database.naming()(partial(dialect.run, driver)),
-        *(queues.names, queues.after),
-        LookWanted(channel(database.schema), hosts_within_ms, maintenance, list(workers)),
-    )
+    asked = (channel(database.schema), hosts_within_ms, maintenance, list(workers))
+    ask = database.naming()(partial(dialect.run, driver))
+    rows = dialect.look(ask, LookWanted(queues.names, queues.after, *asked))
     *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )
