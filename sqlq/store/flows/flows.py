@@ -41,7 +41,7 @@ from sqlq.payload.encryption import NO_KEYS
 from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import ago, far, now
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, due, fields, in_line, slices
-from sqlq.store.limits import admit
+from sqlq.store.limits.wakes import wake, wakes_of
 
 STEPS_AT_ONCE = 1_000
 EDGES_AT_ONCE = 5_000
@@ -64,7 +64,7 @@ def grow(conn: Connection, plan: Plan, flow_id: int, grown_from: int) -> list[Jo
 
 def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | None = None) -> list[Job]:
     dialect = dialect_of(conn)
-    admit.wake(conn, admit.wakes_of(plan.jobs))
+    wake(conn, wakes_of(plan.jobs))
     waiting = {edge.step for edge in plan.edges}
     values = fields((*COLUMNS, *DUE, "limit"))
     done: list[Job] = []

@@ -31,7 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
+from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning
 from sqlq.database.compiled import Compiled
 from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.dialects import dialect_named, dialect_of
@@ -58,7 +58,7 @@ from sqlq.store.jobs.rows import (
     slices,
     texts_of,
 )
-from sqlq.store.limits import admit
+from sqlq.store.limits.wakes import wake, wakes_of
 
 # -- insert --------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
         statement = insert_statement(new[0], conn.dialect, schema_of(conn))
         return [inserted(new[0], conn.exec_driver_sql(*statement).one())]
     require_read_committed(conn, new)
-    admit.wake(conn, admit.wakes_of(new))  # guard: a-limited-job-is-looked-at
+    wake(conn, wakes_of(new))  # guard: a-limited-job-is-looked-at
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     plain = [job for job in new if job.unique_key is None]
     parts = (
@@ -134,7 +134,7 @@ def _compiled_for_others(
     found = dialect_named(kind)
     dialect = found.for_parameters(style)
     if keyed:
-        statement = with_returning(inserting(found, said, conflict, ()), jobs.c.id)
+        statement = inserting(found, said, conflict, ()).returning(jobs.c.id)
     else:
         statement = insert_returning(jobs, computed(said), jobs.c.id)
     compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))

@@ -44,7 +44,7 @@ from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.prune import Gone
 from sqlq.store.jobs.rows import columns_but, in_line, slices
 from sqlq.store.jobs.settle import keys_of
-from sqlq.store.limits.admit import Wake, wake, wake_lines
+from sqlq.store.limits.wakes import Wake, wake, wake_lines
 from sqlq.store.workers import notify, workers
 
 BATCH = 500

@@ -15,7 +15,7 @@ from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.rows import TABLES
-from sqlq.store.limits.admit import wake_lines
+from sqlq.store.limits.wakes import wake_lines
 
 
 class Gone(NamedTuple):

@@ -39,8 +39,9 @@ from sqlalchemy import insert as insert_into
 
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
 from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
-from sqlq.database.dialect import CLAIMED, Dialect, held, seal_of
+from sqlq.database.dialect import Dialect, held, seal_of
 from sqlq.database.dialects import dialect_of
+from sqlq.database.values import CLAIMED
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
 from sqlq.model.callbacks import as_trusted, follow_up, settlement
@@ -75,7 +76,7 @@ from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert
 from sqlq.store.jobs.lease import HOLD
 from sqlq.store.jobs.lookup import records
-from sqlq.store.limits.admit import Wake, wake, wake_lines
+from sqlq.store.limits.wakes import Wake, wake, wake_lines
 
 # -- the door ------------------------------------------------------------------------------------------------
 

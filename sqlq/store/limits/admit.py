@@ -1,10 +1,5 @@
 """Limits: choose the jobs in the line of a limit that may run now (a semaphore for each key).
 
-The transaction that blocks a job by its limit writes a wake, and so does one that frees a slot without a
-look. Each transaction inserts a row of its own, so that no enqueue waits for another. A wake names a key that
-an admission has to look at, and the time. It carries the rule of the limit: only admissions write the row
-that many jobs share.
-
 A slot is a row: an unblocked job with the key, from its admission until it ends or is released. So a slot
 lives and dies with its job, and no crash can lose or double one. One statement locks a key, and a second one
 counts its rows, to include the commits during the wait for the lock. Keys are locked in ascending order, so
@@ -27,9 +22,7 @@ from sqlalchemy import (
     Connection,
     Integer,
     Table,
-    Text,
     bindparam,
-    case,
     exists,
     func,
     null,
@@ -38,18 +31,18 @@ from sqlalchemy import (
     update,
 )
 
-from sqlq.database.batch import Batch, Change, Condition, Key, insert_returning
+from sqlq.database.batch import Batch, Change, Condition, Key
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.steps import BEGINS
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
-from sqlq.model.job import NewJob
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
 from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
+from sqlq.store.limits.wakes import UNSAID, Wake, wake
 from sqlq.store.workers import workers
 
 WAKES_AT_ONCE = 500
@@ -63,79 +56,6 @@ before its next start that is not granted yet."""
 A_DAY = timedelta(days=1)
 SAYS = Rule._fields
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
-
-
-# -- wakes ---------------------------------------------------------------------------------------------------
-
-UNSAID = Rule()
-"""The rule of a wake that does not know the limit's rule."""
-
-
-class Wake(NamedTuple):
-    """A key to look at, after a delay or at a time, and its limit's rule."""
-
-    key: str
-    rule: Rule = UNSAID
-    delay_ms: int = 0
-    moment: datetime | None = None
-
-
-def wakes_of(new: Iterable[NewJob]) -> set[Wake]:
-    """Return the wakes for new jobs: one for each key and time.
-
-    A wake brings the rule at once, even for a job that is due later. Otherwise it would arrive after the
-    rules of newer jobs, and undo them.
-    """
-    found: set[Wake] = set()
-    for job in new:
-        if job.limit_key is not None:
-            rule, is_later = job.rule or UNSAID, job.delay_ms or job.available_at is not None
-            if is_later:
-                found.add(Wake(job.limit_key, UNSAID, job.delay_ms, job.available_at))
-            if rule != UNSAID or not is_later:
-                found.add(Wake(job.limit_key, rule))  # guard: a-rule-is-said-at-once
-    return found
-
-
-def wake(conn: Connection, found: Iterable[Wake]) -> None:
-    """Insert wakes, on a caller's connection or one of sqlq's."""
-    rows = [
-        (wake.key, *wake.rule[:3], int(wake.rule.in_order), int(wake.rule.holds), wake.moment, wake.delay_ms)
-        for wake in found
-    ]
-    if rows:
-        dialect = dialect_of(conn)
-        conn.execute(_insert_wakes(dialect), dialect.batch_parameters(_WAKES, rows))
-
-
-def wake_lines(conn: Connection, rows: Iterable[Any]) -> None:
-    """Schedule a look at the keys of these jobs at the commit of this transaction: it frees their slots."""
-    wake(conn, {Wake(row.limit_key) for row in rows if row.limit_key is not None})
-
-
-_WAKES = Batch(
-    limit_key=Text,
-    max_running=Integer,
-    rate=Integer,
-    period_ms=BigInteger,
-    in_order=Integer,
-    holds=Integer,
-    moment=Moment,
-    delay_ms=BigInteger,
-)
-
-
-@cache
-def _insert_wakes(dialect: Dialect) -> Any:
-    rows = dialect.batch_table(_WAKES)
-    columns: dict[str, Any] = {
-        name: rows.c[name] for name in ("limit_key", "max_running", "rate", "period_ms")
-    }
-    columns |= {name: case((rows.c[name] == 1, True), else_=False) for name in ("in_order", "holds")}
-    due = case((rows.c.delay_ms == 0, now()), else_=after(rows.c.delay_ms))
-    columns["at"] = case((rows.c.moment.is_not(None), rows.c.moment), else_=due)
-    # a driver's own connection needs rows to fetch
-    return insert_returning(wakes, columns, wakes.c.id, order_by=rows.c.limit_key)
 
 
 # -- looks ---------------------------------------------------------------------------------------------------
@@ -221,10 +141,10 @@ _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit
 def _said(taken: Iterable[Any]) -> dict[str, Rule]:
     """Return the rule of each key, from its newest wake that has one."""
     said: dict[str, Rule] = {}
-    for wake in sorted(taken, key=lambda wake: int(wake.id)):
-        rule = _rule(wake)
+    for row in sorted(taken, key=lambda row: int(row.id)):
+        rule = _rule(row)
         if rule != UNSAID:
-            said[wake.limit_key] = rule
+            said[row.limit_key] = rule
     return said
 
 
