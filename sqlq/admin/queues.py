@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+from sqlalchemy import Row
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.durations import Duration, milliseconds
@@ -20,7 +22,7 @@ from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.pauses import ALL, Pause, Pauses
-from sqlq.store.workers.workers import WorkerRow
+from sqlq.store.workers.workers import queues_of
 
 __all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting"]
 
@@ -79,7 +81,7 @@ class Queues(Facet):
             workers = [
                 worker
                 for worker in worker_rows.alive(conn)
-                if not but_for_twins or worker.queues is None or set(json.loads(worker.queues)) != set(names)
+                if not but_for_twins or {*(queues_of(worker.queues) or ())} != {*names}
             ]
             known = _named(workers) | pause_rows.paused(conn).named.keys()
             return [name for name in undeclared if name not in known and not operate.holds_jobs(conn, name)]
@@ -138,6 +140,6 @@ def _lasting_ms(lasting: Duration | None) -> int | None:
     return ms
 
 
-def _named(alive: Sequence[WorkerRow]) -> set[str]:
+def _named(alive: Sequence[Row[Any]]) -> set[str]:
     """Return the queues that workers serve by name."""
-    return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
+    return {name for worker in alive for name in queues_of(worker.queues) or ()}

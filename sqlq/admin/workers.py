@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.command_hint import command
@@ -18,7 +17,7 @@ from sqlq.config.json_text import AsJson
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.workers import ALIVE_MS, WORKING, ReservedJob, WorkerRow
+from sqlq.store.workers.workers import ALIVE_MS, WORKING, ReservedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Workers(Facet):
                 jobs = [job for job in reserved if job.owner == row.id]
                 status = WorkerStatus(
                     **{name: getattr(row, name) for name in _COLUMNS},
-                    queues=None if row.queues is None else tuple(json.loads(row.queues)),
+                    queues=worker_rows.queues_of(row.queues),
                     silent_seconds=silence,
                     alive=alive,
                     jobs=jobs,
@@ -132,7 +131,7 @@ class Workers(Facet):
             notify.wake_others(conn)
         return [Asked(row.id, row.host, row.pid, row.name) for row in chosen if row.id in found]
 
-    def _named(self, alive: Sequence[WorkerRow], names: Sequence[str]) -> builtins.list[WorkerRow]:
+    def _named(self, alive: Sequence[Row[Any]], names: Sequence[str]) -> builtins.list[Row[Any]]:
         """Return the workers of these names, and what belongs to the same `sqlq work`."""
         for name in names:
             if not any(_is_called(row, name) for row in alive):
@@ -146,7 +145,7 @@ class Workers(Facet):
         return [row for row in alive if row in chosen or (row.host, row.supervisor_pid) in groups]
 
 
-def _is_called(row: WorkerRow, name: str) -> bool:
+def _is_called(row: Row[Any], name: str) -> bool:
     return name in (row.name, row.host, row.id, f"{row.host}:{row.pid}", f"{row.host}:{row.supervisor_pid}")
 
 

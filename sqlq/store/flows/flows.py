@@ -39,7 +39,7 @@ from sqlq.model.outcome import ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
 from sqlq.payload.encryption import NO_KEYS
 from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
-from sqlq.schema.types import ago, far, now
+from sqlq.schema.types import ago, far, since_ms
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, due, fields, in_line, slices
 from sqlq.store.limits.wakes import wake, wakes_of
 
@@ -279,19 +279,21 @@ def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
     steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
     steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
     failed = steps.order_by(failed_at).limit(FAILED_LOOKED_AT).subquery("failed")
+    columns = (failed.c.flow_id, flows.c.name, failed.c.id, failed.c.task, failed.c.failed_at)
+    flow_id, name, step, task, at = columns
     query = (
-        select(*failed.c, flows.c.name, func.count().label("waiting"), now().label("moment"))
-        .join_from(failed, flows, flows.c.id == failed.c.flow_id)
-        .join(edges, edges.c.depends_on == failed.c.id)
+        select(flow_id, name, step, task, since_ms(at), func.count())
+        .join_from(failed, flows, flows.c.id == flow_id)
+        .join(edges, edges.c.depends_on == step)
         .join(jobs, jobs.c.id == edges.c.job_id)
         .where(edges.c.on_outcome == "success", blocked_by("flow"))
-        .group_by(*failed.c, flows.c.name)
+        .group_by(*columns)
+        .order_by(at)
+        .limit(most)
     )
+    rows = conn.execute(query)
     return [
-        Stuck(
-            row.flow_id, row.name, row.id, row.task, (row.moment - row.failed_at).total_seconds(), row.waiting
-        )
-        for row in conn.execute(query.order_by(failed.c.failed_at).limit(most))
+        Stuck(flow, name, id, task, float(ms) / 1000, number) for flow, name, id, task, ms, number in rows
     ]
 
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, String, bindparam, delete, insert, select, type_coerce, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Row,
+    String,
+    bindparam,
+    delete,
+    insert,
+    select,
+    type_coerce,
+    update,
+)
 
 from sqlq.config.constants import LEASE_MS
 from sqlq.database.batch import RIGHT, Change, Right, rights
@@ -66,14 +76,13 @@ _theirs = (
     .order_by(jobs.c.reserved_by, jobs.c.id)
 )
 _RENEW = Change(
-    jobs,
     _theirs,
     {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))},
     returning=(jobs.c.reserved_by, jobs.c.id, jobs.c.lease_token, jobs.c.cancel_requested_at),
 )
 _entered = select(workers.c.id).where(workers.c.id.in_(_owners)).order_by(workers.c.id)
 # guard: one-stuck-worker-is-passed-over
-_SEEN = Change(workers, _entered, {"seen_at": now()}, returning=(workers.c.id,))
+_SEEN = Change(_entered, {"seen_at": now()}, returning=(workers.c.id,))
 
 
 def leave(conn: Connection, id: str) -> None:
@@ -86,32 +95,9 @@ def sweep(conn: Connection, *, silent_ms: int) -> None:
     conn.execute(delete(workers).where(workers.c.seen_at < ago(silent_ms)))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The row of a worker; `queues` is a JSON array, None for all."""
-
-    id: str
-    host: str
-    pid: int
-    supervisor_pid: int | None
-    version: str
-    queues: str | None
-    concurrency: int
-    started_at: datetime
-    seen_at: datetime
-    name: str | None
-    state: str
-    """starting, working, paused or stopping, as it reports itself."""
-    state_at: datetime
-    asked: str | None
-    """The last request of an operator."""
-    asked_at: datetime | None
-    cancels_at: datetime | None
-
-
-def alive(conn: Connection) -> list[WorkerRow]:
-    """Return the living workers, the longest running first."""
-    return [_worker(row) for row in conn.execute(_ENTERED.where(_is_alive))]
+def alive(conn: Connection) -> Sequence[Row[Any]]:
+    """Return the rows of living workers, the longest running first."""
+    return conn.execute(_ENTERED.where(_is_alive)).all()
 
 
 _is_alive = workers.c.seen_at >= ago(ALIVE_MS)
@@ -120,34 +106,29 @@ _ENTERED = select(workers).order_by(workers.c.started_at, workers.c.id)
 
 def served(conn: Connection) -> list[str] | None:
     """Return the queues that living workers serve; None where one of them serves all, or none is alive."""
-    query = select(workers.c.queues).where(_is_alive).distinct()
-    texts = conn.scalars(query).all()
+    texts = conn.scalars(select(workers.c.queues).where(_is_alive).distinct()).all()
     if not texts or None in texts:
         return None
-    return sorted({name for text in texts for name in _names(text)})
+    return sorted({name for text in texts for name in queues_of(text) or ()})
 
 
-def entered(conn: Connection) -> list[WorkerRow]:
-    """Return all workers that did not sign off, also those silent for up to a day, the longest running
-    first."""
-    return [_worker(row) for row in conn.execute(_ENTERED)]
+def entered(conn: Connection) -> Sequence[Row[Any]]:
+    """Return the rows of all workers that did not sign off, also those silent for up to a day, the longest
+    running first."""
+    return conn.execute(_ENTERED).all()
 
 
-def _worker(row: Any) -> WorkerRow:
-    """Return the row of a worker; if its `queues` are not as a worker writes them, it serves none."""
-    found = WorkerRow(*row)
-    if found.queues is None or _names(found.queues):
-        return found
-    return replace(found, queues="[]")
-
-
-def _names(queues: str) -> list[str]:
+def queues_of(text: str | None) -> tuple[str, ...] | None:
+    """Return the queues in a worker's row, None for all. It serves none if they are not as a worker writes
+    them."""
+    if text is None:
+        return None
     try:
-        names = json.loads(queues)
+        names = json.loads(text)
     except (ValueError, TypeError, RecursionError):
-        return []
+        return ()
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if is_list else []
+    return tuple(names) if is_list else ()
 
 
 class ReservedJob(NamedTuple):
@@ -230,7 +211,7 @@ def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
 def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **values: Any) -> set[str]:
     # in one order, so that two operators cannot deadlock
     chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
-    writing = Change(workers, chosen, values, returning=(workers.c.id,), waits=waits)
+    writing = Change(chosen, values, returning=(workers.c.id,), waits=waits)
     return {row.id for row in dialect_of(conn).change(conn, writing)}
 
 
