@@ -10,14 +10,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, Unpack
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError, SqlqError
-from sqlq.model.job import Job, NewJob
+from sqlq.model.job import Job, NewJob, State, error_line
 from sqlq.model.schedule import Options, Schedule, checked_template, planned, read
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
@@ -160,14 +160,14 @@ class Schedules(Facet):
         with self._read() as conn:
             row = schedules.get(conn, name)
             ids = schedules.recent(row.recent_jobs)
-            return _details(row, ids, lookup.outcomes(conn, ids), self._database.seal)
+            return _details(row, ids, _last_jobs(conn, ids), self._database.seal)
 
     def list(self) -> builtins.list[ScheduleDetails]:
         """Return all schedules by name, each with its next ten runs and its last job."""
         with self._read() as conn:
             rows = schedules.rows(conn)
             last = {row.name: schedules.recent(row.recent_jobs)[-1:] for row in rows}
-            found = lookup.outcomes(conn, [id for ids in last.values() for id in ids])
+            found = _last_jobs(conn, [id for ids in last.values() for id in ids])
         return [_details(row, last[row.name], found, self._database.seal) for row in rows]
 
     # -- the same for asynchronous code ----------------------------------------------------------------------
@@ -181,8 +181,18 @@ class Schedules(Facet):
     alist = for_asyncio(list)
 
 
+def _last_jobs(conn: Connection, ids: Sequence[int]) -> dict[int, LastJob]:
+    """Return those of the last jobs of schedules that are kept."""
+    found: dict[int, LastJob] = {}
+    for job in lookup.of_ids(conn, ids):
+        failed = job.state is State.FAILED
+        error = error_line(job.reason, job.exception, job.message) if failed else job.reason
+        found[job.id] = LastJob(job.id, job.state.value, job.scheduled_for, error)
+    return found
+
+
 def _details(
-    row: Row[Any], ids: Sequence[int], found: dict[int, lookup.Ending], seal: Encryption | None
+    row: Row[Any], ids: Sequence[int], found: dict[int, LastJob], seal: Encryption | None
 ) -> ScheduleDetails:
     payload = looked_into(seal, "payload", row.task, row.queue, row.payload).text
     try:
@@ -209,7 +219,7 @@ def _details(
         payload=payload.why if isinstance(payload, Unopened) else payload,
         is_declared=row.declared_at is not None,
         upcoming=upcoming,
-        jobs=tuple(LastJob(id, *found.get(id, ("gone",))) for id in reversed(ids)),
+        jobs=tuple(found.get(id, LastJob(id, "gone")) for id in reversed(ids)),
         error=error,
     )
 

@@ -13,15 +13,13 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
-    Integer,
     Row,
-    Text,
-    Update,
+    bindparam,
     func,
     literal,
     select,
@@ -29,9 +27,8 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import LAST_ID
-from sqlq.database.batch import Batch, Change, Expression, Key, inserted
+from sqlq.database.batch import Change, Expression, Key, inserted
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
@@ -201,39 +198,23 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
     for done in turns:
         row, made = done.row, ids[done.row.name]
         missed = done.turn.skipped + len(done.new) - len(made)  # a live job held the unique key
-        rows.append(
-            (
-                row.name,
-                done.turn.last_at,
-                done.turn.next_at,
-                min(row.ticks + len(made), MOST_COUNTED),
-                min(row.skipped + missed, MOST_COUNTED),
-                json.dumps([*recent(row.recent_jobs), *made][-RECENT:]),
-                done.error,
-                None if done.error is None else row.moment,
-            )
-        )
-    dialect = dialect_of(conn)
-    conn.execute(_update(dialect), dialect.batch_parameters(_TURNS, rows))
+        values = {
+            "last_at": done.turn.last_at,
+            "next_at": done.turn.next_at,
+            "ticks": min(row.ticks + len(made), MOST_COUNTED),
+            "skipped": min(row.skipped + missed, MOST_COUNTED),
+            "recent_jobs": json.dumps([*recent(row.recent_jobs), *made][-RECENT:]),
+            "error": done.error,
+            "error_at": None if done.error is None else row.moment,
+        }
+        rows.append({"of": row.name, **values})
+    conn.execute(_UPDATE, rows)
 
 
-_TURNS = Batch(
-    name=Text,
-    last_at=Moment,
-    next_at=Moment,
-    ticks=Integer,
-    skipped=Integer,
-    recent_jobs=Text,
-    error=Text,
-    error_at=Moment,
+_TURN = ("last_at", "next_at", "ticks", "skipped", "recent_jobs", "error", "error_at")
+_UPDATE = (
+    update(schedules).where(_table.name == bindparam("of")).values({name: bindparam(name) for name in _TURN})
 )
-
-
-@cache
-def _update(dialect: Dialect) -> Update:
-    rows = dialect.batch_table(_TURNS)
-    given = {name: rows.c[name] for name in _TURNS.columns if name != "name"}
-    return update(schedules).values(given).where(_table.name == rows.c.name)
 
 
 def recent(text: str) -> list[int]:
@@ -442,8 +423,8 @@ _KEY = Key(("name",))
 
 def _change(conn: Any, name: str, values: dict[str, Any] | None) -> None:
     """Change a schedule, or with None delete it."""
-    this = _table.name == name
-    dialect_of(conn).change(conn, Change(schedules, this, values, returning=(_table.name,)))
+    row = select(_table.name).where(_table.name == name)
+    dialect_of(conn).change(conn, Change(row, values, returning=(_table.name,), waits=True))
 
 
 # -- looking -------------------------------------------------------------------------------------------------

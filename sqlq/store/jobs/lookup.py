@@ -35,18 +35,18 @@ from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.config.constants import LAST_ID
 from sqlq.config.durations import FAR
-from sqlq.database.batch import Batch, Condition
+from sqlq.database.batch import Batch, Condition, Expression
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.handle import AnyJob, Handle
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State, error_line
+from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import last_of, milliseconds_of, now, stands_in
-from sqlq.store.jobs.rows import COLUMNS, ENDED_STATE, FIELDS, LIVE_STATE, OVER, TABLES, slices
+from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, slices
 
 BATCH = 1_000
 
@@ -123,8 +123,8 @@ def ids(
     each table."""
     bound = None if chosen.group is not None or chosen.ids else within
     found: set[int] = set()
-    for details, source, belongs in (_SOURCES[state] for state in states):
-        query = _selected(details, source, belongs, chosen, bound, limit)
+    for source, belongs in (_SOURCES[state] for state in states):
+        query = _selected(source, belongs, chosen, bound, limit)
         if chosen.visible is None:
             query = query.with_only_columns(source.c.id)
             found.update(conn.scalars(query.order_by(source.c.id.desc()).limit(limit)))
@@ -142,26 +142,23 @@ _OF_THE_END = (
 """Columns that only some of the tables have."""
 
 
-def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
+def _details(source: Table, state: Expression) -> Select[Any]:
     columns = [c for c in source.c if c.name in CARRIED]
     extra = (source.c.get(name, null()).label(name) for name in _OF_THE_END)
-    return select(*columns, *extra, state.label("state"), ended_at.label("ended_at"))
+    ended_at = ENDED_AT.get(source, null()).label("ended_at")
+    return select(*columns, *extra, state.label("state"), ended_at)
 
 
-_LIVE = _details(jobs, LIVE_STATE, null())
-_FINISHED = _details(finished_jobs, ENDED_STATE, finished_jobs.c.finished_at)
-_FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
-_EVERYWHERE = ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs))
-
+_DETAILS = {table: _details(table, state) for table, state in TABLES}
 _is_due = jobs.c.available_at <= now()
-_SOURCES: dict[State, tuple[Select[Any], Table, Condition]] = {
-    State.BLOCKED: (_LIVE, jobs, jobs.c.blocked_by.is_not(None)),
-    State.SCHEDULED: (_LIVE, jobs, IS_UNRESERVED & jobs.c.blocked_by.is_(None) & ~_is_due),
-    State.AVAILABLE: (_LIVE, jobs, IS_UNRESERVED & _is_due),
-    State.RUNNING: (_LIVE, jobs, IS_RESERVED),
-    State.FAILED: (_FAILED, failed_jobs, true()),
-    State.FINISHED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "completed"),
-    State.CANCELLED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "cancelled"),
+_SOURCES: dict[State, tuple[Table, Condition]] = {
+    State.BLOCKED: (jobs, jobs.c.blocked_by.is_not(None)),
+    State.SCHEDULED: (jobs, IS_UNRESERVED & jobs.c.blocked_by.is_(None) & ~_is_due),
+    State.AVAILABLE: (jobs, IS_UNRESERVED & _is_due),
+    State.RUNNING: (jobs, IS_RESERVED),
+    State.FAILED: (failed_jobs, true()),
+    State.FINISHED: (finished_jobs, finished_jobs.c.outcome == "completed"),
+    State.CANCELLED: (finished_jobs, finished_jobs.c.outcome == "cancelled"),
 }
 
 
@@ -173,7 +170,7 @@ def require_own(asked: AnyJob, found: JobDetails | None) -> None:
 
 def details(conn: Connection, id: int, seal: Encryption | None = None) -> JobDetails | None:
     """Return everything about a job, in whichever table it is; `seal` opens signed or encrypted texts."""
-    for query, source in _EVERYWHERE if possible([id]) else ():
+    for source, query in _DETAILS.items() if possible([id]) else ():
         row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none()
         if row is not None:
             return _job(row, seal)
@@ -193,15 +190,15 @@ def listing(
     """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
     each table, since matches may be rare. Unless `whole`, large fields are not read. `seal` opens signed or
     encrypted texts."""
-    sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
+    sources = [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]
     found: list[JobDetails] = []
     rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
     if not rare or chosen.group is not None:  # every job matches, or an index finds those that do
         within = None
     floors: list[int] = []
-    for query, source, belongs in sources:
+    for source, belongs in sources:
         floor = None if within is None else _place_of(conn, source, within, chosen)
-        query = _selected(query, source, belongs, chosen, None if floor is None else within, limit)
+        query = _selected(source, belongs, chosen, None if floor is None else within, limit)
         if not whole:  # guard: lists-read-no-large-field
             left_out = {*LARGE} - ({"payload"} if chosen.visible else set())
             columns = query.selected_columns
@@ -236,27 +233,11 @@ def _visible(
         yield from islice(filter(chosen.visible, (_job(row, seal) for row in rows.mappings())), limit)
 
 
-class Ending(NamedTuple):
-    """The state of a job, its scheduled time, and its error."""
-
-    state: str
-    scheduled_for: datetime | None
-    error: str | None
-
-
-def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
-    """Return the states of jobs, by id; deleted ones are missing."""
-    found: dict[int, Ending] = {}
-    for query, source in _EVERYWHERE:
-        columns = query.selected_columns
-        short = query.with_only_columns(
-            *(columns[name] for name in ("id", "state", "scheduled_for", "reason", "exception", "message"))
-        )
-        for some in slices(possible(ids), BATCH):
-            for row in conn.execute(short.where(source.c.id.in_(some))):
-                failed = row.state == State.FAILED
-                error = error_line(row.reason, row.exception, row.message) if failed else row.reason
-                found[row.id] = Ending(row.state, row.scheduled_for, error)
+def of_ids(conn: Connection, ids: Iterable[int]) -> list[JobDetails]:
+    """Return those of these jobs that are kept, without their large fields."""
+    found: list[JobDetails] = []
+    for some in slices(possible(ids), BATCH):
+        found += listing(conn, chosen=Selection(tuple(some)), limit=BATCH, whole=False).jobs
     return found
 
 
@@ -281,7 +262,6 @@ _SEARCHED = {
 
 
 def _selected(
-    query: Select[Any],
     source: Table,
     belongs: Condition,
     chosen: Selection,
@@ -290,6 +270,7 @@ def _selected(
 ) -> Select[Any]:
     """Return a query of the selected jobs, at least the newest `limit`; with `within`, among so many of the
     newest."""
+    query = _DETAILS[source]
     if within is None:
         return query.where(belongs, chosen.where(source))
     # a subquery finds the newest first, without their payloads, so that no plan reads more of the table

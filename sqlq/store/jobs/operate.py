@@ -36,13 +36,13 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import ON_REQUEST, ErrorText
 from sqlq.model.retry import error_record
 from sqlq.payload.encryption import HEAD
-from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, jobs
 from sqlq.schema.types import Moment, after, now
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.prune import Gone
-from sqlq.store.jobs.rows import columns_but, in_line, slices
+from sqlq.store.jobs.rows import ENDED_AT, columns_but, in_line, slices
 from sqlq.store.jobs.settle import keys_of
 from sqlq.store.limits.wakes import Wake, wake, wake_lines
 from sqlq.store.workers import notify, workers
@@ -281,7 +281,6 @@ def _history_with_the_last(row: Row[Any]) -> str:
 COPIED = (*columns_but("unique_key", "unique_until"), "limit_key")
 """The columns that a replay takes from the original job. It has no unique key, which stood for the original
 work; no `start_by`, which is over; and no cursor."""
-_ENDED = ((finished_jobs, finished_jobs.c.finished_at), (failed_jobs, failed_jobs.c.failed_at))
 
 
 class Replay(NamedTuple):
@@ -308,7 +307,7 @@ def replay(
     """
     ids: list[int] = []
     for chosen in selections:
-        for table, ended_at in _ENDED:
+        for table, ended_at in ENDED_AT.items():
             query = (
                 select(table.c.id)
                 .where(
@@ -340,7 +339,7 @@ def _copy(conn: Connection, ids: Sequence[int]) -> list[Replay]:
     ended = union_all(
         *(
             select(table.c.id, *(table.c[name] for name in COPIED)).where(table.c.id.in_(ids))
-            for table, _ in _ENDED
+            for table in ENDED_AT
         )
     ).subquery("ended")
     columns: dict[str, Expression] = {name: ended.c[name] for name in COPIED}

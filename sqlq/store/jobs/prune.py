@@ -14,7 +14,7 @@ from sqlq.schema.types import ago
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection
-from sqlq.store.jobs.rows import TABLES
+from sqlq.store.jobs.rows import ENDED_AT, TABLES
 from sqlq.store.limits.wakes import wake_lines
 
 
@@ -44,7 +44,7 @@ def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> 
     if source is finished_jobs:
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
     returning = (source.c.id, source.c.flow_id, source.c.limit_key)
-    rows = dialect.change(conn, Change(source, ids.limit(lookup.BATCH), returning=returning))
+    rows = dialect.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
     wake_lines(conn, rows)  # guard: forgetting-lets-a-line-go-on
     gone = Gone.of(rows)
     _clear_up_after(conn, gone)
@@ -66,22 +66,21 @@ def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = Fa
     """Delete finished and cancelled jobs, or those that `failed`, that ended longer ago than that, the oldest
     first. Return the number, with those that the database refuses to delete. Jobs with a retention of their
     own stay."""
-    source, ended_at = _FAILED if failed else _FINISHED
+    source = failed_jobs if failed else finished_jobs
+    ended_at = ENDED_AT[source]
     # guard: own-retention-is-kept
     old = (ended_at < ago(older_than_ms), source.c.expires_at.is_(None))
     return _delete(conn, source, limit, *old, order_by=ended_at)
 
 
 OLD = "is old enough to be deleted"
-_FINISHED = (finished_jobs, finished_jobs.c.finished_at)
-_FAILED = (failed_jobs, failed_jobs.c.failed_at)
 
 
 def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
     """Delete ended jobs, failed ones too, whose own retention is over, and has been for so long; return the
     number."""
     pruned = 0
-    for source in (finished_jobs, failed_jobs):
+    for source in ENDED_AT:
         ends = source.c.expires_at
         pruned += _delete(conn, source, limit - pruned, ends < ago(later_ms), order_by=ends)
     return pruned

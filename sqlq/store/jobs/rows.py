@@ -42,6 +42,8 @@ TABLES: tuple[tuple[Table, Expression], ...] = (
     (failed_jobs, literal(State.FAILED.value)),
 )
 """The tables of jobs, each with the state of its rows."""
+ENDED_AT = {finished_jobs: finished_jobs.c.finished_at, failed_jobs: failed_jobs.c.failed_at}
+"""The tables of ended jobs, each with the time of the end."""
 OVER = (State.FINISHED, State.CANCELLED, State.FAILED)
 """The states of jobs that have ended."""
 
