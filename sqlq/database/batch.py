@@ -16,7 +16,6 @@ from sqlalchemy import (
     Select,
     Table,
     TextClause,
-    Update,
     delete,
     insert,
     literal,
@@ -101,50 +100,48 @@ def inserted(conn: Connection, upsert: Any, given: Any = None) -> list[Any]:
 
 @dataclass(eq=False)
 class Change:
-    """An UPDATE of the rows that a query or a condition chooses, or without `values` a DELETE of them.
+    """An UPDATE of the rows that a query chooses, or without `values` a DELETE of them.
 
     The query returns the table's key first, in the order in which the rows are locked. A row that another
-    transaction has locked is skipped, or with `waits` waited for; a condition always waits. `values` may be a
-    function that returns the new values from the chosen rows. The change applies only to rows that fulfil
-    `where`.
+    transaction has locked is skipped, or with `waits` waited for. `values` may be a function that returns the
+    new values from the chosen rows.
     """
 
-    table: Table
-    chosen: Select[Any] | Condition
+    chosen: Select[Any]
     values: Values | Callable[[Any], Values] | None = None
     returning: Sequence[Expression] = field(kw_only=True)
-    where: Callable[[Any], Condition] | None = field(default=None, kw_only=True)
     waits: bool = field(default=False, kw_only=True)
+
+    @property
+    def key(self) -> Any:
+        return first_column(self.chosen)
 
     @cached_property
     def statement(self) -> Any:
         """One statement that chooses, locks, changes and returns."""
-        statement = delete(self.table) if self.values is None else update(self.table)
-        if not isinstance(self.chosen, Select):
-            statement = statement.where(self.chosen)
-            rows = None
-        else:
-            rows = locked(self.table, self.chosen, waits=self.waits)
-            (key,) = self.table.primary_key
-            mine = rows.c[key.name]
-            statement = statement.where(key.in_(select(mine)) if self.values is None else key == mine)
-        if self.where is not None:
-            statement = statement.where(self.where(rows))
-        if isinstance(statement, Update) and self.values is not None:
-            statement = statement.values(self.values(rows) if callable(self.values) else self.values)
-        return statement.returning(*self.returning)
+        rows = locked(self.chosen, waits=self.waits)
+        key, mine = self.key, rows.c[self.key.name]
+        if self.values is None:
+            return delete(key.table).where(key.in_(select(mine))).returning(*self.returning)
+        values = self.values(rows) if callable(self.values) else self.values
+        return update(key.table).where(key == mine).values(values).returning(*self.returning)
 
 
-def locked(table: Table, chosen: Select[Any], *, waits: bool = False) -> CTE:
+def first_column(query: Select[Any]) -> Any:
+    return next(iter(query.selected_columns))
+
+
+def locked(chosen: Select[Any], *, waits: bool = False) -> CTE:
     """Return the rows that a query chooses, locked. MATERIALIZED locks the rows once, whatever plan the rest
     gets."""
-    return locking(table, chosen, waits=waits).cte("held").prefix_with("MATERIALIZED")
+    return locking(chosen, waits=waits).cte("held").prefix_with("MATERIALIZED")
 
 
-def locking(table: Table, chosen: Select[Any], *, waits: bool) -> Select[Any]:
-    """Return a query that locks the rows that it returns.
+def locking(chosen: Select[Any], *, waits: bool) -> Select[Any]:
+    """Return a query that locks the rows of its first column's table.
 
     A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
     example) never blocks another. Skipped means not known, never lost.
     """
+    table = first_column(chosen).table
     return chosen.with_for_update(of=table, skip_locked=not waits)  # guard: locked-rows-are-skipped

@@ -42,6 +42,7 @@ from sqlq.database.batch import (
     Right,
     Values,
     locked,
+    locking,
     rights,
 )
 from sqlq.database.timeouts import Patience
@@ -248,9 +249,7 @@ class Dialect:
     ) -> Sequence[Any]:
         """Return the rows of a query, and lock those of its first column's table until the transaction ends.
         A row that another transaction has locked is skipped, or with `waits` waited for."""
-        table = next(iter(query.selected_columns)).table
-        query = query.with_for_update(of=table, skip_locked=not waits)
-        return conn.execute(query, parameters).all()
+        return conn.execute(locking(query, waits=waits), parameters).all()
 
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
         """Change rows, and return them as they are now, or as they were deleted."""
@@ -564,7 +563,7 @@ def fence(rows: FromClause) -> Sequence[Condition]:
 
 @cache
 def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> ReturningInsert[Any]:
-    found = locked(jobs, held(dialect, batch))
+    found = locked(held(dialect, batch))
     source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(
         found, jobs, jobs.c.id == found.c.id
     )
@@ -577,4 +576,4 @@ def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> ReturningInsert
 
 @cache
 def _delete_held(dialect: Dialect, batch: Batch) -> Delete:
-    return delete(jobs).where(jobs.c.id.in_(select(locked(jobs, held(dialect, batch)).c.id)))
+    return delete(jobs).where(jobs.c.id.in_(select(locked(held(dialect, batch)).c.id)))

@@ -135,9 +135,9 @@ class Claimant(NamedTuple):
 
 
 class LookWanted(NamedTuple):
-    """The parameters of a poll. `names` and `after` are as `Dialect.due_in` takes them. A host counts that had
-    a heartbeat within this time. With `maintenance` it polls for the maintenance services, too; it reads the
-    requests to these `workers`."""
+    """The parameters of a poll. `names` and `after` are as `Dialect.due_in` takes them. A host counts that
+    had a heartbeat within this time. With `maintenance` it polls for the maintenance services, too; it reads
+    the requests to these `workers`."""
 
     names: list[str]
     after: str | None

@@ -188,7 +188,7 @@ class MariaDB(Dialect):
             some = [row[: len(plan.given.columns)] for row in sorted(rows, key=lambda row: row[0])]
             given |= self.batch_parameters(plan.given, some)
         if plan.changes is None:
-            self.delete(conn, next(iter(change.table.primary_key)), ids["sqlq_ids"])
+            self.delete(conn, change.key, ids["sqlq_ids"])
         else:
             conn.execute(plan.changes, {name: given[name] for name in plan.takes})
         if plan.returns is not None:

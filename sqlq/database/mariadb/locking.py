@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, Table, bindparam, delete, insert, select, update
@@ -14,7 +13,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import Subquery
 
-from sqlq.database.batch import Batch, Change
+from sqlq.database.batch import Batch, Change, first_column
 from sqlq.database.dialect import Dialect, held
 from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 
@@ -48,8 +47,8 @@ class Locking(NamedTuple):
 
 @lru_cache(maxsize=512)
 def locking(query: Select[Any], waits: bool) -> Locking:
-    table: Any = next(iter(query.selected_columns)).table
-    (key,) = table.primary_key
+    key = first_column(query)
+    table = key.table
     by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
     if any(isinstance(source, Subquery) and source.name == "batch" for source in _parts(query)):
         # the rows of a batch are in the order of their ids, and find the table's by these
@@ -88,13 +87,9 @@ class Plan:
 
 @lru_cache(maxsize=512)
 def plan_of(dialect: Dialect, change: Change) -> Plan:
-    table, (key,) = change.table, change.table.primary_key
-    chosen: Select[Any] = (
-        change.chosen if isinstance(change.chosen, Select) else select(key).where(change.chosen).order_by(key)
-    )
-    if change.where is not None:
-        chosen = chosen.where(change.where(SimpleNamespace(c=chosen.selected_columns)))
-    plan = Plan(chosen, change.waits or not isinstance(change.chosen, Select))
+    key, chosen = change.key, change.chosen
+    table = key.table
+    plan = Plan(chosen, change.waits)
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     written: set[str] = set()
     if callable(change.values):

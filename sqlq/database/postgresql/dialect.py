@@ -412,7 +412,7 @@ def _move(dialect: Dialect, batch: Batch, target: Table, waits: bool) -> Returni
     ids. So no join is planned, which would take as long as the statement itself."""
     rows = dialect.batch_table(batch)
     mine = select(*(jobs.c[name] for name in CARRIED)).where(jobs.c.id == rows.c.id, *fence(rows))
-    each = locking(jobs, mine, waits=waits).lateral("mine")
+    each = locking(mine, waits=waits).lateral("mine")
     found = select(*each.c, *batch.carried(rows)).join_from(rows, each, true())
     taken = found.cte("held").prefix_with("MATERIALIZED")
     ids = func.array(select(taken.c.id).scalar_subquery())

@@ -55,7 +55,7 @@ _RENEWED = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
 
 @cache
 def _extend(dialect: Dialect) -> Change:
-    return Change(jobs, held(dialect, HOLD), _RENEWED, returning=_RETURNED)
+    return Change(held(dialect, HOLD), _RENEWED, returning=_RETURNED)
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
@@ -96,7 +96,7 @@ def note(conn: Connection, notes: Sequence[Note], *, waits: bool = False) -> set
 
 @cache
 def _note(dialect: Dialect, waits: bool) -> Change:
-    return Change(jobs, held(dialect, _NOTES), _noted, returning=RIGHT, waits=waits)
+    return Change(held(dialect, _NOTES), _noted, returning=RIGHT, waits=waits)
 
 
 def _noted(mine: CTE) -> Mapping[str, Any]:
@@ -133,13 +133,12 @@ _CHECKPOINT = Batch.of_claims(before=Text, after=Text)
 
 @cache
 def _save(dialect: Dialect) -> Change:
+    mine = held(dialect, _CHECKPOINT)
     # guard: checkpoints-follow-each-other
+    mine = mine.where(jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before))
     return Change(
-        jobs,
-        held(dialect, _CHECKPOINT),
-        _saved,
+        *(mine, _saved),
         returning=_RETURNED,
-        where=lambda mine: jobs.c.cursor.is_not_distinct_from(mine.c.before),
         waits=True,  # guard: checkpoint-waits
     )
 

@@ -140,7 +140,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
         waits = in_its_line if in_line else {"available_at": due}
         return {**_UNRESERVED, "errors": errors_and(mine.c.record), **waits, **_AGAIN[batch](mine)}
 
-    return Change(jobs, held(dialect, batch), values, returning=RIGHT)
+    return Change(held(dialect, batch), values, returning=RIGHT)
 
 
 # -- settle --------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def _unbegun(dialect: Dialect) -> Select[Any]:
 
 @cache
 def _revoke(dialect: Dialect) -> Change:
-    return Change(jobs, held(dialect, HOLD), _RAISED, returning=_REVOKED)
+    return Change(held(dialect, HOLD), _RAISED, returning=_REVOKED)
 
 
 # -- cancel --------------------------------------------------------------------------------------------------

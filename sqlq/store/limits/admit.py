@@ -133,7 +133,7 @@ def next_wake_ms(database: Database) -> float | None:
 
 _is_due = wakes.c.at <= now()
 _oldest = select(wakes.c.id).where(_is_due).order_by(wakes.c.at, wakes.c.id).limit(_MOST)
-_TAKE = Change(wakes, _oldest, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
+_TAKE = Change(_oldest, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
 _NEWEST = select(wakes).where(_is_due).order_by(wakes.c.at.desc(), wakes.c.id.desc()).limit(_MOST)
 _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
 
@@ -412,7 +412,7 @@ def _back_into_line(in_vain: Condition) -> Change:
         "blocked_by": "limit",
     }
     chosen = chosen.order_by(jobs.c.id).limit(JOBS_AT_ONCE)
-    return Change(jobs, chosen, back, returning=(jobs.c.limit_key,))
+    return Change(chosen, back, returning=(jobs.c.limit_key,))
 
 
 # -- keys that nobody uses any more --------------------------------------------------------------------------
@@ -440,7 +440,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
     )
     unused = unused.order_by(limits.c.used_at).limit(most)
     # guard: no-key-is-waited-for
-    return len(dialect_of(conn).change(conn, Change(limits, unused, returning=(limits.c.limit_key,))))
+    return len(dialect_of(conn).change(conn, Change(unused, returning=(limits.c.limit_key,))))
 
 
 def _has(table: Table, *where: Condition) -> Condition:

@@ -63,7 +63,7 @@ def end_pauses(conn: Connection) -> list[str]:
 
 
 _resumed: dict[str, Any] = {"paused_at": null(), "paused_until": null()}
-_END = Change(queues, _until <= now(), _resumed, returning=(_name,))
+_END = Change(select(_name).where(_until <= now()).order_by(_name), _resumed, returning=(_name,), waits=True)
 
 
 # -- pausing -------------------------------------------------------------------------------------------------
@@ -88,7 +88,8 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
 
 def resume(conn: Connection, name: str) -> bool:
     """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
-    again = Change(queues, (_name == name) & _since.is_not(None), _resumed, returning=(_name,))
+    row = select(_name).where(_name == name, _since.is_not(None))
+    again = Change(row, _resumed, returning=(_name,), waits=True)
     resumed = bool(dialect_of(conn).change(conn, again))
     if resumed:
         wake_others(conn)
