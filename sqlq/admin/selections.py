@@ -98,7 +98,7 @@ def no_job_here(conn: Connection, id: int, schema: str | None) -> JobNotFoundErr
     """Return the error of an id that no table has, with the reason as far as the newest id shows it."""
     if not 0 < id <= LAST_ID:
         return JobNotFoundError(f"there is no job {id}: the id of a job is a whole number from 1 on")
-    last = dialect_of(conn).last_id(conn)
+    last = dialect_of(conn).health.last_id(conn)
     if last is None:
         return no_job(id)
     if id <= last:

@@ -66,7 +66,7 @@ def _look(context: Context, exact: bool) -> _Found:
     replica = None
     if app is not context.app():
         with app.database.read() as conn:
-            behind = app.database.dialect.burden(conn).behind_seconds
+            behind = app.database.dialect.health.burden(conn).behind_seconds
         replica = {"url": context.shown_url(), "behind_seconds": behind}
     return _Found(app.queues.status(exact=exact), app.workers.list(), app.queues.pauses(), replica)
 

@@ -40,7 +40,7 @@ from sqlq.database.dialect import SEAL, Dialect, ask_on, named
 from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
 from sqlq.database.idle import look_at_errors, look_at_idle, raise_what_sqlalchemy_raises
 from sqlq.database.raw import Driver, dispose
-from sqlq.database.sqlite.dialect import READ_ONLY
+from sqlq.database.sqlite.dialect import READ_ONLY, may_only_be_read
 from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.database.values import Ask, RawRows
 from sqlq.errors import ConfigurationError, MissingFileError, UnsupportedDatabaseError
@@ -233,7 +233,7 @@ class Database:
             getattr(sync.dialect, "is_async", False)
             or isinstance(sync.pool, StaticPool)
             or in_memory(url)
-            or dialect_named(sync.dialect.name).may_only_be_read(url)
+            or (dialect_at(url).in_a_file and may_only_be_read(url))
         ):
             return cls.open(url, schema, create=create, use=use)
         options = {} if dialect_named(sync.dialect.name).in_a_file else _RESTS

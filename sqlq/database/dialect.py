@@ -49,7 +49,6 @@ from sqlq.database.timeouts import Patience
 from sqlq.database.values import (
     Ask,
     Backlog,
-    Burden,
     Claimant,
     ClaimRequest,
     LookWanted,
@@ -183,19 +182,15 @@ class Dialect:
     """Whether an index is built beside the traffic by a statement outside transactions."""
     open_transactions = "other programs"
     """Where an operator finds the open transactions, and by which column the oldest."""
-    burden: Callable[[Connection], Burden]
-    """Return the causes of a slow database."""
-    indexes: Callable[[Connection], dict[str, bool]]
-    """Return the indexes of our tables, and whether queries can use each."""
-    last_id: Callable[[Connection], int | None]
-    """Return the newest id that the database has given a job, kept or not; None where that is unknown."""
+    health: Any
+    """The module with the queries about the state of its servers. `burden` returns the causes of a slow
+    database, `indexes` those of our tables, and whether queries can use each. `last_id` returns the newest id
+    that the database has given a job, kept or not; None where that is unknown."""
     unfit: Callable[[Connection], str | None] = staticmethod(lambda conn: None)
     """Return why this server breaks a promise of sqlq's, though it speaks like a supported one. None if it
     does not."""
     missing_grant: Callable[..., str | None] = staticmethod(lambda error, url, kind: None)
     """Return the advice for the role in a URL where an error means that it lacks a right of its kind."""
-    may_only_be_read: Callable[[URL], bool] = staticmethod(lambda url: False)
-    """Whether the database at a URL is read-only, as far as is known without connecting."""
     words: Mapping[str, str]
     """The words in which the statements of `blocked` differ: functions, joins in their order, and indexes."""
     levels, lines = steps.LEVELS, staticmethod(steps.lines)

@@ -206,7 +206,7 @@ class Vitals(NamedTuple):
 
 def vitals(conn: Connection) -> Vitals:
     failed = _by_value(conn, select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()))
-    return Vitals({str(reason): number for reason, number in failed}, *dialect_of(conn).burden(conn))
+    return Vitals({str(reason): number for reason, number in failed}, *dialect_of(conn).health.burden(conn))
 
 
 # -- the pace of jobs ----------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def reading(database: Database) -> Iterator[Connection]:
 def indexes(conn: Connection) -> tuple[list[str], list[str]]:
     """Return the indexes of our tables that are missing, and those that queries cannot use."""
     dialect = dialect_of(conn)
-    found = dialect.indexes(conn)
+    found = dialect.health.indexes(conn)
     return sorted(dialect.own_indexes - found.keys()), sorted(name for name in found if not found[name])
 
 

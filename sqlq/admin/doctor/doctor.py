@@ -116,7 +116,7 @@ def _replica(case: Case) -> Answers:
     if url is None:
         return
     with Database.open(url, case.database.requested_schema) as other, reading(other) as conn:
-        seconds = other.dialect.burden(conn).behind_seconds
+        seconds = other.dialect.health.burden(conn).behind_seconds
     behind = "" if seconds is None else f", {span(seconds)} behind"
     yield ok(f"looks read from {masked(url)}{behind}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqlq.admin.doctor.finding import DAMAGED, Answers, Case, Check, check, ok, to_do, troubles
 from sqlq.database.sqlite import health
+from sqlq.database.sqlite.dialect import may_only_be_read
 
 LARGE_LOG_BYTES = 256 * 1024 * 1024
 CHECKED_BYTES = 32 * 1024 * 1024
@@ -80,7 +81,7 @@ CHECKS = (
 
 
 def _only_read(case: Case) -> bool:
-    return case.database.dialect.may_only_be_read(case.database.engine.url)
+    return may_only_be_read(case.database.engine.url)
 
 
 def _kind(file: Path) -> str | None:

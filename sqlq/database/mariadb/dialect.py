@@ -116,8 +116,7 @@ class MariaDB(Dialect):
     in_json = staticmethod(lambda moment: str(naive(moment)))
     own_indexes = INDEXES - {*_ONE_WITH_OTHERS} | {"jobs_live_key"}
     correlates_in_from = False
-    burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
-    last_id, missing_grant = staticmethod(health.last_id), staticmethod(health.missing_grant)
+    health, missing_grant = health, staticmethod(health.missing_grant)
     single_changes = False
     claims_queues_apart = True
     locks_on_one_node = True

@@ -107,8 +107,7 @@ class PostgreSQL(Dialect):
     _insert = staticmethod(postgresql.insert)
     # psycopg's, because it declares the type of each parameter, which the server may not infer
     _core = PGDialect_psycopg
-    burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
-    last_id, unfit = staticmethod(health.last_id), staticmethod(health.unfit)
+    health, unfit = health, staticmethod(health.unfit)
     missing_grant = staticmethod(health.missing_grant)
     # a row that the statement updated has its transaction there
     has_met = literal_column(in_catalog("xmax <> 0"))

@@ -95,8 +95,7 @@ class SQLite(Dialect):
     most_unwritten = 200
     shortest_us = 1_000
     _insert, _core = staticmethod(sqlite.insert), sqlite.dialect
-    burden, indexes = staticmethod(health.burden), staticmethod(health.indexes)
-    last_id, may_only_be_read = staticmethod(health.last_id), staticmethod(may_only_be_read)
+    health = health
 
     remove_steps = "DELETE FROM __sqlq__.jobs WHERE id IN ({ids})"
 
