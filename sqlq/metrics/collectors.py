@@ -142,7 +142,7 @@ class DatabaseCollector(Collector):
 
     def _ask(self) -> list[Any]:
         queues, workers = self._app.queues.status(), self._app.workers.list(silent=True)
-        vitals = self._app.queues.vitals()
+        failed, burden = self._app.queues.vitals()
         alive = [worker for worker in workers if worker.alive]
         states = Counter("alive" if worker.alive else "silent" for worker in workers)
         found = [
@@ -156,17 +156,17 @@ class DatabaseCollector(Collector):
             numbers(names.SERVED, [((q.queue,), q.served) for q in queues]),
             numbers(names.WORKERS, [((state,), states[state]) for state in ("alive", "silent")]),
             number(names.WORKER_SLOTS, sum(worker.concurrency for worker in alive)),
-            numbers(names.FAILED_JOBS, [((reason,), n) for reason, n in vitals.failed.items()]),
+            numbers(names.FAILED_JOBS, [((reason,), n) for reason, n in failed.items()]),
             version(),
         ]
-        if vitals.rows is not None:
-            kinds = {"live": vitals.rows.live, "dead": vitals.rows.dead}
+        if burden.rows is not None:
+            kinds = {"live": burden.rows.live, "dead": burden.rows.dead}
             found.append(numbers(names.TABLE_ROWS, [((kind,), n) for kind, n in kinds.items()]))
         of_one_database = {
-            names.OLDEST_TRANSACTION: vitals.oldest_transaction_seconds,
-            names.UNPURGED: vitals.unpurged_transactions,
-            names.WAL_BYTES: vitals.wal_bytes,
-            names.REPLICA_BEHIND: vitals.behind_seconds,
+            names.OLDEST_TRANSACTION: burden.oldest_transaction_seconds,
+            names.UNPURGED: burden.unpurged_transactions,
+            names.WAL_BYTES: burden.wal_bytes,
+            names.REPLICA_BEHIND: burden.behind_seconds,
         }
         found += [number(metric, n) for metric, n in of_one_database.items() if n is not None]
         return found

@@ -36,7 +36,7 @@ from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
-from sqlq.database.values import Rows
+from sqlq.database.values import Burden
 from sqlq.schema.tables import (
     IS_RESERVED,
     IS_UNRESERVED,
@@ -193,20 +193,15 @@ def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
 
 
 class Vitals(NamedTuple):
-    """Failed jobs by reason, among the newest 10,000, and the causes of a slow database. None for what this
-    database does not have, or the role may not see."""
+    """Failed jobs by reason, among the newest 10,000, and the causes of a slow database."""
 
     failed: dict[str, int]
-    rows: Rows | None
-    oldest_transaction_seconds: float | None
-    wal_bytes: int | None
-    unpurged_transactions: int | None
-    behind_seconds: float | None
+    burden: Burden
 
 
 def vitals(conn: Connection) -> Vitals:
     failed = _by_value(conn, select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()))
-    return Vitals({str(reason): number for reason, number in failed}, *dialect_of(conn).health.burden(conn))
+    return Vitals({str(reason): number for reason, number in failed}, dialect_of(conn).health.burden(conn))
 
 
 # -- the pace of jobs ----------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -24,7 +23,6 @@ from sqlq.schema.qualify import in_catalog
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 LOCK_TIMEOUT_MS = 2_000
 """The timeout of one wait of a migration for a lock. It is longer than the second after which PostgreSQL

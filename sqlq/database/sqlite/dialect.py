@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -45,7 +45,6 @@ from sqlq.schema.types import SQLITE_NOW, milliseconds_of
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 10_000
 _IMMUTABLE = "sqlq_immutable"

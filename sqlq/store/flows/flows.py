@@ -279,10 +279,10 @@ def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
     steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
     steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
     failed = steps.order_by(failed_at).limit(FAILED_LOOKED_AT).subquery("failed")
-    columns = (failed.c.flow_id, flows.c.name, failed.c.id, failed.c.task, failed.c.failed_at)
-    flow_id, name, step, task, at = columns
+    step, flow_id, task, at = failed.c
+    columns = (flow_id, flows.c.name, step, task, at)
     query = (
-        select(flow_id, name, step, task, since_ms(at), func.count())
+        select(*columns, since_ms(at), func.count())
         .join_from(failed, flows, flows.c.id == flow_id)
         .join(edges, edges.c.depends_on == step)
         .join(jobs, jobs.c.id == edges.c.job_id)
@@ -292,9 +292,7 @@ def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
         .limit(most)
     )
     rows = conn.execute(query)
-    return [
-        Stuck(flow, name, id, task, float(ms) / 1000, number) for flow, name, id, task, ms, number in rows
-    ]
+    return [Stuck._make((*ids, float(ms) / 1000, number)) for *ids, _, ms, number in rows]
 
 
 _FLOW = bindparam("flow", type_=BigInteger)
