@@ -35,13 +35,11 @@ SELECTING = ("task", "queue", "group", "error", "flow", "since", "until", "all")
 Help: TypeAlias = Callable[[], None]
 
 
-def acts(
-    words: str, *, confirms: Collection[str] = (), needs_code: bool = False
-) -> Callable[[Help], Callable[..., None]]:
+def acts(words: str, *, confirms: Collection[str] = (), needs_code: bool = False) -> Callable[[Help], Any]:
     """Have a command do a verb; its function has the help. It `confirms` jobs that one of these options
     chooses, and no ids."""
 
-    def decorate(function: Help) -> Callable[..., None]:
+    def decorate(function: Help) -> Any:
         @takes_json
         @wraps(function)
         def run(context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any) -> None:

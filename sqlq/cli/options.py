@@ -8,13 +8,14 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 import click
 
 from sqlq.errors import ConfigurationError
 
-F = TypeVar("F", bound=Callable[..., Any])
+Option: TypeAlias = Callable[[Any], Any]
+"""A decorator that gives a command an option or an argument."""
 flag = partial(click.option, is_flag=True)
 duration = partial(click.option, metavar="DURATION")
 number = partial(click.option, type=int, metavar="N")
@@ -23,10 +24,10 @@ file_option = partial(click.option, type=click.Path(dir_okay=False, path_type=Pa
 A_TIME = "2030-01-31T08:00:00+01:00"
 
 
-def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
+def options(*each: Option) -> Option:
     """Return one decorator for several options or arguments, in this order."""
 
-    def decorate(command: F) -> F:
+    def decorate(command: Any) -> Any:
         for option in reversed(each):
             command = option(command)
         return command
@@ -95,12 +96,12 @@ def _refuse(name: str) -> NoReturn:
 # -- options -------------------------------------------------------------------------------------------------
 
 
-def time_option(words: str, *names: str, or_age: bool = False) -> Callable[[F], F]:
+def time_option(words: str, *names: str, or_age: bool = False) -> Option:
     """Return an option whose value is a time, or with `or_age` how long ago."""
     return click.option(*names, type=moment_or_age if or_age else moment, metavar="TIME", help=words)
 
 
-def json_option(words: str, name: str, example: dict[str, Any]) -> Callable[[F], F]:
+def json_option(words: str, name: str, example: dict[str, Any]) -> Option:
     """Return an option whose value is a JSON object."""
     shown = json.dumps(example)
 
@@ -135,7 +136,7 @@ job_options = options(
 exact_option = flag("--exact", help="Count every job, however many there are.")
 
 
-def limit_option(default: int, words: str) -> Callable[[F], F]:
+def limit_option(default: int, words: str) -> Option:
     """Return the option that bounds how much is listed."""
     rows = click.IntRange(1, 10_000)
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)

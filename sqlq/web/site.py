@@ -92,11 +92,12 @@ _NOBODY = User("nobody")
 class View:
     """One request: its user, and the means to answer it."""
 
-    def __init__(self, site: Site, request: Request, urls: MapAdapter, user: User) -> None:
+    user = _NOBODY
+
+    def __init__(self, site: Site, request: Request, urls: MapAdapter) -> None:
         self.site = site
         self.request = request
         self.urls = urls
-        self.user = user
         self.values: dict[str, Any] = {}
         """The variable parts of the path, as the id of a job."""
         self.form_token = request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
@@ -237,7 +238,7 @@ class Site:
 
     def _answer(self, request: Request) -> Response:
         urls = self._map.bind_to_environ(request.environ)
-        view = View(self, request, urls, _NOBODY)
+        view = View(self, request, urls)
         try:
             check_host(request, self._hosts)
             if not request.environ.get("PATH_INFO"):  # mounted at /sqlq, and no slash came after it
@@ -252,8 +253,7 @@ class Site:
             if user is None:
                 status = 401 if endpoint.startswith("/api/") else 403
                 raise RefusedError("you have no access to this dashboard", status)
-            view = View(self, request, urls, user)
-            view.values = dict(values)
+            view.user, view.values = user, dict(values)
             return self._handlers[endpoint](view)
         except RequestRedirect:
             return Response(status=308, headers={"Location": view.url("overview")})
