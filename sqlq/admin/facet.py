@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -44,6 +44,11 @@ class Facet:
         with self._database.read(within_ms=within_ms) as conn:
             version.require(conn, self._database.schema)
             yield conn
+
+    def _query(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **options: P.kwargs) -> T:
+        """Return the answer of one query."""
+        with self._read() as conn:
+            return query(conn, *args, **options)
 
     def _to_the_end(self, work: Callable[[Connection], int], batch: int) -> int:
         """Do the work in transactions of at most a `batch` of rows each; return the number of all rows."""

@@ -30,8 +30,7 @@ class Flows(Facet):
 
     def list(self, *, limit: Rows = 100) -> builtins.list[FlowStatus]:
         """Return the newest flows, and how many steps of each are in which state."""
-        with self._read() as conn:
-            rows, counts = flow_rows.newest(conn, limit)
+        rows, counts = self._query(flow_rows.newest, limit)
         return [FlowStatus(row.id, row.name, row.created_at, _counted(counts[row.id])) for row in rows]
 
     def get(self, id: FlowOrId) -> FlowDetails:
@@ -44,8 +43,7 @@ class Flows(Facet):
         Progress(done=3, of=4, note=None)
         """
         number = _number(id)
-        with self._read() as conn:
-            flow = flow_rows.rows_of(conn, number)
+        flow = self._query(flow_rows.rows_of, number)
         if flow is None:
             raise _no_flow(number)
         row, rows, edges = flow
@@ -95,17 +93,15 @@ class Flows(Facet):
         return self.get(job.flow_id)
 
     def _job(self, id: int) -> Any:
-        with self._read() as conn:
-            job = lookup.details(conn, id, self._database.seal)
+        job = self._query(lookup.details, id, self._database.seal)
         if job is None:
             raise no_job(id)
         return job
 
     def _require(self, flow: FlowOrId) -> int:
         id = _number(flow)
-        with self._read() as conn:
-            if not flow_rows.exists(conn, id):
-                raise _no_flow(id)
+        if not self._query(flow_rows.exists, id):
+            raise _no_flow(id)
         return id
 
 

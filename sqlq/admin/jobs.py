@@ -109,8 +109,7 @@ class Jobs(Facet):
         here = self._results.here()
         if here is not None and (job := here.holder(queue, key)) is not None:
             return self.get(job.id)
-        with self._read() as conn:
-            id = insert.holder(conn, queue, key)
+        id = self._query(insert.holder, queue, key)
         if id is None:
             raise JobNotFoundError(
                 f"no job holds the unique key {key!r} in the queue {queue!r}: a job that has ended holds it "
@@ -151,16 +150,15 @@ class Jobs(Facet):
         >>> app.jobs.listing(state="failed", label="tenant-7", since=yesterday).jobs  # doctest: +SKIP
         """
         meant = selection(**chosen)
-        with self._read() as conn:
-            return lookup.listing(
-                conn,
-                state=None if state is None else checked_state(state),
-                chosen=meant,
-                limit=limit,
-                within=within and _within(within, meant),
-                whole=whole,
-                seal=self._database.seal,
-            )
+        return self._query(
+            lookup.listing,
+            state=None if state is None else checked_state(state),
+            chosen=meant,
+            limit=limit,
+            within=within and _within(within, meant),
+            whole=whole,
+            seal=self._database.seal,
+        )
 
     def ids(
         self, *, states: Collection[str], limit: Rows, within: Rows = LOOKED_AT, **chosen: Unpack[Search]
@@ -168,8 +166,7 @@ class Jobs(Facet):
         """Return the ids of jobs in these states, the newest first, as `listing` finds them."""
         meant = selection(**chosen)
         wanted, within = [checked_state(state) for state in states], _within(within, meant)
-        with self._read() as conn:
-            return lookup.ids(conn, wanted, meant, within=within, limit=limit, seal=self._database.seal)
+        return self._query(lookup.ids, wanted, meant, within=within, limit=limit, seal=self._database.seal)
 
     def of_group(self, group: str) -> builtins.list[Job[Any]]:
         """Return the jobs of a group that are there now, in whatever state, in the order of their ids.
@@ -183,8 +180,7 @@ class Jobs(Facet):
         jobs = [] if here is None else [job for job in here.jobs if job.new.group_key == group]
         if jobs:
             return [job.answer(created=False) for job in jobs]
-        with self._read() as conn:
-            return lookup.handles(conn, Selection(group=group))
+        return self._query(lookup.handles, Selection(group=group))
 
     aof_group = for_asyncio(of_group)
 
@@ -196,8 +192,7 @@ class Jobs(Facet):
         """
         if self._results.here() is not None:
             return dict(Counter(job.state for job in self.of_group(group)))
-        with self._read() as conn:
-            return lookup.counts(conn, Selection(group=group))
+        return self._query(lookup.counts, Selection(group=group))
 
     acounts = for_asyncio(counts)
 
@@ -228,8 +223,7 @@ class Jobs(Facet):
         """Return how many jobs finished and failed in each part of the last time, and how long they waited
         and ran. Each part is measured on a sample; jobs with a retention of their own are not in it."""
         span = timedelta(milliseconds=max(1, milliseconds(length, "length")))
-        with self._read() as conn:
-            return pace_of(conn, span, parts)
+        return self._query(pace_of, span, parts)
 
     def why(self, id: AnyJob) -> builtins.list[str]:
         """Return why a job does not run now and when it will, or what became of it, in sentences.

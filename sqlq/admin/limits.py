@@ -26,8 +26,7 @@ class Limits(Facet):
     def list(self, prefix: str | None = None, *, limit: Rows = 100) -> builtins.list[LimitStatus]:
         """Return the keys of limits, all or those that begin with `prefix`, in order, with what each allows
         and holds."""
-        with self._read() as conn:
-            return admit.listing(conn, prefix or "", limit)
+        return self._query(admit.listing, prefix or "", limit)
 
     def is_known(self, key: str) -> bool:
         """Whether the code of the App declares a limit of this key, or the database has one."""
@@ -73,8 +72,7 @@ class Limits(Facet):
             notify.wake_others(conn)
             return admit.status(conn, key)
 
-        with self._read() as conn:
-            status = admit.status(conn, key)
+        status = self._query(admit.status, key)
         status = None if status is None else self._database.run(unpin)
         if status is None:
             lists = command("limits", self._database.engine.url)

@@ -88,8 +88,7 @@ class Queues(Facet):
 
     def waiting(self, names: Collection[str] | None, *, limit: Rows) -> Waiting:
         """Count the due jobs of these queues, or of all; looks at no more than `limit` jobs."""
-        with self._read() as conn:
-            return lookup.waiting(conn, names, limit)
+        return self._query(lookup.waiting, names, limit)
 
     # -- pause -----------------------------------------------------------------------------------------------
 
@@ -119,8 +118,7 @@ class Queues(Facet):
 
     def pauses(self) -> Pauses:
         """Return what is paused, since when and until when."""
-        with self._read() as conn:
-            return pause_rows.paused(conn)
+        return self._query(pause_rows.paused)
 
     def _switch(self, names: Sequence[str], all: bool, switch: Callable[..., bool]) -> builtins.list[str]:
         if bool(names) == all:

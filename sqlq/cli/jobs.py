@@ -27,6 +27,7 @@ from sqlq.cli.output import (
     show_fields,
     show_heading,
     show_json,
+    show_part,
     show_rows,
     show_wrapped,
     styled,
@@ -147,11 +148,9 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         _show_error(job.exception, job.message, job.reason)
     _show_history(context, job)
     if job.traceback:
-        click.echo()
-        show_heading("traceback")
+        show_part("traceback")
         show_block(plain_lines(job.traceback))
-    click.echo()
-    show_heading("next")
+    show_part("next")
     _show_reasons(_reasons(app, job))
 
 
@@ -181,8 +180,7 @@ def why(context: Context, id: int, as_json: bool) -> None:
     )
     _show_reasons(reasons)
     if found:
-        click.echo()
-        show_heading("doctor")
+        show_part("doctor")
     for each in found:
         show_wrapped("", plain(str(each)), before="  ")
 
@@ -284,8 +282,7 @@ def _kept(job: JobDetails) -> str:
 
 
 def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:
-    click.echo()
-    show_heading("error" if reason == "error" else f"error ({reason})")
+    show_part("error" if reason == "error" else f"error ({reason})")
     text = ": ".join(part for part in (exception, (message or "").strip()) if part)
     for line in plain_lines(text).splitlines() or ["-"]:
         show_wrapped("", line, before="  ")
@@ -307,8 +304,7 @@ def _show_history(context: Context, job: JobDetails) -> None:
     lines = len(job.history)
     if lines == 0 or (lines == 1 and job.state not in ("blocked", "scheduled", "available")):
         return
-    click.echo()
-    show_heading("history")
+    show_part("history")
     hosts = _hosts(context, job)
     for line in job.history:
         unnumbered = "–" if line.outcome in ("put_back", "cancel_requested", "cancelled") else "?"

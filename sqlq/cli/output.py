@@ -216,6 +216,12 @@ def show_heading(text: str) -> None:
     show_wrapped(plain(text), "")
 
 
+def show_part(text: str) -> None:
+    """Print a heading after an empty line."""
+    click.echo()
+    show_heading(text)
+
+
 def show_block(lines: str) -> None:
     """Print lines, each indented once more."""
     for line in lines.splitlines():

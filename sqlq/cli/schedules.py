@@ -22,6 +22,7 @@ from sqlq.cli.output import (
     show_heading,
     show_json,
     show_list,
+    show_part,
     show_rows,
     show_wrapped,
     styled,
@@ -70,13 +71,11 @@ def show(context: Context, name: str, as_json: bool) -> None:
     show_heading(f"schedule {found.name}: {found.state}")
     show_fields(_fields(found))
     if found.upcoming:
-        click.echo()
-        show_heading("next runs")
+        show_part("next runs")
         for moment in found.upcoming:
             show_wrapped("", written(moment), before="  ")
     if found.jobs:
-        click.echo()
-        show_heading("last jobs")
+        show_part("last jobs")
         rows: list[list[Cell]] = [
             [
                 str(job.id),
