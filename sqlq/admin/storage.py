@@ -6,7 +6,7 @@ Each reading is a query of its own with a limited time. A role that may not run 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ def storage(database: Database) -> Storage:
         except (SQLAlchemyError, SqlqError) as error:
             answer = doctor.unanswered(error)
             found, value = None, answer.said
-            findings = findings or ((Finding(name, *answer),) if answer.remedy else ())
+            findings = findings or ((replace(answer, check=name),) if answer.remedy else ())
         tables = tuple(found or ()) if name == "tables" else tables
         statement = found[0].query if found and name == "oldest transaction" else None
         single = found if isinstance(found, int | float) else None

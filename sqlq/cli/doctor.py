@@ -6,7 +6,7 @@ import click
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import Doctor
-from sqlq.admin.doctor.finding import Finding, Verdict, in_units
+from sqlq.admin.doctor.finding import Finding, Verdict, in_units, to_do
 from sqlq.admin.storage import Reading, storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
@@ -88,7 +88,7 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
     try:
         return Doctor(database, deep=deep).examine()
     except (SQLAlchemyError, ConfigurationError) as error:
-        return [Finding("connection", Verdict.TO_DO, explain(error, context) or str(error))]
+        return [to_do(explain(error, context) or str(error), check="connection")]
 
 
 def _row(finding: Finding) -> list[Cell]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from importlib import import_module
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,7 +17,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.admin.doctor import queue
 from sqlq.admin.doctor.finding import (
     DAMAGED,
-    Answer,
     Answers,
     Case,
     Check,
@@ -49,7 +49,7 @@ class Doctor:
     def examine(self) -> list[Finding]:
         """Return the findings, in the order in which they matter. Raises whatever keeps from connecting at
         all."""
-        found = [Finding("connection", *_connection(self._case))]
+        found = [replace(_connection(self._case), check="connection")]
         for each in self._checks:
             found += self._findings(each)
             if each is MIGRATIONS and found[-1].verdict is not Verdict.OK:
@@ -66,9 +66,9 @@ class Doctor:
             answers = [*each.judge(self._case)] or ([] if each.well is None else [ok(each.well)])
         except (SQLAlchemyError, SqlqError) as error:
             answers = [self.unanswered(error)]
-        return [Finding(each.name, *answer) for answer in answers]
+        return [replace(answer, check=each.name) for answer in answers]
 
-    def unanswered(self, error: Exception) -> Answer:
+    def unanswered(self, error: Exception) -> Finding:
         """Return the answer of a check whose query the database refused."""
         said = refusal(error)
         if "malformed" in said:
@@ -96,7 +96,7 @@ _CHECKS = {
 """The checks of the doctor that concern a job in a state."""
 
 
-def _connection(case: Case) -> Answer:
+def _connection(case: Case) -> Finding:
     began = time.monotonic()
     database = case.database
     database.require_version()

@@ -35,27 +35,20 @@ class Verdict(StrEnum):
 class Finding(AsJson):
     """The result of one check, and the remedy."""
 
-    check: str
     verdict: Verdict
     said: str
     remedy: str | None = None
+    check: str = ""
+    """The name of the check, which itself leaves it out."""
 
     def __str__(self) -> str:
         return self.said + (f" → {self.remedy}" if self.remedy else "")
 
 
-class Answer(NamedTuple):
-    """A finding before the name of its check."""
-
-    verdict: Verdict
-    said: str
-    remedy: str | None = None
-
-
-Answers: TypeAlias = Iterator[Answer]
-ok = partial(Answer, Verdict.OK)
-check = partial(Answer, Verdict.CHECK)
-to_do = partial(Answer, Verdict.TO_DO)
+Answers: TypeAlias = Iterator[Finding]
+ok = partial(Finding, Verdict.OK)
+check = partial(Finding, Verdict.CHECK)
+to_do = partial(Finding, Verdict.TO_DO)
 
 
 class Case:
@@ -88,12 +81,12 @@ class Check(NamedTuple):
     `well`, if there is such a sentence."""
 
     name: str
-    judge: Callable[[Case], Iterable[Answer]]
+    judge: Callable[[Case], Iterable[Finding]]
     well: str | None = None
 
 
 def troubles(
-    case: Case, read: Callable[[Connection, str], Any], settings: Mapping[str, Mapping[Any, Answer]]
+    case: Case, read: Callable[[Connection, str], Any], settings: Mapping[str, Mapping[Any, Finding]]
 ) -> Answers:
     """Yield the answers to those settings that have one of the named values."""
     for name, answers in settings.items():

@@ -10,10 +10,10 @@ from sqlalchemy import text
 
 from sqlq.admin.doctor.finding import (
     OLD_TRANSACTION_S,
-    Answer,
     Answers,
     Case,
     Check,
+    Finding,
     check,
     ok,
     old_transactions,
@@ -71,7 +71,7 @@ def primary(case: Case) -> Answers:
         yield ok(f"the server {node} takes writes")
 
 
-def durability(case: Case) -> list[Answer]:
+def durability(case: Case) -> list[Finding]:
     return [*troubles(case, health.setting, DURABILITY)] or [
         check(f"synchronous_commit is {level} for {who}: {WEAK[level]}", MEND_COMMITS)
         for who, level in case.ask(health.weak_commits)
