@@ -79,7 +79,7 @@ class Jobs(Facet):
         here = self._results.job_here(id)
         job = self._row(id) if here is None else here.details()
         task = self._tasks.get(job.task)
-        if task is None or (job.max_attempts is not None and job.timeout_ms is not None):
+        if task is None:
             return job
         task = task.for_queue(job.queue)
         return replace(
