@@ -48,8 +48,8 @@ class Verb:
     """The options that a form may have."""
 
 
-def listed(ids: Sequence[int]) -> str:
-    """Return ids for a sentence; of many only the first."""
+def listed(ids: Sequence[int | str]) -> str:
+    """Return ids or names for a sentence; of many only the first."""
     shown = ", ".join(map(str, ids[:IDS_SHOWN]))
     return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
 

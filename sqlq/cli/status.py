@@ -10,7 +10,7 @@ import click
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.queues import Pause, Pauses, QueueStatus, QueueStatuses
-from sqlq.admin.verbs import who
+from sqlq.admin.verbs import listed, who
 from sqlq.admin.workers import WorkerStatus
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, flag, takes_json
@@ -21,7 +21,6 @@ from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError
 
 WATCH_SECONDS = 2.0
-MOST_NAMED = 20
 
 
 @click.command()
@@ -122,9 +121,8 @@ def _show(context: Context, found: _Found) -> None:
     elif unserved := [
         queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled
     ]:
-        more = f" and {len(unserved) - MOST_NAMED:,} others" if len(unserved) > MOST_NAMED else ""
         click.echo(
-            f"no worker serves {', '.join(map(queue_name, unserved[:MOST_NAMED]))}{more}: start one with "
+            f"no worker serves {listed([*map(queue_name, unserved)])}: start one with "
             f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
         )
     if replica is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -144,7 +143,6 @@ class DatabaseCollector(Collector):
         queues, workers = self._app.queues.status(), self._app.workers.list(silent=True)
         failed, burden = self._app.queues.vitals()
         alive = [worker for worker in workers if worker.alive]
-        states = Counter("alive" if worker.alive else "silent" for worker in workers)
         found = [
             number(names.UP, 1),
             numbers(names.JOBS, [((q.queue, state), getattr(q, state)) for q in queues for state in STATES]),
@@ -154,7 +152,7 @@ class DatabaseCollector(Collector):
             numbers(names.OLDEST_WAIT, [((q.queue,), q.oldest_wait_seconds or 0.0) for q in queues]),
             numbers(names.PAUSED, [((q.queue,), q.paused) for q in queues]),
             numbers(names.SERVED, [((q.queue,), q.served) for q in queues]),
-            numbers(names.WORKERS, [((state,), states[state]) for state in ("alive", "silent")]),
+            numbers(names.WORKERS, [(("alive",), len(alive)), (("silent",), len(workers) - len(alive))]),
             number(names.WORKER_SLOTS, sum(worker.concurrency for worker in alive)),
             numbers(names.FAILED_JOBS, [((reason,), n) for reason, n in failed.items()]),
             version(),
