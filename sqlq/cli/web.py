@@ -48,7 +48,4 @@ def web(context: Context, /, host: str, port: int, users: Path | None, **options
     )
     click.echo(f"sqlq web on {server.url}; stop it with Ctrl-C", err=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        server.run()
-    finally:
-        server.close()
+    server.run()
