@@ -96,25 +96,21 @@ class Context(CommandLine):
         app = self.app_option
         if app is None and needs_app and self.app_path is None:
             app = "module:attribute"
-        database = self._database_option()
-        return [
-            *([] if app is None else ["-a", shlex.quote(app)]),
-            *([] if database is None else ["-d", database]),
-        ]
+        return [*([] if app is None else ["-a", shlex.quote(app)]), *self._database_option()]
 
-    def _database_option(self) -> str | None:
+    def _database_option(self) -> list[str]:
         from sqlalchemy import make_url
         from sqlalchemy.exc import ArgumentError
 
         from sqlq.config.urls import has_secret, masked
 
         if self.database_url is None:
-            return None
+            return []
         try:
             url = make_url(self.database_url)
         except (ArgumentError, ValueError):
-            return None
-        return shlex.quote(masked(url) if has_secret(url) else self.database_url)
+            return []
+        return ["-d", shlex.quote(masked(url) if has_secret(url) else self.database_url)]
 
     # -- the App ---------------------------------------------------------------------------------------------
 
@@ -286,9 +282,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
     module_name, attribute = named["module"], named["attribute"]
     try:
         module = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module may call sys.exit()
+    except (Exception, SystemExit) as error:  # a module may call sys.exit()
         raise ConfigurationError(_why_not_imported(module_name, error)) from error
     alone = {name: value for name, value in vars(module).items() if isinstance(value, App)}
     others = [f"{module_name}:{name}" for name in alone]
@@ -313,9 +307,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
     try:
         app = target() if named["call"] else target
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
     if inspect.iscoroutine(app):
         app.close()
