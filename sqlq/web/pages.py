@@ -136,13 +136,10 @@ def _shown(redact: Redaction, value: Any, parts: Sequence[str]) -> bool:
 
 def _moment(text: str, name: str) -> datetime:
     """Return a time with its zone, or how long ago in a duration."""
-    try:
+    with suppress(ValueError, ConfigurationError):
         return aware(datetime.fromisoformat(text), name)
-    except ValueError:
-        with suppress(ConfigurationError):
-            return datetime.now(UTC) - timedelta(milliseconds=milliseconds(text, name))
-    except ConfigurationError:
-        pass
+    with suppress(ConfigurationError):
+        return datetime.now(UTC) - timedelta(milliseconds=milliseconds(text, name))
     raise ConfigurationError(
         f"{name} is {text[:40]!r}: give an age like 2h, or a time with its zone like 2026-03-01T12:00:00Z"
     )
