@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, Unpack
+
+from sqlalchemy import Connection
 
 from sqlq.admin.batches import Cancellation, MovedBack, cancel, change, move_back, unblocked_after
 from sqlq.admin.facet import Facet, audited, for_asyncio
@@ -27,13 +30,16 @@ from sqlq.admin.selections import (
 )
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.database.dialect import in_schema
+from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
 from sqlq.model.checks import Priority, Rows, checked_queue
 from sqlq.model.handle import AnyJob, AnyJobs, id_of
-from sqlq.model.job import Job, JobDetails, State
+from sqlq.model.job import Job, JobDetails, NewJob, State
 from sqlq.model.task import Registry
+from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
+from sqlq.schema import version
 from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
@@ -438,3 +444,18 @@ class Jobs(Facet):
 
 def _within(rows: int, selection: Selection) -> int:
     return rows if selection.text is None else min(rows, TEXTS_LOOKED_AT)
+
+
+def enqueued(
+    conn: Connection, task: str, schema: str | None, seal: Encryption | None
+) -> Iterator[tuple[int, NewJob]]:
+    """Yield the jobs of a task that a transaction sees, with their ids, the oldest first. `seal` decrypts the
+    payloads that it can."""
+    version.require(conn, schema)
+    with in_schema(conn, schema):
+        rows = [*lookup.enqueued(conn, task)]
+    for id, job in rows:
+        if seal is not None:
+            with suppress(SealError):
+                job = job.with_payload(seal.opened("payload", job.task, job.queue, job.payload))
+        yield id, job

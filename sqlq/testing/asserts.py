@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeAlias, Unpack, cast
 
-from sqlq.admin.enqueued import enqueued
+from sqlq.admin.jobs import enqueued
 from sqlq.app.app import App
 from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
