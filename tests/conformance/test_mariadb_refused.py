@@ -63,8 +63,8 @@ def test_pymysqls_connections_share_a_tls_context_unless_the_url_has_tls_options
         made.append(options)
         return make(**options)
 
-    monkeypatch.setattr(ssl, "create_default_context", counted)
     with fresh_database(mariadb) as url, closing(sqlq.App(url)) as app:
+        monkeypatch.setattr(ssl, "create_default_context", counted)  # the test has made its own connections
         app.migrate()
         for _ in range(3):
             app.close()
