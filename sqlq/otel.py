@@ -13,13 +13,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
+from sqlq.app.app import App
 from sqlq.config.constants import VERSION
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import NewJob
 from sqlq.model.retry import Signal
+from sqlq.worker.attempt.context import JobContext
 
 try:
     from opentelemetry import trace
@@ -29,9 +31,6 @@ try:
 except ImportError:
     raise ConfigurationError("sqlq.otel needs opentelemetry-api: pip install 'sqlq-jobs[otel]'") from None
 
-if TYPE_CHECKING:
-    from sqlq.app.app import App
-    from sqlq.worker.attempt.context import JobContext
 
 PARENT = "traceparent"
 REMEMBERED = 1_000

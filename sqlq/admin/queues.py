@@ -13,10 +13,11 @@ from sqlalchemy import Row
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
+from sqlq.database.values import Burden
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
 from sqlq.store import health
-from sqlq.store.health import MOST_QUEUES, QueueStatus, Vitals, vitals
+from sqlq.store.health import MOST_QUEUES, QueueStatus, vitals
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
@@ -65,7 +66,7 @@ class Queues(Facet):
         statuses.others = others + len(found) - len(statuses)
         return statuses
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> tuple[dict[str, int], Burden]:
         """Return what a scrape of metrics needs beside `status` and `workers`."""
         with self._read(within_ms=health.STATEMENT_TIMEOUT_MS) as conn:
             return vitals(conn)

@@ -194,7 +194,7 @@ def _last_jobs(conn: Connection, ids: Sequence[int]) -> dict[int, LastJob]:
 def _details(
     row: Row[Any], ids: Sequence[int], found: dict[int, LastJob], seal: Encryption | None
 ) -> ScheduleDetails:
-    payload = looked_into(seal, "payload", row.task, row.queue, row.payload).text
+    payload, _ = looked_into(seal, "payload", row.task, row.queue, row.payload)
     try:
         plan, error = read(row.plan), row.error
     except ConfigurationError as refused:

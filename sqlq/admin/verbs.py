@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from sqlq.admin.workers import Asked, WorkerStatus
@@ -258,24 +259,18 @@ def _switched(
     return [{"queue": q, verb: q in changed, "known": q not in unknown} for q in sorted({*names})]
 
 
-def _asks_workers(method: str, done: str) -> Callable[..., Outcome]:
-    def do(app: Any, names: Sequence[str], *, all: bool = False) -> Outcome:
-        asked = getattr(app.workers, method)(*names, all=all)
-        lines = [f"asked {who(each)} to {method}" for each in asked]
-        lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
-        return Outcome([each._asdict() for each in asked], lines if asked else ["no worker is running"])
-
-    return do
+def _ask_workers(method: str, done: str, app: Any, names: Sequence[str], *, all: bool = False) -> Outcome:
+    asked = getattr(app.workers, method)(*names, all=all)
+    lines = [f"asked {who(each)} to {method}" for each in asked]
+    lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
+    return Outcome([each._asdict() for each in asked], lines if asked else ["no worker is running"])
 
 
-def _switches_schedule(method: str, done: str, otherwise: str) -> Callable[..., Outcome]:
-    def do(app: Any, names: Sequence[str]) -> Outcome:
-        (name,) = names
-        changed = getattr(app.schedules, method)(name)
-        line = f"{done} {name}" if changed else f"{name} is {otherwise}"
-        return Outcome({"schedule": name, done: changed}, [line])
-
-    return do
+def _switch_schedule(method: str, done: str, otherwise: str, app: Any, names: Sequence[str]) -> Outcome:
+    (name,) = names
+    changed = getattr(app.schedules, method)(name)
+    line = f"{done} {name}" if changed else f"{name} is {otherwise}"
+    return Outcome({"schedule": name, done: changed}, [line])
 
 
 def _remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
@@ -322,12 +317,12 @@ VERBS: Mapping[str, Verb] = {
     "flows skip": Verb(_skip, asks=True, states=("failed", "blocked")),
     "queues pause": Verb(_pause_queues, options=("lasting",)),
     "queues resume": Verb(_resume_queues, options=("all",)),
-    "workers pause": Verb(_asks_workers("pause", "paused")),
-    "workers resume": Verb(_asks_workers("resume", "resumed")),
-    "workers stop": Verb(_asks_workers("stop", "stopped"), "admin", asks=True),
-    "workers restart": Verb(_asks_workers("restart", "restarted"), "admin", asks=True),
-    "schedules pause": Verb(_switches_schedule("pause", "paused", "paused already")),
-    "schedules resume": Verb(_switches_schedule("resume", "resumed", "not paused")),
+    "workers pause": Verb(partial(_ask_workers, "pause", "paused")),
+    "workers resume": Verb(partial(_ask_workers, "resume", "resumed")),
+    "workers stop": Verb(partial(_ask_workers, "stop", "stopped"), "admin", asks=True),
+    "workers restart": Verb(partial(_ask_workers, "restart", "restarted"), "admin", asks=True),
+    "schedules pause": Verb(partial(_switch_schedule, "pause", "paused", "paused already")),
+    "schedules resume": Verb(partial(_switch_schedule, "resume", "resumed", "not paused")),
     "schedules run": Verb(_run_schedule),
     "schedules remove": Verb(_remove_schedule, "admin", asks=True),
     "limits set": Verb(_set_limit, "admin", options=("running", "rate")),

@@ -11,12 +11,15 @@ from contextlib import closing
 from pathlib import Path
 
 import click
+from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 
 from sqlq.app.app import App
 from sqlq.cli.context import Context
 from sqlq.cli.output import plain
+from sqlq.cli.status import show_queues
 from sqlq.config.urls import shown
 from sqlq.errors import ConfigurationError
+from sqlq.worker.attempt.context import current_job
 
 ORDERS = 40
 
@@ -39,7 +42,6 @@ def demo(context: Context) -> None:
 
 
 def _on(url: str, *, is_new: bool = False) -> None:
-
     queue = f"demo.{uuid.uuid4().hex[:6]}"
     # a queue of its own; not eager, for it shows the queue at work
     app = App(url, eager=False, defaults={"queue": queue})
@@ -61,11 +63,6 @@ def _on(url: str, *, is_new: bool = False) -> None:
 
 
 def _play(app: App, queue: str) -> None:
-    from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
-
-    from sqlq.cli.status import show_queues
-    from sqlq.worker.attempt.context import current_job
-
     @app.task(name="demo.send_receipt")
     def send_receipt(order_id: int) -> str:
         return f"receipt {order_id} sent"

@@ -46,7 +46,6 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
 
 
 def _show_sizes(context: Context, as_json: bool) -> None:
-
     found = storage(context.app().database)
     if as_json:
         show_json(found.as_json())

@@ -264,7 +264,6 @@ def _follower(named: Any) -> str | None:
 
 
 def _backoff(text: str) -> str:
-
     try:
         return str(read(text))
     except ConfigurationError:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from sqlq.cli.context import Context
 from sqlq.config.command_hint import escaped_lines
 from sqlq.errors import SqlqError
-
-if TYPE_CHECKING:
-    from sqlq.cli.context import Context
 
 
 def explain(error: Exception, context: Context) -> str | None:

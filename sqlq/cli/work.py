@@ -12,22 +12,24 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
+from sqlq.cli import logs
 from sqlq.cli.context import Context
 from sqlq.cli.metrics import HOST, require_client
 from sqlq.cli.options import duration, file_option, flag, number, port_option, wait_option
 from sqlq.cli.output import naming_options, on_terminal
 from sqlq.cli.processes import entitle, leave
+from sqlq.cli.progress import Progress, stopped
 from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlq.worker.ipc.pipe import Message
-    from sqlq.worker.options import WorkerOptions
-    from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from sqlq.worker.ipc import forkserver
+from sqlq.worker.ipc.pipe import Message, keep_standard_numbers
+from sqlq.worker.options import WorkerOptions, setting
+from sqlq.worker.supervise import health_file as health_files
+from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 
 log = logging.getLogger("sqlq.worker")
 SHORTEST_PATIENCE_MS = 5_000
@@ -124,18 +126,11 @@ def work(
     releases the rest and exits. The second exits now, and other workers take over when the leases have run
     out. SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
     """
-    from sqlq.worker.ipc.pipe import keep_standard_numbers
-
     keep_standard_numbers()
     if child is not None:
         from sqlq.cli import worker_process
 
         worker_process.run(context, child)
-    from sqlq.cli import logs
-    from sqlq.worker.options import WorkerOptions, setting
-    from sqlq.worker.supervise.health_file import HealthFile
-    from sqlq.worker.supervise.supervisor import SupervisorOptions
-
     with naming_options():
         processes, wait_ms = setting("processes", processes, 1), setting("wait", wait, 0)
         options |= {name: setting(name, options[name]) for name in ("max_jobs", "max_rss")}
@@ -143,7 +138,7 @@ def work(
     drawn = options["drain"] and not lines and log_format == "text" and log_level != "debug" and on_terminal()
     supervising = SupervisorOptions(
         *(processes, checked.lease_ms, checked.grace_ms),
-        None if health_file is None else HealthFile(health_file),
+        None if health_file is None else health_files.HealthFile(health_file),
         max_idle_ms=checked.max_idle_ms,
         start_ms=_patience("--start-timeout", start_timeout),
         stuck_ms=_patience("--stuck-after", stuck_after),
@@ -197,9 +192,6 @@ def _supervise(
     *,
     drawn: bool,
 ) -> NoReturn:
-    from sqlq.cli.progress import Progress, stopped
-    from sqlq.worker.supervise.supervisor import Supervisor
-
     entitle(options.name)("supervisor")
     command = [*context.program, "work", "--child"]
     metrics_port, host = metrics_at
@@ -228,8 +220,6 @@ def _supervise(
 def _start_fork_server(context: Context) -> None:
     """Have worker processes forked, but those of another program, as of manage.py: its code would be there
     already."""
-    from sqlq.worker.ipc import forkserver
-
     if tuple(context.program) == Context.program:
         imported = _IMPORTED if find_spec("psycopg") else _IMPORTED[1:]
         forkserver.start(_as_module, context.program, imported=imported)
@@ -247,8 +237,6 @@ _IMPORTED = ("psycopg", "sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.
 
 
 def _refuse_unwritable(health_file: Path | None) -> None:
-    from sqlq.worker.supervise import health_file as health_files
-
     try:
         if health_file is not None:
             health_files.touch(health_file)

@@ -290,8 +290,11 @@ class Dialect:
         return due
 
     def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
-        """Return the values of a `QueueDue` for each of these queues that has unreserved jobs. With `after`,
-        also for the next `LARGEST_WINDOW` queues after that one.
+        """Return `(queue, ms, place)` for each of these queues that has unreserved jobs. With `after`, also
+        for the next `LARGEST_WINDOW` queues after that one.
+
+        `ms` is the time until its next job is due; None for a paused queue. `place` counts the queues of the
+        window; None for a known queue beside it.
 
         The first row of each priority in the claim index is the next due one. So it reads one row for each
         queue and priority.

@@ -52,15 +52,6 @@ LARGEST_WINDOW = 1_000
 """The most queues that a look reads beside the known ones."""
 
 
-class QueueDue(NamedTuple):
-    """A queue with unreserved jobs. `ms` is the time until its next job is due; None for a paused queue.
-    `place` counts the queues of the window; None for a known queue beside it."""
-
-    queue: str
-    ms: float | None
-    place: int | None
-
-
 RawRows: TypeAlias = Sequence[Sequence[Any]]
 """Rows as a driver takes or returns them."""
 Ask: TypeAlias = Callable[[str, Any], RawRows]

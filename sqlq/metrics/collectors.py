@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.app.app import App
 from sqlq.config.command_hint import escaped
 from sqlq.config.constants import VERSION
 from sqlq.database.dialects import refusal
@@ -22,10 +23,7 @@ from sqlq.errors import SqlqError
 from sqlq.metrics import names
 from sqlq.metrics.names import Described
 from sqlq.worker.report.meter import BOUNDS
-
-if TYPE_CHECKING:
-    from sqlq.app.app import App
-    from sqlq.worker.supervise.supervisor import Supervisor
+from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.metrics")
 

@@ -231,21 +231,18 @@ def _checked_duration(value: Any, name: str) -> Duration:
     return value  # type: ignore[no-any-return]  # checked above
 
 
-def _checked_list(one: Callable[[Any, str], Any], example: str) -> Callable[[Any, str], list[Any]]:
-    def check(values: Any, name: str) -> list[Any]:
-        # the elements of bytes are numbers, which might be ids
-        if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Collection):
-            raise ConfigurationError(f"{name} is {values!r}: give a list, as in {example}")
-        return [one(value, name[:-1]) for value in values]
-
-    return check
+def _checked_list(one: Callable[[Any, str], Any], example: str, values: Any, name: str) -> list[Any]:
+    # the elements of bytes are numbers, which might be ids
+    if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Collection):
+        raise ConfigurationError(f"{name} is {values!r}: give a list, as in {example}")
+    return [one(value, name[:-1]) for value in values]
 
 
 def _checked_job(value: Any, name: str) -> AnyJob:
     return value if isinstance(value, Handle) else id_of(value)
 
 
-_checked_jobs = _checked_list(_checked_job, "[42, 43]")
+_checked_jobs = partial(_checked_list, _checked_job, "[42, 43]")
 
 
 _CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
@@ -254,7 +251,7 @@ _CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
         _checked_job if isinstance(value, int | Handle) else _checked_jobs
     )(value, name),
     "AnyJobs": _checked_jobs,
-    "Collection[str]": _checked_list(checked_name, '["mail"]'),
+    "Collection[str]": partial(_checked_list, checked_name, '["mail"]'),
     "Duration": _checked_duration,
     "FlowOrId": lambda value, name: _CHECKS["int"](
         value if isinstance(value, Handle) else getattr(value, "id", value), name

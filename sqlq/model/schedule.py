@@ -174,7 +174,9 @@ class Schedule:
                 last = moment
                 yield moment
 
-    def due(self, since: datetime, until: datetime, most: int = MOST_CAUGHT_UP + 1) -> Due:
+    def due(
+        self, since: datetime, until: datetime, most: int = MOST_CAUGHT_UP + 1
+    ) -> tuple[list[datetime], datetime | None]:
         """Return the runs after `since`, up to and with `until`, and the first one after that. Where they are
         more than `most`, it returns only the newest, found without going through all of them."""
         window = _WINDOW
@@ -188,7 +190,7 @@ class Schedule:
                     break
                 found.append(moment)
             if begin == since or len(found) >= most:
-                return Due(found[-most:], later)
+                return found[-most:], later
             window *= 4
 
     # -- in a row --------------------------------------------------------------------------------------------
@@ -208,13 +210,6 @@ class Schedule:
         if isinstance(self.every, timedelta):
             return f"every {_said(self.every)}"
         return str(self.cron) if self.timezone is None else f"{self.cron} {self.timezone}"
-
-
-class Due(NamedTuple):
-    """The times of the runs that are due, ascending, and of the next one, if there is one."""
-
-    moments: list[datetime]
-    later: datetime | None
 
 
 class Turn(NamedTuple):

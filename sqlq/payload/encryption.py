@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqlq.errors import ConfigurationError, SealError
 
@@ -110,7 +110,7 @@ class Encryption:
         if how == "encrypt" and self._first is not None:
             _ = self._first.cipher
         self.writes = None if self._first is None or how == "read" else _said(_MARKS[how], self._first.id)
-        """How new texts are signed or encrypted, as `Looked.sealed` has it; None for plain ones."""
+        """How new texts are signed or encrypted, as `looked_into` returns it; None for plain ones."""
 
     def __repr__(self) -> str:
         return f"Encryption({self.how!r}, keys {', '.join(self.keys)})"
@@ -190,26 +190,24 @@ def is_sealed(text: Any) -> bool:
     return isinstance(text, str) and text.startswith(HEAD)
 
 
-class Looked(NamedTuple):
-    """A text as it may be shown, or `Unopened`; and how it is signed or encrypted, None where it is plain."""
+def looked_into(
+    seal: Encryption | None, kind: Kind, task: str, queue: str, text: Any
+) -> tuple[str | Unopened, str | None]:
+    """Return a payload or result as it may be shown with these keys, else `Unopened`. Beside it stands how it
+    is signed or encrypted, None where it is plain. Raises nothing.
 
-    text: str | Unopened
-    sealed: str | None
-
-
-def looked_into(seal: Encryption | None, kind: Kind, task: str, queue: str, text: Any) -> Looked:
-    """Return a payload or result as it may be shown with these keys, without raising anything. A plain result
-    is none where plain rows are refused; a plain payload is shown, for it will never be run."""
+    A plain result is none where plain rows are refused; a plain payload is shown, for it will never be run.
+    """
     sealed = None
     if is_sealed(text):
         mark, _, id = text[len(HEAD) : _ID_ENDS].partition(".")
         sealed = _said(mark, id)
     elif kind == "payload":
-        return Looked(text, None)
+        return text, None
     try:
-        return Looked((seal or NO_KEYS).opened(kind, task, queue, text), sealed)
+        return (seal or NO_KEYS).opened(kind, task, queue, text), sealed
     except SealError as error:
-        return Looked(Unopened(sealed=str(error)), sealed)
+        return Unopened(sealed=str(error)), sealed
 
 
 def _said(mark: str, id: str) -> str:

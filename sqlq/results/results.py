@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, overload
+from typing import Any, Generic, TypeAlias, overload
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import Duration, milliseconds, readable
+from sqlq.database.database import Database
 from sqlq.errors import (
     ArgumentsError,
     ConfigurationError,
@@ -38,9 +39,6 @@ from sqlq.payload.encryption import Encryption, Unopened
 from sqlq.results.waiter import Message, Waiting, Watch
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Seen, result_shown
-
-if TYPE_CHECKING:
-    from sqlq.database.database import Database
 
 AnyJob: TypeAlias = "Job[Any] | int"
 AnyResult: TypeAlias = (
@@ -109,10 +107,8 @@ class AsCompleted(Generic[R]):
             loop = asyncio.get_running_loop()
 
             def tell(message: Message) -> None:
-                try:
+                with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                     loop.call_soon_threadsafe(messages.put_nowait, message)
-                except RuntimeError:
-                    pass  # the loop is closed, and nobody waits any more
 
             with self._watching(there, tell):
                 for _ in there:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -79,19 +80,18 @@ might be refused, too."""
 def noted(conn: Connection | Engine, why: str) -> Callable[[Any, Exception], None]:
     """Return a function that notes that the database refuses to store that a job `why`. The job's id is the
     first value of a refused item. The log has it once."""
+    return partial(_note, _refused.setdefault(conn.engine, {}), why)
 
-    def note(item: Any, error: Exception) -> None:
-        rows = _refused.setdefault(conn.engine, {})
-        if (why, item[0]) not in rows:  # guard: a-refusal-is-logged-once
-            log.error(
-                *("job %s %s, but the database refuses to store that: %s", item[0], why, refusal(error)),
-                extra={"job_id": item[0], "event": "unstorable"},
-            )
-        rows[why, item[0]] = time.monotonic() + LATELY_SECONDS
-        if len(rows) > MOST_REMEMBERED:
-            del rows[next(iter(rows))]
 
-    return note
+def _note(rows: dict[tuple[str, Any], float], why: str, item: Any, error: Exception) -> None:
+    if (why, item[0]) not in rows:  # guard: a-refusal-is-logged-once
+        log.error(
+            *("job %s %s, but the database refuses to store that: %s", item[0], why, refusal(error)),
+            extra={"job_id": item[0], "event": "unstorable"},
+        )
+    rows[why, item[0]] = time.monotonic() + LATELY_SECONDS
+    if len(rows) > MOST_REMEMBERED:
+        del rows[next(iter(rows))]
 
 
 def lately(conn: Connection, why: str) -> dict[str, list[Any]]:

@@ -8,8 +8,8 @@ other. Samples of bounded size measure the pace, however many jobs end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -192,16 +192,10 @@ def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
     return conn.execute(select(value, func.count()).group_by(value).order_by(value)).all()
 
 
-class Vitals(NamedTuple):
-    """Failed jobs by reason, among the newest 10,000, and the causes of a slow database."""
-
-    failed: dict[str, int]
-    burden: Burden
-
-
-def vitals(conn: Connection) -> Vitals:
+def vitals(conn: Connection) -> tuple[dict[str, int], Burden]:
+    """Return failed jobs by reason, among the newest 10,000, and the causes of a slow database."""
     failed = _by_value(conn, select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()))
-    return Vitals({str(reason): number for reason, number in failed}, dialect_of(conn).health.burden(conn))
+    return {str(reason): number for reason, number in failed}, dialect_of(conn).health.burden(conn)
 
 
 # -- the pace of jobs ----------------------------------------------------------------------------------------
@@ -307,11 +301,9 @@ STATEMENT_TIMEOUT_MS = 15_000
 """On a server: an examination must not become the load that it looks for."""
 
 
-@contextmanager
-def reading(database: Database) -> Iterator[Connection]:
+def reading(database: Database) -> AbstractContextManager[Connection]:
     """Read in a transaction that limits the time of each query."""
-    with database.read(within_ms=STATEMENT_TIMEOUT_MS) as conn:
-        yield conn
+    return database.read(within_ms=STATEMENT_TIMEOUT_MS)
 
 
 def indexes(conn: Connection) -> tuple[list[str], list[str]]:

@@ -325,8 +325,8 @@ def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str,
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
     if seal is not None:
         values.pop("payload", None)
-        stored = looked_into(seal, "payload", new.job.task, new.job.queue, row.payload)
-        is_stale = stored.text != new.job.payload or seal.writes not in (None, stored.sealed)
+        payload, sealed = looked_into(seal, "payload", new.job.task, new.job.queue, row.payload)
+        is_stale = payload != new.job.payload or seal.writes not in (None, sealed)
         if is_stale:  # guard: a-sealed-schedule-stays
             values["payload"] = new.job.sealed_by(seal).payload
     if row.retired_at is not None or row.plan != new.plan.as_text():

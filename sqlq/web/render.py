@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -34,15 +34,15 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "age": _time(age),
-        "ago": _time(lambda when: f"{age(when)} ago"),
+        "age": partial(_time, age),
+        "ago": partial(_time, lambda when: f"{age(when)} ago"),
         "cut": cut,
         "json": as_json,
-        "moment": _time(written),
+        "moment": partial(_time, written),
         "number": "{:,}".format,
         "span": span,
         "units": in_units,
-        "until": _time(until),
+        "until": partial(_time, until),
         "word": word,
     }
     found.globals["placed"] = placed
@@ -79,13 +79,9 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
-def _time(words: Callable[[datetime], str]) -> Callable[[datetime | None], Markup]:
-    """Return a filter that writes a time in these words, with the time itself on hover."""
-
-    def shown(when: datetime | None) -> Markup:
-        if when is None:
-            return Markup("–")
-        form = Markup('<time datetime="{}" title="{}">{}</time>')
-        return form.format(when.isoformat(), written(when), words(when))
-
-    return shown
+def _time(words: Callable[[datetime], str], when: datetime | None) -> Markup:
+    """Write a time in these words, with the time itself on hover."""
+    if when is None:
+        return Markup("–")
+    form = Markup('<time datetime="{}" title="{}">{}</time>')
+    return form.format(when.isoformat(), written(when), words(when))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Tally
 
 STARTED_BEFORE = "this worker has been started before: make another one by app.worker()"
 

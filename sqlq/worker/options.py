@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from sqlq.config import pyproject
@@ -134,23 +135,17 @@ Check = Callable[[Any, str], Any]
 second argument is its name."""
 
 
-def _whole(most: int) -> Check:
-    def check(value: Any, what: str) -> int:
-        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        return checked_whole(number, what, range(1, most + 1))
-
-    return check
+def _whole(value: Any, what: str, *, most: int = 1_000) -> int:
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    return checked_whole(number, what, range(1, most + 1))
 
 
-def _duration(least_ms: int, most_ms: int) -> Check:
-    def check(value: Any, what: str) -> int:
-        ms = milliseconds(value, what)
-        if not least_ms <= ms <= most_ms:
-            lie = f"it must lie between {readable(least_ms)} and {readable(most_ms)}"
-            raise ConfigurationError(f"{what} is {value!r}: {lie}")
-        return ms
-
-    return check
+def _duration(value: Any, what: str, *, least_ms: int = 0, most_ms: int) -> int:
+    ms = milliseconds(value, what)
+    if not least_ms <= ms <= most_ms:
+        lie = f"it must lie between {readable(least_ms)} and {readable(most_ms)}"
+        raise ConfigurationError(f"{what} is {value!r}: {lie}")
+    return ms
 
 
 def _max_idle(value: Any, what: str) -> int:
@@ -160,18 +155,18 @@ def _max_idle(value: Any, what: str) -> int:
 
 
 SETTINGS: Mapping[str, Check] = {
-    "processes": _whole(1_000),
-    "concurrency": _whole(1_000),
-    "lease": _duration(1_000, 24 * 3_600_000),
+    "processes": _whole,
+    "concurrency": _whole,
+    "lease": partial(_duration, least_ms=1_000, most_ms=24 * 3_600_000),
     "grace": milliseconds,
-    "max_jobs": _whole(1_000_000_000),
+    "max_jobs": partial(_whole, most=1_000_000_000),
     "max_rss": checked_bytes,
     "wait": milliseconds,
     # a longer one would come to the time after which a worker takes its poller for dead
-    "poll": _duration(20, 5_000),
-    "claim_batch": _whole(1_000),
+    "poll": partial(_duration, least_ms=20, most_ms=5_000),
+    "claim_batch": _whole,
     # a job that has not started after a second is released
-    "ahead": _duration(0, 1_000),
+    "ahead": partial(_duration, most_ms=1_000),
 }
 """The settings of workers: each is an option of `sqlq work`, a variable, and a key of [tool.sqlq]."""
 

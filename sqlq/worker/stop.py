@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
@@ -24,10 +24,7 @@ from sqlq.worker.log import log
 from sqlq.worker.loop import begins
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.executor import Executor
-
-if TYPE_CHECKING:
-    from sqlq.worker.run.isolated import IsolatedProcesses
-
+from sqlq.worker.run.isolated import IsolatedProcesses
 
 LAST_SETTLES_SECONDS = 4.0
 """How long after the grace time outcomes may still be written."""

@@ -7,7 +7,7 @@ import pytest
 import sqlq
 from sqlq.cli.context import Context
 from sqlq.cli.status import show_queues
-from sqlq.database.values import LARGEST_WINDOW, QueueDue
+from sqlq.database.values import LARGEST_WINDOW
 from sqlq.store.workers.look import KEPT_SECONDS, KnownQueues, due_in
 from tests.kit import drain, execute
 
@@ -54,8 +54,8 @@ def test_a_worker_runs_jobs_of_its_tasks_when_strangers_fill_the_window(app: sql
     assert drain(app).completed == 1
 
 
-def rows(*names: str, first: int | None = 1) -> list[QueueDue]:
-    return [QueueDue(name, 0.0, None if first is None else first + i) for i, name in enumerate(names)]
+def rows(*names: str, first: int | None = 1) -> list[tuple[str, float, int | None]]:
+    return [(name, 0.0, None if first is None else first + i) for i, name in enumerate(names)]
 
 
 def test_known_queues_keep_those_with_the_latest_claims(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_a_process_that_dies_in_a_tick_leaves_it_undone_or_done(
 def moments_of(each: ScheduleDetails, since: datetime) -> list[datetime]:
     """Return the runs from some time before `since` up to where the schedule is decided."""
     assert each.plan is not None
-    return each.plan.due(since - MINUTE, each.last_at).moments
+    return each.plan.due(since - MINUTE, each.last_at)[0]
 
 
 def wait_for_ticks(app: sqlq.App, name: str, number: int) -> None:

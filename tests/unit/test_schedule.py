@@ -130,11 +130,11 @@ def test_the_newest_runs_of_a_long_outage_are_found_directly(plan: Schedule, hou
     since = until - timedelta(hours=hours)
     every = within(plan, since, until) if plan.every is None or hours < 2 else None
     for most in (1, 10, 1_001):
-        due = plan.due(since, until, most)
+        moments, later = plan.due(since, until, most)
         if every is not None:
-            assert due.moments == every[-most:]
-        assert len(due.moments) <= most
-        assert due.later == plan.next(until)
+            assert moments == every[-most:]
+        assert len(moments) <= most
+        assert later == plan.next(until)
 
 
 # -- what becomes of moments ---------------------------------------------------------------------------------

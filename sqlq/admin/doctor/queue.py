@@ -171,15 +171,15 @@ def schedules(case: Case) -> Answers:
 
 def limits(case: Case) -> Answers:
     """Find the waiting lists of limits that stand still, and report what holds the first job of each."""
-    for line in case.ask(admit.starving, LONG_MS, NAMED):
-        job = case.ask(lookup.details, line.first)
+    for key, due_at, id in case.ask(admit.starving, LONG_MS, NAMED):
+        job = case.ask(lookup.details, id)
         if job is None or job.state is not State.BLOCKED:
             continue
         first, *others, _ = why(case.database, job)  # the last one is its cancel
         said = "; ".join(reason.said for reason in (first, *others))
-        said = f"a job has been in line for the key {line.key!r} since {written(line.due_at)}: {said}"
+        said = f"a job has been in line for the key {key!r} since {written(due_at)}: {said}"
         remedy = first.words and command(first.words, needs_app=first.needs_app)
-        yield (to_do if first.needs_app else check)(said, remedy or command(f"why {line.first}"))
+        yield (to_do if first.needs_app else check)(said, remedy or command(f"why {id}"))
 
 
 def flows(case: Case) -> Answers:

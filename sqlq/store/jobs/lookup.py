@@ -331,14 +331,14 @@ error."""
 
 def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:
     found: dict[str, Any] = {str(name): value for name, value in row.items()}
-    payload = looked_into(seal, "payload", row.task, row.queue, row.payload)
+    payload, sealed = looked_into(seal, "payload", row.task, row.queue, row.payload)
     done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
     started_at = history.started_at(row.reserved_at, found.pop("start_ms"))
     lines = records(row.errors)
     found |= {
         "state": State(row.state),
-        "payload": _shown(payload.text),
-        "sealed": payload.sealed,
+        "payload": _shown(payload),
+        "sealed": sealed,
         "result": None if row.result is None else result_shown(seal, row.task, row.queue, row.result),
         "errors": [line for line in lines if history.is_error(line)],
         "history": history.lines(lines, _last_line(row, started_at)),
@@ -368,7 +368,7 @@ def _progress(done: Any, of: Any, note: Any) -> Progress | None:
 
 def result_shown(seal: Encryption | None, task: str, queue: str, text: Any) -> Any:
     """Return a result as it may be shown: decoded, or `Unopened`."""
-    return _shown(looked_into(seal, "result", task, queue, text).text)
+    return _shown(looked_into(seal, "result", task, queue, text)[0])
 
 
 def _shown(text: Any) -> Any:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import cache
 from math import ceil, floor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -518,22 +518,14 @@ def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
     return again
 
 
-class Starving(NamedTuple):
-    """A line in which a job could have run long ago, and the first of these jobs."""
-
-    key: str
-    due_at: datetime
-    first: int
-
-
-def starving(conn: Connection, since_ms: int, most: int) -> list[Starving]:
-    """Return the lines in which a job has been due for that long, the longest first."""
+def starving(conn: Connection, since_ms: int, most: int) -> Sequence[Any]:
+    """Return the keys of the lines in which a job has been due for that long, the longest first. Beside each
+    stand the time at which its first job was due, and that job."""
     due_at = func.min(jobs.c.due_at)
     lines = select(jobs.c.limit_key, due_at, func.min(jobs.c.id)).where(
         _in_line, jobs.c.due_at < ago(since_ms)
     )
-    rows = conn.execute(lines.group_by(jobs.c.limit_key).order_by(due_at).limit(most))
-    return [Starving(*row) for row in rows]
+    return conn.execute(lines.group_by(jobs.c.limit_key).order_by(due_at).limit(most)).all()
 
 
 def leads(conn: Connection, key: str) -> int | None:

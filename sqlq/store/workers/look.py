@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.database.database import Database
-from sqlq.database.values import LARGEST_WINDOW, LookWanted, QueueDue
+from sqlq.database.values import LARGEST_WINDOW, LookWanted
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
 from sqlq.store.workers.workers import Wanted
@@ -43,12 +43,12 @@ class KnownQueues:
         """The known queues that had jobs lately."""
         return list(self._claimed_at)
 
-    def note(self, rows: Iterable[QueueDue], claimed: Iterable[str] = ()) -> None:
-        """Note the rows of a look, and the queues of claimed jobs. The queues with the latest claims stay
-        known."""
+    def note(self, rows: Iterable[Sequence[Any]], claimed: Iterable[str] = ()) -> None:
+        """Note the rows of a look, as of `Dialect.due_in`, and the queues of claimed jobs. Those with the
+        latest claims stay known."""
         if self.after is None:
             return
-        moment, seen = time.monotonic(), {row.queue: row.place for row in rows}
+        moment, seen = time.monotonic(), {queue: place for queue, _, place in rows}
         window = {place: name for name, place in seen.items() if place is not None}
         # guard: looks-reach-every-queue
         self.after = window[len(window)] if len(window) == LARGEST_WINDOW else ""
@@ -75,10 +75,9 @@ def due_in(database: Database, queues: KnownQueues, claimed: Iterable[str] = ())
     return _noted(queues, rows, claimed)
 
 
-def _noted(queues: KnownQueues, rows: Iterable[Sequence[Any]], claimed: Iterable[str]) -> dict[str, float]:
-    found = [QueueDue(*row) for row in rows]
-    queues.note(found, claimed)
-    return {row.queue: float(row.ms) for row in found if row.ms is not None}
+def _noted(queues: KnownQueues, rows: Sequence[Sequence[Any]], claimed: Iterable[str]) -> dict[str, float]:
+    queues.note(rows, claimed)
+    return {queue: float(ms) for queue, ms, _ in rows if ms is not None}
 
 
 class Look(NamedTuple):
@@ -118,5 +117,5 @@ def look(
     *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )
-    due_ms = _noted(queues, (row[:3] for row in due), ())
+    due_ms = _noted(queues, [row[:3] for row in due], ())
     return Look(due_ms, listens, hosts, expired, limited, tick_ms, workerss.wanted(*wanted))

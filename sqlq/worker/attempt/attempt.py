@@ -11,22 +11,20 @@ from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from time import monotonic
 from traceback import clear_frames, walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sqlalchemy import Connection
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
 from sqlq.model.flow import AnyFlow, Growth, Plan
 from sqlq.model.job import ClaimedJob, Progress
+from sqlq.model.task import Task
+from sqlq.payload.codec import Arguments
 from sqlq.payload.encryption import Encryption
 from sqlq.store.flows.flows import Before
 from sqlq.store.jobs.lease import Note
 from sqlq.worker.log import log
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from sqlq.model.task import Task
-    from sqlq.payload.codec import Arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -136,10 +137,8 @@ class Pipe:
 
     def close(self) -> None:
         """Close this end, which ends a `receive` in either process."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._lines.close()
         self._socket.close()
 

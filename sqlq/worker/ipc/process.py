@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import TypeAlias
 from weakref import WeakSet
@@ -36,13 +37,12 @@ def bury_orphans() -> None:
     leaves the status of a child of its own to its owner."""
     with _SPAWNING:  # else it might see a process that has no owner yet
         own = {known.process.pid for known in _OWN if not isinstance(known.process, Forked)}
-        try:
+        # there may be no child now: the last one has died, and its replacement is not there yet
+        with suppress(ChildProcessError):  # guard: process-1-has-no-child
             while (
                 found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             ) is not None and found.si_pid not in own:
                 os.waitpid(found.si_pid, 0)
-        except ChildProcessError:  # guard: process-1-has-no-child
-            pass  # there is no child now: the last one has died, and its replacement is not there yet
 
 
 class Process:

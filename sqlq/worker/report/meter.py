@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import add
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob
@@ -138,13 +138,6 @@ class Meter(Numbers):
                 self._counts, self._times = Counter(), {}  # guard: numbers-are-sent-once
 
 
-class Counted(NamedTuple):
-    """The numbers so far; they do not change."""
-
-    counts: dict[Key, int]
-    times: dict[Key, tuple[list[float], float]]
-
-
 class Totals(Numbers):
     """The numbers of all children of a supervisor, those that are gone included, with names that are bounded
     in number."""
@@ -168,10 +161,11 @@ class Totals(Numbers):
                 known[:] = map(add, known, times)
         return True
 
-    def now(self) -> Counted:
+    def now(self) -> tuple[dict[Key, int], dict[Key, tuple[list[float], float]]]:
+        """Return the counts so far, and for each time the numbers of its buckets and the sum of seconds."""
         with self._lock:
             times = {key: (each[:-1], each[-1]) for key, each in self._times.items()}
-            return Counted(dict(self._counts), times)
+            return dict(self._counts), times
 
     def _bounded(self, known: Mapping[Key, Any], key: Key) -> Key:
         """Return a key with the names of its task and queue, or with `other` for names beyond the bound."""

@@ -9,20 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from sqlq.database.database import Database
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.pauses import ALL
 from sqlq.store.workers.workers import Wanted
 from sqlq.worker.ipc.parent import Facts, NoParent
+from sqlq.worker.ipc.process import Child
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
-
-if TYPE_CHECKING:
-    from sqlq.worker.ipc.process import Child
 
 CHECK_SECONDS = 0.01
 """After this time others are sent where the first one did not go."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import inf
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -59,13 +59,9 @@ def look_seconds(poll_ms: int | None) -> float:
     return LOOKOUT_SECONDS if poll_ms is None else poll_ms / 1000
 
 
-class Send(Protocol):
-    """Has a worker of this host claim."""
-
-    def __call__(self, *, again: bool) -> float:
-        """Have one claim, or with `again` another one if the last does not. Return after how many seconds to
-        check that."""
-        ...
+Send = Callable[..., float]
+"""Has one worker of this host claim, or with `again=True` another one if the last does not. Returns after how
+many seconds to check that."""
 
 
 class LastLook:
