@@ -472,7 +472,7 @@ def test_another_database_on_the_command_line_drops_the_listen_url(
         "import sqlq\n"
         "app = sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')\n"
     )
-    address = Context(url, f"shop_{host}:app").app()._connected.address
+    address = Context(database_url=url, app_option=f"shop_{host}:app").app()._connected.address
     assert (address.place, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host

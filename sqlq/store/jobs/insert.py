@@ -31,7 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning
+from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
 from sqlq.database.compiled import Compiled
 from sqlq.database.dialect import Dialect, schema_of
 from sqlq.database.dialects import dialect_named, dialect_of
@@ -134,7 +134,7 @@ def _compiled_for_others(
     found = dialect_named(kind)
     dialect = found.for_parameters(style)
     if keyed:
-        statement = inserting(found, said, conflict, ()).returning(jobs.c.id)
+        statement = with_returning(inserting(found, said, conflict, ()), jobs.c.id)
     else:
         statement = insert_returning(jobs, computed(said), jobs.c.id)
     compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))

@@ -16,7 +16,7 @@ import contextvars
 import os
 import types
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -250,10 +250,9 @@ def _canceller() -> Callable[[], object]:
     assert task is not None
 
     def cancel() -> None:
-        try:
+        # in a closed loop nothing runs that a cancel could end
+        with suppress(RuntimeError):  # guard: a-closed-loop-stops-nobody
             task.get_loop().call_soon_threadsafe(task.cancel)
-        except RuntimeError:  # guard: a-closed-loop-stops-nobody
-            pass  # the loop is closed: nothing runs there that a cancel could end
 
     return cancel
 

@@ -166,7 +166,7 @@ def ignore_signals() -> None:
     """Let the signals pass that are meant for the supervisor. Their handlers do nothing: programs that a job
     starts would inherit signals that are ignored outright."""
     for number in GROUP_SIGNALS:
-        handle_here(number, _pass_over)
+        handle_here(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
@@ -198,10 +198,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-
-
-def _pass_over(number: int, frame: Any) -> None:
-    pass
 
 
 def keep_standard_numbers() -> None:
