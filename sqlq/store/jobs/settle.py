@@ -48,6 +48,7 @@ from sqlq.model.callbacks import as_trusted, follow_up, settlement
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, FailureReason, NewJob
 from sqlq.model.outcome import (
+    NO_RESULT,
     ON_REQUEST,
     Cancelled,
     Completed,
@@ -169,10 +170,10 @@ def _written(
     conn: Connection, id: int, outcome: Outcome, attempts: int = 0, course: AttemptTimes | None = None
 ) -> tuple[Batch, Row]:
     """Return the batch that writes an outcome, and the values of its row."""
+    if course is None and (outcome is NO_RESULT or outcome == NO_RESULT):
+        return _COMPLETE, ()
     start_ms = None if course is None else course.start_ms
     match outcome:
-        case Completed(None, None) if course is None:
-            return _COMPLETE, ()
         case Completed(result, note):
             return _FINISH, ("completed", result, note, start_ms)
         case Cancelled(reason):

@@ -40,6 +40,8 @@ class Target:
 
 
 NOWHERE = Target()
+NO_ARGUMENTS: Arguments = ([], {})
+"""Those of an ended attempt; nothing is added to them."""
 
 
 class Attempt:
@@ -204,12 +206,12 @@ class Attempt:
             self.error = None  # guard: an-ended-attempt-keeps-no-frames
         if self.context is not None:
             self.__dict__.pop("context", None)  # a thread that goes on makes another
-        self.arguments = ([], {})
+        self.arguments = NO_ARGUMENTS
 
     def drop_locals(self) -> None:
         """Drop the arguments, and the locals in the frames of the exception and of those that led to it. The
         lines of their tracebacks stay."""
-        self.arguments = ([], {})
+        self.arguments = NO_ARGUMENTS
         errors, known = [self.error], set[int]()
         with suppress(Exception):  # an exception may have code of its own
             while errors:

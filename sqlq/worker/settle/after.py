@@ -5,7 +5,7 @@ unblock is under way the next jobs gather."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import NamedTuple
 
@@ -46,12 +46,11 @@ class Unblocker(Gatherer[int]):
         self._done = done
         self._pending: list[int] = []
 
-    def ended(self, ids: Iterable[int]) -> None:
+    def ended(self, ids: Collection[int]) -> None:
         """Take jobs that have ended, and whose ends are committed; returns at once. A sweep handles jobs for
         which no thread can start, and those left at the end."""
         if not self.begin():
             return
-        ids = list(ids)
         with self._lock:
             self._owed += len(ids)
         for id in ids:
