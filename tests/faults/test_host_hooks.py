@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -94,14 +95,15 @@ def test_a_migration_on_a_locked_table_is_reported_in_one_sentence(
             migrate.downgrade(app.database.engine, None, "base")
 
 
-def raising(*codes: object) -> list[tuple[str, str]]:
+def raising(*codes: object) -> list[Any]:
     """Return statements that raise these errors: SQLSTATEs of PostgreSQL, or numbers of MariaDB."""
-    return [
-        ("mariadb", f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}")
+    statements = {
+        code: ("mariadb", f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}")
         if isinstance(code, int)
         else ("postgresql", f"DO $$ BEGIN RAISE SQLSTATE '{code}'; END $$")
         for code in codes
-    ]
+    }
+    return [pytest.param(*each, id=f"{code}-{each[0]}") for code, each in statements.items()]
 
 
 @pytest.mark.parametrize(

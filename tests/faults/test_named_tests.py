@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from functools import cache
+
+import pytest
 
 from tests.faults.mutations import GUARDS, ROOT, marks, mutant
 
@@ -43,3 +48,19 @@ def test_every_guard_can_be_removed_and_its_test_exists() -> None:
         if not defines(file, function.partition("[")[0]):
             wrong.append(f"there is no {guard.killed_by}")
     assert wrong == []
+
+
+@pytest.mark.slow
+def test_each_variant_that_a_guard_names_is_collected() -> None:
+    named = sorted({guard.killed_by for guard in GUARDS})
+    options = ["--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", ""]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *named],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"SQLQ_TEST_DATABASES": "sqlite,postgresql,mariadb"},
+    )
+    missing = [line for line in (done.stdout + done.stderr).splitlines() if "not found" in line]
+    assert (done.returncode, missing) == (0, [])
