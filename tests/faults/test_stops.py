@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlq
 from sqlq.database.database import Database
@@ -76,8 +76,14 @@ def swallows(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
 
 def has_no_tables(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
     schema = make_url(url).database if url.startswith("mariadb") else "public CASCADE"
-    with administrator(url) as conn:
-        conn.execute(text(f"DROP SCHEMA {schema}"))
+    while True:  # the worker reads tables meanwhile, and one of the two loses a deadlock
+        try:
+            with administrator(url) as conn:
+                conn.execute(text(f"DROP SCHEMA {schema}"))
+            return
+        except OperationalError as error:
+            if "deadlock" not in str(error):
+                raise
 
 
 def is_locked(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
