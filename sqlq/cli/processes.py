@@ -179,7 +179,8 @@ def leave_in_time(code: int) -> None:
     def run() -> None:
         if not waited.wait(THREADS_SECONDS):
             log.warning("a thread that a handler has started does not end: it is left behind")
-            atexit._run_exitfuncs()  # noqa: SLF001 - tracers and the like send then what they have gathered
+            # tracers and the like send then what they have gathered
+            atexit._run_exitfuncs()  # noqa: SLF001 - Python itself calls them only when all threads have ended
             leave(code)
 
     last = threading.Timer(THREADS_SECONDS + EXIT_SECONDS, leave, (code,))  # guard: exits-have-an-end

@@ -84,7 +84,7 @@ class Stamps:
     def _carrying(self, job: Any) -> Iterator[None]:
         """Set the context variables as they were where the job was enqueued. Each attempt has a context of
         its own, so that nobody else sees them."""
-        carried = headers.carried(job._attempt.claimed.headers)  # noqa: SLF001 - sqlq's own middleware
+        carried = headers.carried(job._attempt.claimed.headers)  # noqa: SLF001 - no import of the worker's room
         for name, value in carried.items():
             if name in self._carry:
                 self._carry[name].set(value)

@@ -70,7 +70,7 @@ def find(connection: Connection, schema: str | None) -> Found | None:
             f"the role that connects to {database(connection, schema)} may not read {table}: "
             + granting(role, connection.engine.url, schema=named)
         )
-    row = connection.execute(text(f"SELECT {catalog.row} FROM {table} v")).mappings().first()
+    row = connection.execute(text(f"SELECT {catalog.row} FROM {table}")).mappings().first()
     return None if row is None else Found(row["version_num"], row.get("oldest_code") or row["version_num"])
 
 
@@ -150,7 +150,7 @@ SELECT c.relname, a.attname
 _CATALOGS = {
     # A prepared statement with * fails once the columns have changed.
     "postgresql": _Catalog(
-        text(_READABLE), text(_COLUMNS), "version_num, to_jsonb(v) ->> 'oldest_code' AS oldest_code"
+        text(_READABLE), text(_COLUMNS), f"version_num, to_jsonb({TABLE}) ->> 'oldest_code' AS oldest_code"
     ),
     "sqlite": _Catalog(
         # every query takes both parameters

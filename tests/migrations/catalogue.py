@@ -113,6 +113,38 @@ def columns(engine: Engine) -> set[tuple[object, ...]]:
     return keys | {row for row in rows if row[0] in own}
 
 
+_CARRIED = """backoff cursor errors flow_id group_key headers label limit_key max_attempts on_failure
+    on_success progress progress_note progress_of replay_of reserved_at reserved_by retention_ms schedule
+    scheduled_for start_by timeout_ms unique_key"""
+NULLABLE = {
+    "jobs": f"{_CARRIED} blocked_by cancel_requested_at due_at lease_expires_at unknown_since",
+    "finished_jobs": f"{_CARRIED} expires_at reason result start_ms",
+    "failed_jobs": f"{_CARRIED} exception expires_at message start_ms traceback",
+    "sqlq_audit": "database_user number",
+    "sqlq_edges": "",
+    "sqlq_flows": "name",
+    "sqlq_limits": "max_running next_free_at period_ms pinned_at rate",
+    "sqlq_queues": "paused_at paused_until",
+    "sqlq_schedules": "declared_at error error_at next_at paused_at retired_at service",
+    "sqlq_wakes": "max_running period_ms rate",
+    "sqlq_workers": "asked asked_at cancels_at name queues supervisor_pid",
+}
+"""The columns of each table that may be NULL, on every database. Statements do not depend on it."""
+
+
+def nullable(engine: Engine) -> dict[str, set[str]]:
+    """Return the columns of each table that a statement may name and that may be NULL."""
+    found = inspect(engine)
+    return {
+        table.name: {
+            column["name"]
+            for column in found.get_columns(table.name)
+            if column["nullable"] and column["name"] in table.c
+        }
+        for table in tables.metadata.sorted_tables
+    }
+
+
 def indexes(engine: Engine) -> set[str | None]:
     """Return the names of the indexes of sqlq's tables, without those of primary keys."""
     found = inspect(engine)

@@ -12,7 +12,7 @@ from sqlq.database import migrate
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import TOKEN_SCHEMA, metadata
 from tests.kit import execute
-from tests.migrations.catalogue import Catalogue, catalogue, columns, indexes, run_script
+from tests.migrations.catalogue import NULLABLE, Catalogue, catalogue, columns, indexes, nullable, run_script
 from tests.migrations.later_release import on_servers
 
 
@@ -36,6 +36,7 @@ def migrated(empty: Engine, request: pytest.FixtureRequest) -> Iterator[Catalogu
 def test_statements_know_the_tables_of_the_migrations(empty: Engine) -> None:
     migrate.upgrade(empty, None)
     assert indexes(empty) == dialect_of(empty).own_indexes
+    assert nullable(empty) == {table: set(names.split()) for table, names in NULLABLE.items()}
     made = columns(empty)
     migrate.downgrade(empty, None, "base")
     metadata.create_all(empty.execution_options(schema_translate_map={TOKEN_SCHEMA: None}))

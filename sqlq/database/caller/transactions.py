@@ -72,8 +72,9 @@ def at_the_end_of(conn: Connection, *, committed: Call = _nothing, undone: Call 
         # guard: a-connection-that-is-dropped-is-rolled-back
         weakref.finalize(conn, opened.undo_from, 0).atexit = False
     opened.committing = []  # the COMMIT before has passed
-    # SQLAlchemy numbers a connection's savepoints, and its event of a new one has no name yet
-    savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009
+    # SQLAlchemy has no public number of savepoints, and its event of a new one has no name yet. Where a
+    # release renames this one, the call raises at once.
+    savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009 - by its name, which Python mangles
     opened.waiting.append(_Callbacks(savepoints, committed, undone))
     with _adding:
         if conn.engine not in _listening:
