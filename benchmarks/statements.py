@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Pool, event
 
-from sqlq.database.postgresql.dialect import PostgreSQL
+from sqlq.database.postgresql.driver import PostgreSQLDriver
 
 
 def count_into(folder: str) -> None:
@@ -33,13 +33,13 @@ def count_into(folder: str) -> None:
         if isinstance(dbapi_connection, sqlite3.Connection):
             dbapi_connection.set_trace_callback(traced)
 
-    run = PostgreSQL.run
+    run = PostgreSQLDriver.run
 
-    def counted(dialect: PostgreSQL, driver: Any, statement: str, parameters: Any) -> Any:
+    def counted(own: PostgreSQLDriver, driver: Any, statement: str, parameters: Any) -> Any:
         traced(statement)
-        return run(dialect, driver, statement, parameters)
+        return run(own, driver, statement, parameters)
 
-    setattr(PostgreSQL, "run", counted)  # noqa: B010 - it goes past SQLAlchemy
+    setattr(PostgreSQLDriver, "run", counted)  # noqa: B010 - it goes past SQLAlchemy
 
     @event.listens_for(Engine, "before_cursor_execute")
     def _executing(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:

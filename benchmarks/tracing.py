@@ -83,11 +83,11 @@ def note_calls(
 def note_statements(noted: Noted, before: str, after: str) -> None:
     """Note when the main thread's statements begin and end that go past SQLAlchemy: inserts of one job, and
     claims."""
-    from sqlq.database.postgresql.dialect import PostgreSQL
-    from sqlq.database.sqlite.dialect import SQLite
+    from sqlq.database.postgresql.driver import PostgreSQLDriver
+    from sqlq.database.sqlite.driver import SQLiteDriver
 
-    for dialect in (PostgreSQL, SQLite):
-        setattr(dialect, "run", _timed(dialect.run, noted, before, after))  # noqa: B010 - for type checkers
+    for kind in (PostgreSQLDriver, SQLiteDriver):
+        setattr(kind, "run", _timed(kind.run, noted, before, after))  # noqa: B010 - for type checkers
 
 
 def _timed(run: Callable[..., Any], noted: Noted, before: str, after: str) -> Callable[..., Any]:

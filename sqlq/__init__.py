@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlq import errors as errors
     from sqlq.app.app import App as App
     from sqlq.database.caller.session import own as own
-    from sqlq.database.sqlite.dialect import configure_sqlite as configure_sqlite
+    from sqlq.database.sqlite.driver import configure_sqlite as configure_sqlite
     from sqlq.errors import (
         EnqueueError as EnqueueError,
         JobCancelledError as JobCancelledError,
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "app.app": "App",
     "database.caller.session": "own",
-    "database.sqlite.dialect": "configure_sqlite",
+    "database.sqlite.driver": "configure_sqlite",
     "errors": (
         "EnqueueError JobCancelledError JobFailedError JobNotFoundError "
         "JobTimeoutError LeaseLostError NoResultError SqlqError WaitTimeoutError"

@@ -104,7 +104,7 @@ def _run(
         migrate.write(
             host.dialect,
             host.output_buffer,
-            schema if dialect_named(host.dialect.name).has_schemas else None,
+            None if dialect_named(host.dialect.name).in_a_file else schema,
             direction,
             start,
             end,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from sqlq.database.dialect import ask_on
 from sqlq.database.dialects import dialect_of
+from sqlq.database.schemas import ask_on
 from sqlq.database.values import Claimant, ClaimOrder, ClaimRequest
 from sqlq.model.job import ClaimedJob
 from sqlq.store.jobs import claim as claiming

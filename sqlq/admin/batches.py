@@ -113,7 +113,7 @@ def _patiently(database: Database, work: Callable[..., T], id: int, deadline: fl
     try:
         return database.run(partial(work, ids=[id], wait_ms=wait_ms), tries=1)
     except DBAPIError as error:
-        if not database.dialect.trouble(error).rolled_back:
+        if not database.dialect.driver.trouble(error).rolled_back:
             raise
         return None
 

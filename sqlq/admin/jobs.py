@@ -30,7 +30,7 @@ from sqlq.admin.selections import (
 )
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
 from sqlq.model.checks import Priority, Rows, checked_queue

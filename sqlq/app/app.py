@@ -173,7 +173,7 @@ class App(Parts, Waits):
         if url is None:  # guard: a-test-database-is-named
             raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
         where = database_url(url)
-        if schema is not None or dialect_at(where).has_schemas:  # SQLQ_SCHEMA is not meant for SQLite
+        if schema is not None or not dialect_at(where).in_a_file:  # SQLQ_SCHEMA is not meant for SQLite
             schema = schema_name(schema, on=where)
         test = Address(where, None, schema, is_test=True, seal=self._seal)
         self._test_addresses.append(test)

@@ -194,7 +194,7 @@ def address_of(
         where = supported(sync.url)
     else:
         where = database_url(None if isinstance(url, Kept) else url)
-    if "schema" in kept and not dialect_at(where).has_schemas:
+    if "schema" in kept and dialect_at(where).in_a_file:
         schema = None
     if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
         listen_url = None  # guard: where-to-listen-goes-with-the-database

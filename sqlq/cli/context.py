@@ -198,7 +198,7 @@ class Context(CommandLine):
         app = load_app(path, self._directories())
         if app.url != url:
             # what goes with another database does not go with this one
-            schema = app.schema if dialect_at(url).has_schemas else None
+            schema = None if dialect_at(url).in_a_file else app.schema
             listen_url = app._connected.address.listen_url if is_same_place(app.url, url) else None
             app.use(self.database_url, schema=schema, listen_url=listen_url)
         return app

@@ -1,7 +1,7 @@
 """The statements about blocked jobs for MariaDB and SQLite, where one either reads or writes.
 
 So a verdict, its consequences and an admission take several of them in one transaction. The ids stand in the
-statements themselves. `Dialect.words` has what they differ by.
+statements themselves. `Sql.words` has what they differ by.
 """
 
 from __future__ import annotations

@@ -36,11 +36,12 @@ from sqlq.config.constants import (
     LOOP_LONGEST_ANSWER_SECONDS,
 )
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
-from sqlq.database.dialect import SEAL, Dialect, ask_on, named
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
 from sqlq.database.idle import look_at_errors, look_at_idle, raise_what_sqlalchemy_raises
-from sqlq.database.raw import Driver, dispose
-from sqlq.database.sqlite.dialect import READ_ONLY, may_only_be_read
+from sqlq.database.raw import RawConnections, dispose
+from sqlq.database.schemas import SEAL, ask_on, named
+from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read
 from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.database.values import Ask, RawRows
 from sqlq.errors import ConfigurationError, MissingFileError, UnsupportedDatabaseError
@@ -114,7 +115,7 @@ class Address:
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
         set for a database of SQLite."""
-        if self.schema is not None and not dialect_at(self.place).has_schemas:
+        if self.schema is not None and dialect_at(self.place).in_a_file:
             # not earlier: an App that names no database yet is no mistake
             raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
         if self.engine is not None:
@@ -181,13 +182,13 @@ class Database:
         dialect = self.dialect
         raise_what_sqlalchemy_raises(engine)
         # guard: claims-are-planned-once
-        dialect.prepare(engine, self.patience, plans_once=use.plan_once)
+        dialect.driver.prepare(engine, self.patience, plans_once=use.plan_once)
         if dialect.in_a_file:
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create) and None)
         else:
-            look_at_errors(dialect, engine, self.patience)
+            look_at_errors(dialect.driver, engine, self.patience)
             if use.pre_ping:
-                look_at_idle(dialect, engine)
+                look_at_idle(dialect.driver, engine)
 
     @classmethod
     def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
@@ -196,7 +197,8 @@ class Database:
         if in_memory(url):
             options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
         elif not dialect_at(url).in_a_file:
-            options = {**_RESTS, **_POOL, "connect_args": dialect_at(url).ends(url, use.connect_seconds)}
+            ends = dialect_at(url).driver.ends(url, use.connect_seconds)
+            options = {**_RESTS, **_POOL, "connect_args": ends}
             if use.at_rest is not None:
                 options |= {"pool_size": use.at_rest, "max_overflow": 10}
         try:
@@ -303,15 +305,15 @@ class Database:
     def _turn(self) -> AbstractContextManager[object]:
         """A lock in this process for writers, where the database has one writer. Each of its write
         transactions begins as soon as the one before ends, instead of polling for the file lock."""
-        return _turns(self._file) if self.dialect.one_writer else nullcontext()
+        return _turns(self._file) if self.dialect.in_a_file else nullcontext()
 
     @cached_property
     def _file(self) -> str:
         return os.path.realpath(self.engine.url.database or "")
 
     @cached_property
-    def _driver(self) -> Driver:
-        return Driver(self.engine, self.dialect)
+    def _raw(self) -> RawConnections:
+        return RawConnections(self.engine, self.dialect.driver)
 
     @cached_property
     def schema(self) -> str | None:
@@ -339,7 +341,7 @@ class Database:
         breaks a promise."""
         with self.patience, self._open() as conn:
             self.require_version_of(conn)
-            if why := self.dialect.unfit(conn):  # guard: servers-that-break-promises-are-refused
+            if why := self.dialect.health.unfit(conn):  # guard: servers-that-break-promises-are-refused
                 raise UnsupportedDatabaseError(f"sqlq does not run on {masked(self.engine.url)}: {why}")
 
     def require_version_of(self, conn: Connection) -> None:
@@ -364,7 +366,7 @@ class Database:
 
     def _open(self) -> Connection:
         self._may_connect()
-        self._driver.close()  # one thread needs one connection only
+        self._raw.close()  # one thread needs one connection only
         try:
             conn = self.engine.connect()
         except AssertionError as error:  # SQLAlchemy's, of a server that is no PostgreSQL
@@ -372,7 +374,7 @@ class Database:
                 f"sqlq does not run on {masked(self.engine.url)}: {error}"
             ) from None
         conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
-        return conn.execution_options(**self.dialect.own_options)
+        return conn.execution_options(**self.dialect.driver.own_options)
 
     def _may_connect(self) -> None:
         """Raise `ConfigurationError` where no connection may be opened."""
@@ -407,7 +409,7 @@ class Database:
         """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL
         instead of three. Several statements are one transaction each there. On SQLite and MariaDB they share
         one, since a change takes several."""
-        if not (self.dialect.single_changes and self.takes_single_statements):
+        if not (self.dialect.driver.default_isolation and self.takes_single_statements):
             with self.begin() as conn:
                 yield conn
         else:
@@ -421,10 +423,12 @@ class Database:
     def takes_single_statements(self) -> bool:
         """Whether a statement may be a transaction by itself. On PostgreSQL it may not if the default
         isolation is stricter than READ COMMITTED, since such a statement cannot change it."""
-        if self.dialect.in_a_file:
+        query = self.dialect.driver.default_isolation
+        if not query:
             return True
         with self.read() as conn:
-            return self.dialect.takes_single_statements(conn)
+            # guard: single-statements-are-read-committed
+            return conn.exec_driver_sql(query).scalar() in ("read committed", "read uncommitted")
 
     @cached_property
     def _single(self) -> Engine:
@@ -437,7 +441,7 @@ class Database:
         with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
             limit_ms = self._use.read_ms or within_ms
             if limit_ms is not None:
-                self.dialect.limit_time(conn, statement_ms=limit_ms)
+                self.dialect.driver.limit_time(conn, statement_ms=limit_ms)
             yield conn
         asked.answered(reads=True)
 
@@ -480,7 +484,17 @@ class Database:
         if reads:
             return self._on_driver(work, reads=True)
         with self._turn:
-            return self._on_driver(lambda ask: self.dialect.whole(ask, work))
+            return self._on_driver(lambda ask: self._whole(ask, work))
+
+    def _whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
+        """Do `work` as one transaction; on PostgreSQL it is one statement."""
+        begins = self.dialect.driver.begins
+        if not begins:
+            return work(ask)
+        ask(begins, ())
+        done = work(ask)
+        ask("COMMIT", ())
+        return done
 
     def naming(self) -> Callable[[Ask], Ask]:
         """Return a function that wraps an `Ask`, so that statements name the schema of the tables."""
@@ -493,7 +507,7 @@ class Database:
         def transaction() -> T:
             with self.patience:
                 self._may_connect()
-                return self._driver.run(lambda ask: work(name(ask)))
+                return self._raw.run(lambda ask: work(name(ask)))
 
         result = self._repeatedly(transaction)
         asked.answered(reads=reads)
@@ -510,7 +524,7 @@ class Database:
             try:
                 return attempt()
             except DBAPIError as error:
-                again = self.dialect.trouble(error).rolled_back or was_not_done(error)
+                again = self.dialect.driver.trouble(error).rolled_back or was_not_done(error)
                 if not again or number == tries or time.monotonic() >= until or is_over():
                     raise
                 log.debug("running a transaction again after %s", error)
@@ -522,14 +536,14 @@ class Database:
         opens a new one."""
         pool = self.engine.pool
         if isinstance(pool, QueuePool):
-            self._driver.close()
+            self._raw.close()
             if pool.checkedin() > more_than and not pool.checkedout():  # guard: idle-connections-are-closed
                 dispose(self.engine)
 
     def forget_connections(self) -> None:
         """Leave the connections open, to the parent process of a fork: shared, they would mix two
         conversations."""
-        self._driver.forget()  # guard: fork-forgets
+        self._raw.forget()  # guard: fork-forgets
         self.engine.dispose(close=False)  # guard: fork-disposes
 
     def __enter__(self) -> Self:
@@ -541,7 +555,7 @@ class Database:
     def close(self) -> None:
         """Close the connections. One that a thread still uses is closed when it comes back. The Database may
         be used again and then opens new ones."""
-        self._driver.close()
+        self._raw.close()
         dispose(self.engine)
         for name in ("for_loops", "for_claims"):
             derived: Database | None = self.__dict__.get(name)

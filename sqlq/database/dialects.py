@@ -12,15 +12,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.dialect import Dialect
 from sqlq.database.values import Trouble
 
-_CLASSES: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mariadb": "MariaDB"}
-NAMES = tuple(_CLASSES)
+NAMES: Final = ("postgresql", "sqlite", "mariadb")
 """The names of the databases, as SQLAlchemy has them."""
 
 
 @cache
 def dialect_named(name: str) -> Dialect:
     """Return the dialect of this name. Its module is imported at its first use, and with it SQLAlchemy's."""
-    dialect: Dialect = getattr(import_module(f"sqlq.database.{name}.dialect"), _CLASSES[name])()
+    dialect: Dialect = import_module(f"sqlq.database.{name}.dialect").DIALECT
     return dialect
 
 
@@ -31,8 +30,8 @@ def _all() -> list[Dialect]:
 def _troubles(error: BaseException) -> list[Trouble]:
     """Return the meaning of an error to the database whose driver raised it, or else to each of them."""
     driver = type(getattr(error, "orig", None) or error).__module__.partition(".")[0]
-    raised = [dialect for dialect in _all() if driver in dialect.drivers]
-    return [dialect.trouble(error) for dialect in raised or _all()]
+    raised = [dialect for dialect in _all() if driver in dialect.driver.packages]
+    return [dialect.driver.trouble(error) for dialect in raised or _all()]
 
 
 def takes_no_writes(error: BaseException) -> bool:
@@ -43,7 +42,7 @@ def takes_no_writes(error: BaseException) -> bool:
 def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
     """Return the advice for a role, that in a URL, which lacks the rights of its kind; None for any other
     error."""
-    advices = (dialect.missing_grant(error, url, kind) for dialect in _all())
+    advices = (dialect.health.missing_grant(error, url, kind) for dialect in _all())
     return next((advice for advice in advices if advice is not None), None)
 
 
@@ -77,3 +76,29 @@ def dialect_of(conn: Connection | Engine) -> Dialect:
 def dialect_at(url: URL) -> Dialect:
     """Return the dialect of the database that a URL names."""
     return dialect_named(url.get_backend_name())
+
+
+def refuse_standby(conn: Connection) -> None:
+    """Raise on a standby that may lag behind, since its rows may be out of date."""
+    if statement := dialect_of(conn).driver.refuses_standby:
+        conn.exec_driver_sql(statement)
+
+
+def stricter_isolation(conn: Connection) -> str | None:
+    """Return the transaction's isolation level if it is stricter than READ COMMITTED: one snapshot then
+    serves all its statements. None where that does not matter."""
+    query = dialect_of(conn).driver.isolation
+    if not query:
+        return None
+    level = str(conn.exec_driver_sql(query).scalar()).upper().replace("-", " ")
+    return None if level in ("READ COMMITTED", "READ UNCOMMITTED") else level
+
+
+def refuses_newer_rows(conn: Connection) -> str | None:
+    """Return the transaction's isolation level if it cannot change a row that another transaction has changed
+    since its snapshot."""
+    level, query = stricter_isolation(conn), dialect_of(conn).driver.keeps_snapshot
+    if level == "REPEATABLE READ" and query:
+        row = conn.exec_driver_sql(query).first()
+        return level if row is not None and row[1] == "ON" else None  # guard: a-snapshot-that-is-kept-to
+    return level

@@ -11,7 +11,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from sqlq.database.dialect import Dialect
+from sqlq.database.driver import Driver
 from sqlq.database.raw import RESTS_SINCE
 from sqlq.database.timeouts import Patience
 
@@ -19,7 +19,7 @@ IDLE_SECONDS = 10.0
 """After this long a ping checks an idle connection before its use."""
 
 
-def look_at_idle(dialect: Dialect, engine: Engine) -> None:
+def look_at_idle(driver: Driver, engine: Engine) -> None:
     """Replace a pooled connection that died while idle when it is taken from the pool.
 
     A close by a server or a proxy shows without a query. Only after a longer rest a ping checks it, at the
@@ -37,9 +37,7 @@ def look_at_idle(dialect: Dialect, engine: Engine) -> None:
             return
         try:
             fresh = time.monotonic() - since < IDLE_SECONDS
-            sound = not dialect.is_cut_off(dbapi_connection) and (
-                fresh or dialect.is_sound(engine, dbapi_connection)
-            )
+            sound = driver.is_sound(engine, dbapi_connection, asks=not fresh)
         except Exception as error:  # the driver's, whose class depends on it
             raise DisconnectionError from error
         if not sound:
@@ -53,14 +51,14 @@ def is_readable(file: int) -> bool:
     return bool(looker.poll(0))
 
 
-def look_at_errors(dialect: Dialect, engine: Engine, patience: Patience) -> None:
+def look_at_errors(driver: Driver, engine: Engine, patience: Patience) -> None:
     """Give up each connection of an engine that an error has made useless."""
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: ExceptionContext) -> None:
         if context.connection is None:
             patience.start_over()
-        elif dialect.trouble(context.original_exception).is_useless:
+        elif driver.trouble(context.original_exception).is_useless:
             context.is_disconnect = True
 
 

@@ -24,13 +24,13 @@ import enum
 import io
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from sqlq.config import urls
 from sqlq.database.dialects import dialect_of
@@ -128,18 +128,26 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
     with transaction(engine, schema) as connection:
         dialect, found = dialect_of(connection), version.read(connection, schema)
         if found is None:
-            dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
+            _limit_waits(connection)
             run(connection, schema, "up", "head")
         elif found < version.HEAD:
             following = _following(found)
             if following is None:
                 raise SchemaVersionError(version.unknown(version.database(connection, schema), found))
-            if hasattr(following.module, "concurrently") and dialect.builds_indexes_apart:
+            if hasattr(following.module, "concurrently") and dialect.migrations.build_index is not None:
                 _build_index(engine, connection, schema, following)
             else:
-                dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
+                _limit_waits(connection)
                 run(connection, schema, "up", following.revision)
         return found
+
+
+def _limit_waits(connection: Connection) -> None:
+    """Let no statement of a migration wait long for a table, since all others would wait behind it."""
+    dialect = dialect_of(connection)
+    if not dialect.in_a_file:
+        connection.detach()  # no pool gets a session with these settings
+    dialect.driver.limit_time(connection, lock_ms=online.LOCK_TIMEOUT_MS)
 
 
 def _patiently(engine: Engine, step: Callable[[], T]) -> T:
@@ -154,12 +162,12 @@ def _patiently(engine: Engine, step: Callable[[], T]) -> T:
         try:
             return step()
         except DBAPIError as error:
-            if not dialect.trouble(error).rolled_back:  # guard: migration-patience
+            if not dialect.driver.trouble(error).rolled_back:  # guard: migration-patience
                 raise
     raise ConfigurationError(
         f"the tables in {where} were in use whenever the migration tried, for {online.PATIENCE_S:.0f} s; "
-        f"this step of it was not made: end the oldest transactions in {dialect.open_transactions}, then "
-        "try again"
+        f"this step of it was not made: end the oldest transactions in "
+        f"{dialect.migrations.open_transactions}, then try again"
     )
 
 
@@ -216,7 +224,7 @@ def downgrade(
             run(connection, schema, "down", revision)
             return standing.found, version.read(connection, schema)
     except DBAPIError as error:
-        if not dialect_of(engine).trouble(error).rolled_back:
+        if not dialect_of(engine).driver.trouble(error).rolled_back:
             raise
         where = urls.masked(engine.url)
         raise ConfigurationError(
@@ -311,7 +319,7 @@ def _begin_locked(connection: Connection, schema: str | None) -> bool:
         # A hook begins this engine's transactions, perhaps without the write lock; this one has read nothing
         # yet.
         connection.exec_driver_sql("ROLLBACK")
-    if dialect.lock_for_migration(connection, schema):
+    if dialect.migrations.lock(connection, schema):
         return True
     connection.rollback()
     return False
@@ -328,12 +336,14 @@ def prepared(
     not sqlq's.
     """
     dialect = dialect_of(connection)
-    _wait(partial(lock or dialect.lock_for_migration, connection, schema), connection, schema)
+    _wait(partial(lock or dialect.migrations.lock, connection, schema), connection, schema)
     try:
         _prepare(connection, schema)
         yield
     finally:
-        dialect.unlock_for_migration(connection, schema)
+        if unlocks := dialect.migrations.unlocks:
+            with suppress(DBAPIError, PendingRollbackError):  # a lost session holds no lock
+                connection.scalar(text(unlocks), {"schema": version.effective_schema(connection, schema)})
 
 
 def _prepare(connection: Connection, schema: str | None) -> None:
@@ -473,7 +483,8 @@ def _wait(attempt: Callable[[], bool], connection: Connection, schema: str | Non
 
 def _holder(connection: Connection, schema: str | None) -> str:
     inside = connection.in_transaction()
-    holder = dialect_of(connection).migrator(connection, schema)
+    query, name = dialect_of(connection).migrations.holder, version.effective_schema(connection, schema)
+    holder = query and connection.scalar(text(query), {"schema": name})
     if not inside:
         connection.rollback()
     return holder or "another session"
@@ -483,7 +494,7 @@ def _taken(connection: Connection, schema: str | None) -> list[str]:
     """Return the names of sqlq's relations that the database already has, but not by a migration of ours that
     was broken off."""
     names = _relations(connection, schema)
-    if version.TABLE in names and not dialect_of(connection).changes_tables_in_transactions:
+    if version.TABLE in names and not dialect_of(connection).migrations.in_transactions:
         return []
     return sorted(OWN_NAMES & names)
 
@@ -516,12 +527,12 @@ def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> st
 def _lock_tables(connection: Connection, schema: str | None) -> None:
     """Let no session add a job between the count and the drop."""
     dialect = dialect_of(connection)
-    dialect.migrate_beside_traffic(connection, online.LOCK_TIMEOUT_MS)
+    _limit_waits(connection)
     # on MariaDB a session that has locked some tables may use no others
-    names = _JOB_TABLES if dialect.changes_tables_in_transactions else (*_TABLES, version.TABLE)
+    names = _JOB_TABLES if dialect.migrations.in_transactions else (*_TABLES, version.TABLE)
     present = _present(connection, schema, names)
     if len(present) == len(names):  # else a downgrade was broken off on MariaDB, and goes on
-        dialect.lock_tables(connection, present)
+        dialect.migrations.lock_tables(connection, present)
 
 
 def _refuse_jobs(connection: Connection, schema: str | None) -> None:

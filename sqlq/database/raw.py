@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from sqlq.database.dialect import Dialect
+from sqlq.database.driver import Driver
 from sqlq.database.values import Ask, RawRows
 
 T = TypeVar("T")
@@ -23,17 +23,17 @@ TAKEN_SECONDS = 0.05
 find it too old or broken."""
 
 
-class Driver:
+class RawConnections:
     """An engine's driver, used without SQLAlchemy, which would take half as long again as a statement.
 
     Taking a connection from the pool and returning it costs a tenth of a statement. So between two close
     statements a connection rests here, unless the pool has no other.
     """
 
-    def __init__(self, engine: Engine, dialect: Dialect) -> None:
+    def __init__(self, engine: Engine, driver: Driver) -> None:
         self._engine = engine
         self._known: Any = engine.dialect
-        self._dialect = dialect
+        self._driver = driver
         self._may_rest = isinstance(engine.pool, QueuePool) and engine.pool.size() > 1  # guard: pool-of-one
         self._resting: dict[str, tuple[Any, float]] = {}
         """At most one, under one key: `setdefault` and `pop` are atomic, while another thread might hold a
@@ -54,7 +54,7 @@ class Driver:
         def ask(what: str, given: Any) -> RawRows:
             nonlocal statement, parameters
             statement, parameters = what, given
-            return self._dialect.run(pooled.dbapi_connection, what, given)
+            return self._driver.run(pooled.dbapi_connection, what, given)
 
         try:
             pooled, taken_at = self._take()
@@ -93,8 +93,9 @@ class Driver:
             pooled, taken_at = self._resting.pop(_ONE)
         except KeyError:
             return self._engine.raw_connection(), moment
+        may_stay = moment - taken_at < TAKEN_SECONDS
         # guard: resting-connection
-        if moment - taken_at < TAKEN_SECONDS and not self._dialect.is_cut_off(pooled.dbapi_connection):
+        if may_stay and self._driver.is_sound(self._engine, pooled.dbapi_connection, asks=False):
             return pooled, taken_at
         self._return(pooled, taken_at)
         return self._engine.raw_connection(), moment
@@ -106,7 +107,7 @@ class Driver:
     def _broken_off(self, pooled: Any, error: BaseException) -> bool:
         """Return the connection of interrupted work to the pool; return whether the connection was
         useless."""
-        useless = self._dialect.trouble(error).is_useless or bool(
+        useless = self._driver.trouble(error).is_useless or bool(
             self._known.is_disconnect(error, pooled.dbapi_connection, None)
         )
         if useless:

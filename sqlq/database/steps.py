@@ -1,6 +1,6 @@
 """Statements that step from one value of an index to the next, by one probe for each.
 
-A SELECT DISTINCT would read all rows of the index. `Dialect.run_text` runs them.
+A SELECT DISTINCT would read all rows of the index. `schemas.run_text` runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values that the methods of a `Dialect` take and return."""
+"""The values that the methods of a `Sql` or `Driver` take and return."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Claimant(NamedTuple):
 
 
 class LookWanted(NamedTuple):
-    """The parameters of a poll. `names` and `after` are as `Dialect.due_in` takes them. A host counts that
+    """The parameters of a poll. `names` and `after` are as `Sql.due_in` takes them. A host counts that
     had a heartbeat within this time. With `maintenance` it polls for the maintenance services, too; it reads
     the requests to these `workers`."""
 

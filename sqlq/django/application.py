@@ -29,7 +29,7 @@ from sqlq.config.urls import in_memory
 from sqlq.database.caller.drivers import driver_of
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.database.database import LOOKS, Address, Database, Use
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, JobOrFlow, NewJob

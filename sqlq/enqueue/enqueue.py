@@ -38,7 +38,8 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect, in_schema
+from sqlq.database.dialect import Dialect
+from sqlq.database.schemas import in_schema
 from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
 from sqlq.events import Events
@@ -121,7 +122,7 @@ class Enqueuer:
                 (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
                 return inserting.inserted(new, row)
             except DBAPIError as error:
-                if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
+                if not database.dialect.driver.trouble(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
         self._notifier.send()
@@ -188,7 +189,8 @@ class Enqueuer:
                 "app.enqueue(job, session=…), which takes connections of psycopg, asyncpg and sqlite3, too"
             )
         dialect = self._database.engine.dialect
-        style = dialects.dialect_named(dialect.name).own_paramstyle if style is None else style
+        if style is None:
+            style = dialects.dialect_named(dialect.name).driver.sqlalchemy.default_paramstyle
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
@@ -259,11 +261,11 @@ class Enqueuer:
             return True
         dialect = self._database.dialect
         if not self._is_in_a_test:
-            name = conn.exec_driver_sql(dialect.which_server).scalar()
+            name = conn.exec_driver_sql(dialect.driver.server).scalar()
             return not own.database or own.database in (theirs.database, name)
         try:
             with self._database.read() as mine:
-                one, other = (each.exec_driver_sql(dialect.which_server).one() for each in (mine, conn))
+                one, other = (each.exec_driver_sql(dialect.driver.server).one() for each in (mine, conn))
                 return tuple(one) == tuple(other)
         except (DBAPIError, SqlqError):
             return True
@@ -319,10 +321,10 @@ def _later(job: NewJob, ms: int) -> NewJob:
 def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
     """Raise `EnqueueError` where sqlq has advice on a refused write that the database's message lacks. To the
     error of a role that lacks a right, add how to get it."""
-    why = dialect.trouble(error).advice  # guard: snapshot-refusal-is-said
+    why = dialect.driver.trouble(error).advice  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error
-    if (mend := dialect.missing_grant(error, url, "producer")) is not None:
+    if (mend := dialect.health.missing_grant(error, url, "producer")) is not None:
         error.add_note(mend)
 
 

@@ -65,7 +65,7 @@ class Notifier(Background):
         self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
         super().__init__()
-        if not database.dialect.sees_commits:
+        if not database.dialect.in_a_file:
             atexit.register(_finish, weakref.ref(self))
 
     def _begin_anew(self) -> None:

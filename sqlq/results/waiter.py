@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.background import Background
 from sqlq.database.database import Database
+from sqlq.database.dialects import refuse_standby
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Seen
@@ -98,7 +99,7 @@ class Waiting(Background):
         """Whether an error of the database may pass."""
         if not isinstance(error, DBAPIError):
             return False
-        trouble = self._database.dialect.trouble(error)
+        trouble = self._database.dialect.driver.trouble(error)
         return trouble.passes or trouble.is_useless
 
     # -- the thread ------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Waiting(Background):
         with self._database.read() as conn:
             found = lookup.look(conn, wanted)
             if checks_primary or found.keys() != wanted.keys():
-                self._database.dialect.refuse_standby(conn)  # guard: waiters-leave-a-demoted-primary
+                refuse_standby(conn)  # guard: waiters-leave-a-demoted-primary
         messages: list[tuple[Watch, Message]] = []
         with self._changed:
             for watch in self._watches:

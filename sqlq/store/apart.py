@@ -58,7 +58,7 @@ def apart(
             write(items)
         return [*items]
     except kinds as error:
-        trouble = dialect.trouble(error)
+        trouble = dialect.driver.trouble(error)
         # guard: an-undone-transaction-is-begun-again
         if trouble.is_away or (trouble.rolled_back and within is not None):
             raise

@@ -64,4 +64,4 @@ def listing(
 def prune(conn: Connection, older_than_ms: int) -> int:
     """Delete a batch of actions that began longer ago than that; return how many."""
     old = select(audit.c.id).where(audit.c.at < ago(older_than_ms)).order_by(audit.c.id).limit(BATCH)
-    return len(dialect_of(conn).change(conn, Change(old, returning=(audit.c.id,))))
+    return len(dialect_of(conn).sql.change(conn, Change(old, returning=(audit.c.id,))))

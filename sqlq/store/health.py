@@ -36,6 +36,7 @@ from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.schemas import run_text
 from sqlq.database.values import Burden
 from sqlq.schema.tables import (
     IS_RESERVED,
@@ -97,7 +98,7 @@ _QUEUE_STATS = Table(
 def levels(conn: Connection) -> Sequence[Any]:
     """Return the queues in which jobs wait with their priorities, the highest first."""
     dialect = dialect_of(conn)
-    return sorted(dialect.run_text(conn, dialect.levels), key=lambda level: (level.queue, -level.priority))
+    return sorted(run_text(conn, dialect.sql.levels), key=lambda level: (level.queue, -level.priority))
 
 
 def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStatus], int]:
@@ -149,10 +150,11 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
 
 def _count_waiting(conn: Connection, found: Sequence[Any], each: int) -> Sequence[Any]:
     dialect = dialect_of(conn)
-    if not dialect.correlates_in_from:
+    if not dialect.sql.correlates_in_from:
         levels = [{"queue": queue, "priority": priority} for queue, priority in found]
         return [conn.execute(_waiting(dialect), {"limit": each, **level}).one() for level in levels]
-    return conn.execute(_waiting(dialect), {"limit": each, **dialect.batch_parameters(_LEVEL, found)}).all()
+    parameters = {"limit": each, **dialect.sql.batch_parameters(_LEVEL, found)}
+    return conn.execute(_waiting(dialect), parameters).all()
 
 
 _LEVEL = Batch(queue=String, priority=Integer)
@@ -165,8 +167,8 @@ def _waiting(dialect: Dialect) -> Select[Any]:
     at_level = select(jobs.c.available_at)
     queue: Any = bindparam("queue", type_=String)
     priority: Any = bindparam("priority", type_=Integer)
-    if dialect.correlates_in_from:
-        level = dialect.batch_table(_LEVEL)
+    if dialect.sql.correlates_in_from:
+        level = dialect.sql.batch_table(_LEVEL)
         queue, priority = level.c.queue, level.c.priority
         at_level = at_level.correlate(level)
     at_level = at_level.where(jobs.c.queue == queue, jobs.c.priority == priority, IS_UNRESERVED)
@@ -308,9 +310,9 @@ def reading(database: Database) -> AbstractContextManager[Connection]:
 
 def indexes(conn: Connection) -> tuple[list[str], list[str]]:
     """Return the indexes of our tables that are missing, and those that queries cannot use."""
-    dialect = dialect_of(conn)
-    found = dialect.health.indexes(conn)
-    return sorted(dialect.own_indexes - found.keys()), sorted(name for name in found if not found[name])
+    health = dialect_of(conn).health
+    found = health.indexes(conn)
+    return sorted(health.OWN_INDEXES - found.keys()), sorted(name for name in found if not found[name])
 
 
 def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:

@@ -106,7 +106,7 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
         .limit(BATCH)
     )
     dialect = dialect_of(conn)
-    rows = dialect.lock(conn, due, lately(conn, DUE))  # guard: one-ticks
+    rows = dialect.sql.lock(conn, due, lately(conn, DUE))  # guard: one-ticks
     alive = _alive(conn, rows)
     turns: list[_Done] = []
     number = 0
@@ -258,7 +258,7 @@ def follow(
 
     def look(conn: Connection, *, lock: bool) -> Followed:
         query = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
-        rows = dialect_of(conn).lock(conn, query, waits=True) if lock else conn.execute(query).all()
+        rows = dialect_of(conn).sql.lock(conn, query, waits=True) if lock else conn.execute(query).all()
         started = moment(conn) - timedelta(milliseconds=age_ms())
         return _changes(rows, declared, service, tasks, started, database.seal)
 
@@ -279,7 +279,7 @@ def follow(
                 "service": service,
                 "declared_at": here - timedelta(milliseconds=age_ms()),
             }
-            conn.execute(dialect_of(conn).upsert(schedules, _KEY), values)
+            conn.execute(dialect_of(conn).sql.upsert(schedules, _KEY), values)
         # anew, for another worker may have come first
         done = look(conn, lock=True)
         for name, values in done.columns.items():
@@ -361,7 +361,7 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob) -> None:
     values = {**_job_columns(job), **_begun(plan, plan.begins(here)), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
-    if not inserted(conn, dialect_of(conn).upsert(schedules, _KEY, returning=(_table.name,)), values):
+    if not inserted(conn, dialect_of(conn).sql.upsert(schedules, _KEY, returning=(_table.name,)), values):
         raise ConfigurationError(
             f"there is a schedule {name!r} already: remove it, or give this one another name"
         )
@@ -404,7 +404,7 @@ def run(conn: Any, name: str) -> Job:
 def _locked(conn: Any, name: str) -> Row[Any]:
     """Return the row of a schedule, locked."""
     query = _SCHEDULES.where(_table.name == name)
-    return _only(conn, name, dialect_of(conn).lock(conn, query, waits=True))
+    return _only(conn, name, dialect_of(conn).sql.lock(conn, query, waits=True))
 
 
 def _only(conn: Any, name: str, rows: Sequence[Row[Any]]) -> Row[Any]:
@@ -424,7 +424,7 @@ _KEY = Key(("name",))
 def _change(conn: Any, name: str, values: dict[str, Any] | None) -> None:
     """Change a schedule, or with None delete it."""
     row = select(_table.name).where(_table.name == name)
-    dialect_of(conn).change(conn, Change(row, values, returning=(_table.name,), waits=True))
+    dialect_of(conn).sql.change(conn, Change(row, values, returning=(_table.name,), waits=True))
 
 
 # -- looking -------------------------------------------------------------------------------------------------

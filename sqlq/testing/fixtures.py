@@ -134,7 +134,7 @@ def _place(url: str) -> Iterator[App]:
 
     where, schema = database_url(url), None
     dialect = dialect_at(where)
-    if dialect.has_schemas:
+    if not dialect.in_a_file:
         schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
         if dialect.schemas_are_databases:  # no URL leads into one that is not there
             engine = create_engine(where)
@@ -189,7 +189,8 @@ def _own_tables(place: App, metadata: MetaData | None) -> Iterator[None]:
         yield
     finally:
         with engine.begin() as conn:
-            place.database.dialect.limit_time(conn, lock_ms=10_000)  # a test may have left a transaction open
+            # a test may have left a transaction open
+            place.database.dialect.driver.limit_time(conn, lock_ms=10_000)
             metadata.drop_all(conn)
 
 

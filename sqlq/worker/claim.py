@@ -195,7 +195,7 @@ class Claimer:
         began, self.next_due = monotonic(), inf
         looks_first = (
             quiet
-            or (self._short and self._database.dialect.one_writer)
+            or (self._short and self._database.dialect.in_a_file)
             or (self._fixed is None and monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
         )
         names = self._look() if looks_first else (self._fixed or self._known.with_jobs)
@@ -239,8 +239,8 @@ class Claimer:
                 return claimed
         begun = monotonic()
         claimed = self._run(wanted)
-        if dialect.claims_beyond:
-            parts = len({job.queue for job in claimed}) if dialect.claims_queues_apart else 1
+        if not dialect.in_a_file:
+            parts = len({job.queue for job in claimed}) if dialect.sql.claims_queues_apart else 1
             self._cursor.note(claimed, (monotonic() - begun) / max(1, parts))
         return claimed
 

@@ -166,7 +166,7 @@ class Worker(Background):
         )
         self._poller = (
             None
-            if database.dialect.sees_commits
+            if database.dialect.in_a_file
             else Poller(
                 *(database, options, self._sent),
                 last_look=self._last_look,

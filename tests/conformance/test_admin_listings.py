@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.database.sqlite import dialect
+from sqlq.database.sqlite import driver as sqlite_driver
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
@@ -213,7 +213,7 @@ def test_a_reader_of_an_immutable_file_sees_a_later_write(
     """It is opened as immutable, and SQLite then looks for no change as long as the connection is open."""
     play.enqueue()
     play.app.close()
-    monkeypatch.setattr(dialect, "is_sealed", lambda url: True)
+    monkeypatch.setattr(sqlite_driver, "is_sealed", lambda url: True)
     looking = sqlq.App(database_url)
     assert len(looking.jobs.list()) == 1
     monkeypatch.undo()

@@ -135,7 +135,7 @@ def test_a_running_worker_observes_a_pause_and_a_resume(
 
         monkeypatch.setattr(Claimer, "claim", counted)
         # the worker receives four notifications, claims in vain, and nothing has run
-        hears = hints or app.database.dialect.sees_commits
+        hears = hints or app.database.dialect.in_a_file
         for number in (2, 3, 4, 5):
             app.enqueue(task.new(number))
             if hears:  # else it polls, and that leaves out a paused queue

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.model.outcome import Completed, ErrorText, Failed, Retried, Settlement
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline

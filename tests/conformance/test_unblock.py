@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store.flows import unblock

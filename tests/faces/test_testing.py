@@ -361,7 +361,7 @@ class TestDrain:
     def test_an_open_transaction_on_sqlite_is_named(
         self, shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sqlq.database.sqlite.dialect.BUSY_TIMEOUT_MS", 50)
+        monkeypatch.setattr("sqlq.database.sqlite.driver.BUSY_TIMEOUT_MS", 50)
         shop.app.close()
         with Session(engine) as session:
             shop.app.enqueue(shop.note.new("open"), session=session)

@@ -25,10 +25,10 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.admin.flows import SKIPPED
-from sqlq.database.dialect import Dialect
-from sqlq.database.mariadb.dialect import MariaDB
-from sqlq.database.postgresql.dialect import PostgreSQL
-from sqlq.database.sqlite.dialect import SQLite
+from sqlq.database.driver import Driver
+from sqlq.database.mariadb.driver import MariaDBDriver
+from sqlq.database.postgresql.driver import PostgreSQLDriver
+from sqlq.database.sqlite.driver import SQLiteDriver
 from sqlq.model.callbacks import settlement
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import schedules
@@ -54,13 +54,13 @@ class Mortal:
         self._last, self._tell, self._every_thread = last, tell, every_thread
         self._count = 0
         self._lock = threading.Lock()
-        for dialect in (PostgreSQL, SQLite, MariaDB):
-            setattr(dialect, "run", self._mortal(dialect.run))  # noqa: B010 - statements that go past SQLAlchemy have no event
+        for kind in (PostgreSQLDriver, SQLiteDriver, MariaDBDriver):
+            setattr(kind, "run", self._mortal(kind.run))  # noqa: B010 - statements that go past SQLAlchemy have no event
 
     def _mortal(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def mortal_run(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
+        def mortal_run(own: Driver, driver: Any, statement: str, parameters: Any) -> Any:
             self.moment(f"before {_named(statement)}")
-            rows = run(dialect, driver, statement, parameters)
+            rows = run(own, driver, statement, parameters)
             self.moment(f"after {_named(statement)}")
             return rows
 

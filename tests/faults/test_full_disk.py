@@ -131,7 +131,7 @@ def test_an_enqueue_on_a_full_disk_raises_and_writes_nothing(
 def test_a_write_lock_that_is_held_for_long_is_reported_in_one_sentence(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
-    monkeypatch.setattr("sqlq.database.sqlite.dialect.BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("sqlq.database.sqlite.driver.BUSY_TIMEOUT_MS", 20)
     task = app.task(name="t")(lambda: None)
     sqlq.configure_sqlite(engine)
     held = "another program held the write lock for longer than this connection waits"

@@ -89,7 +89,7 @@ def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
 
     with pytest.raises(DBAPIError, match="read-only") as caught:
         claim_at_a_standby()
-    assert app.database.dialect.trouble(caught.value).is_away
+    assert app.database.dialect.driver.trouble(caught.value).is_away
     assert caught.value.connection_invalidated
 
 
@@ -163,12 +163,12 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
     """Should a plan ever claim more than its limit, the claim is undone instead of hoarding."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(3)])
-    honest = app.database.dialect.claim
+    honest = app.database.dialect.sql.claim
 
     def greedy(ask: Ask, wanted: ClaimRequest, by: Claimant) -> Any:
         return honest(ask, wanted._replace(limit=3), by)
 
-    monkeypatch.setattr(app.database.dialect, "claim", greedy)
+    monkeypatch.setattr(app.database.dialect.sql, "claim", greedy)
     with (
         pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"),
         app.database.begin() as conn,

@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.database.mariadb.dialect import LOCK_WAIT_SECONDS
+from sqlq.database.mariadb.driver import LOCK_WAIT_SECONDS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling

@@ -35,7 +35,7 @@ def migrated(empty: Engine, request: pytest.FixtureRequest) -> Iterator[Catalogu
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_statements_know_the_tables_of_the_migrations(empty: Engine) -> None:
     migrate.upgrade(empty, None)
-    assert indexes(empty) == dialect_of(empty).own_indexes
+    assert indexes(empty) == dialect_of(empty).health.OWN_INDEXES
     assert nullable(empty) == {table: set(names.split()) for table, names in NULLABLE.items()}
     made = columns(empty)
     migrate.downgrade(empty, None, "base")

@@ -368,17 +368,21 @@ def test_the_wait_for_another_migrator_times_out(
 def test_a_waiting_migration_names_the_holder_of_the_lock(
     empty: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dialect, number = dialect_of(empty), {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()"}
+    migrations, number = (
+        dialect_of(empty).migrations,
+        {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()"},
+    )
     if empty.dialect.name not in number:
         pytest.skip("the file's lock has no names")
     monkeypatch.setattr(online, "PATIENCE_S", 1.0)
     monkeypatch.setattr(migrate, "HOLDER_AFTER_S", 0.2)
     with empty.connect() as stranger, stranger.begin():
-        assert dialect.lock_for_migration(stranger, None)
+        assert migrations.lock(stranger, None)
         session = stranger.exec_driver_sql(f"SELECT {number[empty.dialect.name]}").scalar()
         with pytest.raises(ConfigurationError, match=f"{empty.url.username} in session {session}, "):
             migrate.upgrade(empty, None)
-        dialect.unlock_for_migration(stranger, None)
+        if migrations.unlocks:
+            stranger.execute(text(migrations.unlocks), {"schema": empty.url.database})
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert f"{empty.url.username} in session {session}, which" in line
     assert migrate.upgrade(empty, None) is None

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.database.postgresql.dialect import PostgreSQL
+from sqlq.database.postgresql.sql import PostgreSQLSql
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
@@ -67,7 +67,7 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
 
     for served in (None, ["default"]):
         with app.database.for_claims.begin() as conn:
-            list(PostgreSQL().pick(Explaining(conn), LINES, served))  # type: ignore[arg-type]  # executes alike
+            list(PostgreSQLSql().pick(Explaining(conn), LINES, served))  # type: ignore[arg-type]  # executes alike
     assert len(plans) == 4
     for plan in plans:
         scans = [node for node in walk(plan) if node["Node Type"] == "Seq Scan"]
@@ -112,7 +112,7 @@ def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
 
     event.listen(app.database.engine, "before_cursor_execute", note)
     with app.database.begin() as conn:
-        assert len(list(app.database.dialect.pick(conn, LINES, ["default"]))) == 16
+        assert len(list(app.database.dialect.sql.pick(conn, LINES, ["default"]))) == 16
         admit.sweep_on(conn, "", 500)
     event.remove(app.database.engine, "before_cursor_execute", note)
     with engine.connect() as conn:

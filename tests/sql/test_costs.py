@@ -41,7 +41,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         note(statement)
 
     def counting(dialect: Dialect) -> Any:
-        run = dialect.run
+        run = dialect.driver.run
 
         def counted(driver: Any, statement: str, parameters: Any) -> Any:
             note(statement)
@@ -51,7 +51,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     with monkeypatch.context() as patch:
         for dialect in map(dialects.dialect_named, dialects.NAMES):
-            patch.setattr(dialect, "run", counting(dialect))
+            patch.setattr(dialect.driver, "run", counting(dialect))
         event.listen(Engine, "before_cursor_execute", executing)
         try:
             yield found
@@ -126,7 +126,7 @@ def test_a_lone_job_takes_one_claim_and_one_settle_statement(
         (job,) = claimer.claim(10)
     writes = [statement for statement in sent if re.search("UPDATE [^S]", statement)]
     assert len(writes) == 1, sent
-    if not database.dialect.one_writer:
+    if not database.dialect.in_a_file:
         assert len(sent) == CLAIMS[database.engine.dialect.name], sent
     settlement = Settlement(job.id, job.lease_token, job.attempts, Completed())
     with database.for_loops.single_statements() as conn, statements(monkeypatch) as sent:

@@ -125,7 +125,7 @@ def test_a_connection_that_cannot_be_rolled_back_is_dropped(
 
     pid = backend(app.database)
     with monkeypatch.context() as patched:
-        patched.setattr(app.database.dialect, "run", interrupted)
+        patched.setattr(app.database.dialect.driver, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             backend(app.database)
     assert backend(app.database) != pid

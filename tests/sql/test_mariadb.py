@@ -20,7 +20,7 @@ from sqlalchemy import Connection, event, text
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.mariadb.dialect import MariaDB as Dialect
+from sqlq.database.mariadb.sql import MariaDBSql
 from sqlq.model.checks import Rule
 from sqlq.model.outcome import Completed
 from sqlq.model.schedule import Declared, Schedule
@@ -268,7 +268,7 @@ def test_each_statement_that_locks_is_run(monkeypatch: pytest.MonkeyPatch, datab
 
     verbs = ("lock", "change", "move")
     for name in verbs:
-        monkeypatch.setattr(Dialect, name, noted(getattr(Dialect, name)))
+        monkeypatch.setattr(MariaDBSql, name, noted(getattr(MariaDBSql, name)))
     for run in ALL.values():
         with database.connect() as conn, conn.begin() as transaction, suppress(pytest.skip.Exception):
             run(conn, claim_two(conn) or two(conn))

@@ -16,7 +16,8 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect, named
+from sqlq.database.dialect import Dialect
+from sqlq.database.schemas import named
 from sqlq.database.values import Ask
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Completed, Settlement
@@ -27,14 +28,14 @@ from tests.sql.test_statements import walk
 
 Call = Callable[[Dialect, Ask], Any]
 CALLS: dict[str, Call] = {
-    "unblock": lambda dialect, ask: dialect.unblock(
+    "unblock": lambda dialect, ask: dialect.sql.unblock(
         ask, [1, 2], are_steps=False, most=1_000, reason=unblock.REASON
     ),
-    "unblock_steps": lambda dialect, ask: dialect.unblock(
+    "unblock_steps": lambda dialect, ask: dialect.sql.unblock(
         ask, [3], are_steps=True, most=1_000, reason=unblock.REASON
     ),
-    "waiting_for": lambda dialect, ask: dialect.waiting_for(ask, [1, 2]),
-    "waiting_for_recent": lambda dialect, ask: dialect.waiting_for_recent(ask, 21_000),
+    "waiting_for": lambda dialect, ask: dialect.sql.waiting_for(ask, [1, 2]),
+    "waiting_for_recent": lambda dialect, ask: dialect.sql.waiting_for_recent(ask, 21_000),
 }
 WAITING = 30_000
 

@@ -81,7 +81,7 @@ def test_tcp_timeouts_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
 
     def ends(url: URL, seconds: int) -> dict[str, Any]:
-        return dialect_at(url).ends(url, seconds)
+        return dialect_at(url).driver.ends(url, seconds)
 
     given = ends(database_url("postgresql://h/d"), 3)
     assert given == {

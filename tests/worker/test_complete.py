@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
 from sqlq import EnqueueError
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.errors import ConfigurationError
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import lease, settle

@@ -211,7 +211,7 @@ def test_an_idle_worker_sends_no_extra_query_for_requests(
             worker._wake.call()
             wait_until(lambda: turns)
         assert len(read) == before, "nothing was committed, or a lookout tells"
-        if app.database.dialect.sees_commits:
+        if app.database.dialect.in_a_file:
             with engine.begin() as conn:
                 conn.execute(text("UPDATE sqlq_workers SET concurrency = 1"))
             wait_until(lambda: len(read) > before, what="the commit of another noticed")
@@ -351,7 +351,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
 
 def test_requests_of_operators_come_with_the_poll(app: sqlq.App) -> None:
     """Requests of operators come with the look that a host makes anyway."""
-    if app.database.dialect.sees_commits:
+    if app.database.dialect.in_a_file:
         return
     with working(app) as worker:
         wait_until(lambda: is_idle(app))

@@ -166,7 +166,7 @@ def test_rescue_pauses_between_batches_on_a_single_writer(
     service = services.Rescue(app.database, LEASE_MS, tell, lambda: None)
     wait = service.run()
     monkeypatch.undo()
-    assert wait == (0.375 if app.database.dialect.one_writer else 0.0)
+    assert wait == (0.375 if app.database.dialect.in_a_file else 0.0)
 
 
 @pytest.mark.parametrize("number", [3, 4])

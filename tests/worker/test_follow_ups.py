@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.database.database import Database
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.model.callbacks import Follower, settlement
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.database.postgresql.sql import claim
+from sqlq.database.postgresql.statements import claim
 from sqlq.errors import ConfigurationError
 from sqlq.worker.claim import Claimer
 from sqlq.worker.options import WorkerOptions

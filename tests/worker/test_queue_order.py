@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, exc, text
 
 import sqlq
-from sqlq.database.dialect import Dialect
+from sqlq.database.driver import Driver
 from sqlq.model.outcome import Released, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
@@ -190,14 +190,14 @@ def test_slow_claims_take_fewer_jobs(
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(20)])
     claimer = Claimer(app.database, "me", WorkerOptions(("default",), 10, 30_000))
-    run = type(app.database.dialect).run
+    run = type(app.database.dialect.driver).run
     slow = [5.0]
 
-    def runs(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
+    def runs(own: Driver, driver: Any, statement: str, parameters: Any) -> Any:
         clock.now += slow.pop() if slow and "reserved_by" in statement else 0.0
-        return run(dialect, driver, statement, parameters)
+        return run(own, driver, statement, parameters)
 
-    monkeypatch.setattr(type(app.database.dialect), "run", runs)
+    monkeypatch.setattr(type(app.database.dialect.driver), "run", runs)
     room = []
     for _ in range(3):
         room.append(claimer.demand(0, 0, 0, 0.0))
@@ -229,19 +229,19 @@ def test_claims_of_large_payloads_take_fewer_jobs(app: sqlq.App) -> None:
 def test_a_late_claim_starts_its_jobs(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = type(app.database.dialect).run
+    run = type(app.database.dialect.driver).run
     delayed: list[int] = []
 
-    def late(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
-        rows = run(dialect, driver, statement, parameters)
+    def late(own: Driver, driver: Any, statement: str, parameters: Any) -> Any:
+        rows = run(own, driver, statement, parameters)
         # MariaDB returns no rows, and reserves some only where it has found some
-        if re.search(r"reserved_by ?= ?[?%]", statement) and (rows or dialect.name == "mariadb"):
+        if re.search(r"reserved_by ?= ?[?%]", statement) and (rows or app.database.dialect.name == "mariadb"):
             delayed.append(len(rows))
             until = time.monotonic() + 2.1
             wait_until(lambda: time.monotonic() > until, what="the lease has run out")
         return rows
 
-    monkeypatch.setattr(type(app.database.dialect), "run", late)
+    monkeypatch.setattr(type(app.database.dialect.driver), "run", late)
     monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
     arrived, rescued = Leases.arrived, list[Any]()
 

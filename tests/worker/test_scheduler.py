@@ -124,7 +124,7 @@ def test_a_schedule_with_an_unreadable_plan_is_logged(
 
 def test_ticks_sleep_until_the_next_run(app: sqlq.App) -> None:
     ticks = Ticks(app.database)
-    longest = TICK_SECONDS if app.database.dialect.sees_commits else 7.0
+    longest = TICK_SECONDS if app.database.dialect.in_a_file else 7.0
     assert ticks.run() == longest
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("far", task.new(), cron="0 3 1 1 *")

@@ -25,7 +25,6 @@ import sqlq
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding
 from sqlq.config.constants import MAX_RELEASES
-from sqlq.database.sqlite.dialect import SQLite
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
@@ -37,6 +36,7 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.maintain import services
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
+from sqlq.worker.settle import settle as settling
 from tests import claims as claiming
 from tests.kit import worker_of, working
 from tests.waiting import wait_until
@@ -696,7 +696,7 @@ def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that has run, and whose outcome is not written, runs again after a crash."""
-    monkeypatch.setattr(SQLite, "most_unwritten", 5)
+    monkeypatch.setattr(settling, "MOST_UNWRITTEN_IN_A_FILE", 5)
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     locked, free = threading.Event(), threading.Event()

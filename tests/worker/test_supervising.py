@@ -20,7 +20,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import sqlq
 from sqlq.database.batch import Right
-from sqlq.database.dialect import in_schema
+from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlq.admin.doctor.finding import DAMAGED, Answers, Case, Check, check, ok, to_do, troubles
 from sqlq.database.sqlite import health
-from sqlq.database.sqlite.dialect import may_only_be_read
+from sqlq.database.sqlite.driver import may_only_be_read
 
 LARGE_LOG_BYTES = 256 * 1024 * 1024
 CHECKED_BYTES = 32 * 1024 * 1024

@@ -25,7 +25,7 @@ from sqlalchemy import URL
 from sqlalchemy.util import await_only
 
 from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Place, answer
-from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
+from sqlq.database.sqlite.driver import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
 

@@ -19,9 +19,9 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlq.config.urls import supported
 from sqlq.database.caller.driver import DriverConnection
 from sqlq.database.caller.drivers import driver_of, kind_of
-from sqlq.database.dialect import in_schema
 from sqlq.database.dialects import NAMES, dialect_of
-from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
+from sqlq.database.schemas import in_schema
+from sqlq.database.sqlite.driver import begin_as_for_a_write, savepoint_may_be_outermost
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
 
@@ -110,7 +110,7 @@ def connection_to_write(session: Any) -> Connection:
             "rollback would not undo "
             "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
         )
-    if dialect_of(conn).commits_at_once(conn.connection):  # guard: no-autocommit
+    if dialect_of(conn).driver.commits_at_once(conn.connection):  # guard: no-autocommit
         raise EnqueueError(
             "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
             "or connection with another isolation_level (enqueue without a session commits at once, too)"
@@ -221,6 +221,12 @@ def database_error(conn: Connection | DriverConnection, error: BaseException) ->
     return None
 
 
+def _is_outside(conn: Any) -> bool:
+    """Whether a caller's connection is outside any transaction, after an error that undid one."""
+    query = dialect_of(conn).driver.in_transaction
+    return bool(query) and not conn.exec_driver_sql(query).scalar()
+
+
 @contextmanager
 def on_callers(conn: Any, schema: str | None, seal: Encryption | None = None) -> Iterator[None]:
     """Write on a caller's connection, in this schema, with the encryption of sqlq's own connections.
@@ -233,7 +239,7 @@ def on_callers(conn: Any, schema: str | None, seal: Encryption | None = None) ->
             yield
     except Exception as error:
         said, dialect = database_error(conn, error), dialect_of(conn)
-        if said is not None and dialect.trouble(said).rolled_back and dialect.has_lost_transaction(conn):
+        if said is not None and dialect.driver.trouble(said).rolled_back and _is_outside(conn):
             conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
             raise EnqueueError(
                 f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 
-from sqlq.database.dialect import listed
-from sqlq.database.mariadb import sql
+from sqlq.database.mariadb import statements
+from sqlq.database.sql import listed
 from sqlq.database.values import CLAIMED, Ask, Claimant, RawRows
 
 PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
@@ -25,7 +25,7 @@ def reserved(ask: Ask, due: RawRows, by: Claimant) -> RawRows:
             row[PLACE["max_attempts"]] = most
             missing.setdefault(most, []).append(row[0])
     cases = " ".join(f"WHEN id IN ({listed(ids)}) THEN %s" for ids in missing.values())
-    ask(sql.reserve(listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
+    ask(statements.reserve(listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
     return [tuple(row) for row in claimed]
 
 

@@ -12,10 +12,12 @@ from sqlalchemy import URL, Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import OWNER
-from sqlq.database.dialect import schema_of
+from sqlq.database.schemas import schema_of
 from sqlq.database.values import Burden, Session, TableSize
-from sqlq.schema.tables import LARGEST_TOKEN, metadata
+from sqlq.schema.tables import INDEXES, LARGEST_TOKEN, metadata
 
+OWN_INDEXES = INDEXES - {"jobs_admitted", "finished_jobs_expire", "failed_jobs_expire"} | {"jobs_live_key"}
+"""Another index has the rows of those that are missing, too."""
 COLLATION = "utf8mb4_nopad_bin"
 LAST_ID = "a row of jobs had an id near the largest one, and ids continue behind it, if there is one left"
 LOWER_IDS = f"DELETE FROM jobs WHERE id > {LARGEST_TOKEN}, then ALTER TABLE jobs AUTO_INCREMENT = 1"
@@ -29,6 +31,10 @@ def setting(conn: Connection, name: str) -> Any:
 def status(conn: Connection, name: str) -> int:
     """Return a counter of the server."""
     return int(conn.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").one()[1])
+
+
+def unfit(conn: Connection) -> str | None:
+    return None
 
 
 def unpurged_transactions(conn: Connection) -> int:

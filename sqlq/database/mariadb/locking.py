@@ -14,7 +14,7 @@ from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import Subquery
 
 from sqlq.database.batch import Batch, Change, first_column
-from sqlq.database.dialect import Dialect, held
+from sqlq.database.sql import Sql, held
 from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 
 
@@ -86,7 +86,7 @@ class Plan:
 
 
 @lru_cache(maxsize=512)
-def plan_of(dialect: Dialect, change: Change) -> Plan:
+def plan_of(sql: Sql, change: Change) -> Plan:
     key, chosen = change.key, change.chosen
     table = key.table
     plan = Plan(chosen, change.waits)
@@ -94,7 +94,7 @@ def plan_of(dialect: Dialect, change: Change) -> Plan:
     written: set[str] = set()
     if callable(change.values):
         plan.given = Batch(**{column.name: type(column.type) for column in chosen.selected_columns})
-        rows = dialect.batch_table(plan.given)
+        rows = sql.batch_table(plan.given)
         values = change.values(rows)
         written = set(values)
         plan.changes = update(table).where(key == rows.c[key.name]).values(values)
@@ -118,15 +118,15 @@ def plan_of(dialect: Dialect, change: Change) -> Plan:
 
 
 @lru_cache(maxsize=64)
-def deletion(dialect: Dialect, column: Any) -> tuple[Batch, Any]:
+def deletion(sql: Sql, column: Any) -> tuple[Batch, Any]:
     batch = Batch(**{column.name: type(column.type)})
-    rows = dialect.batch_table(batch)
+    rows = sql.batch_table(batch)
     return batch, delete(column.table).where(column == rows.c[column.name])
 
 
 @lru_cache(maxsize=64)
-def copying(dialect: Dialect, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
-    rows = dialect.batch_table(batch)
+def copying(sql: Sql, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
+    rows = sql.batch_table(batch)
     source = (
         select(*(jobs.c[name] for name in CARRIED), *batch.carried(rows))
         .join_from(rows, jobs, jobs.c.id == rows.c.id)
@@ -134,4 +134,4 @@ def copying(dialect: Dialect, batch: Batch, target: Table) -> tuple[Any, Select[
         .with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
     )
     copy = insert(target).from_select([*CARRIED, *batch.extra], source)
-    return copy, held(dialect, batch, jobs.c.lease_token)
+    return copy, held(sql, batch, jobs.c.lease_token)

@@ -1,176 +1,252 @@
-"""The statements for MariaDB that are written as text: claims, polls, and verdicts on blocked jobs.
+"""MariaDB: two statements where PostgreSQL needs one, and every row found by its primary key.
 
-MariaDB runs a subquery that steps to the next value from the start of the index each time. So steps from one
-queue or priority to the next are loose index scans (GROUP BY), or statements of their own.
+InnoDB locks each row that a statement reads, not only those that it returns. So a statement that locks reads
+no other rows, whatever the size of the table is. It reads an index that holds only these, or finds them by
+their ids in ascending order. The statements name the index, since for a small table the planner prefers to
+read all of it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
 
-from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    Table,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.types import Boolean, Double, Integer, Text
 
-from sqlq.database.values import claimed_columns
-from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.types import MARIADB_NOW
+from sqlq.database.batch import (
+    CHANGED,
+    LEFT,
+    NEW,
+    NO_VALUES,
+    Batch,
+    Change,
+    Condition,
+    Expression,
+    Key,
+    Right,
+    Values,
+)
+from sqlq.database.mariadb import statements
+from sqlq.database.mariadb.claims import PLACE, reserved, time_of
+from sqlq.database.mariadb.driver import REFUSE_STANDBY
+from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
+from sqlq.database.schemas import ask_on
+from sqlq.database.sql import Sql
+from sqlq.database.values import (
+    LARGEST_WINDOW,
+    Ask,
+    Claimant,
+    ClaimRequest,
+    LookWanted,
+    RawRows,
+)
+from sqlq.schema.tables import jobs
+from sqlq.schema.types import Moment, naive
 
-NOW = MARIADB_NOW
-NEXT_TOKEN = f"CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END"
-ONE_MORE = f"LEAST(attempts + 1, {MOST_COUNTED})"
-_QUOTER = MariaDBDialect().identifier_preparer
+MOST_CHARACTERS = 3_500_000
+"""The most that the texts of one statement may have. Each takes at most four bytes there, and a packet has
+16 MiB."""
 
-
-# guard: claim-beyond-a-place-mariadb
-_BEYOND = " AND (available_at > %s OR available_at = %s AND id > %s)"
-
-
-@cache
-def due(*, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
-    """Lock the first due jobs of one priority of a queue: the highest, or a given one. Their columns are as
-    the claim leaves them, and then the own attempts of each row.
-
-    The index has reserved rows apart from ready ones. So the statement reads, and locks, only the rows that
-    it returns. A filesort would lock every row of the queue.
-    """
-    order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    level = "%s" if given_level else TOP_LEVEL
-    after = _BEYOND if beyond else ""
-    columns = claimed_columns(qualified(MariaDBDialect()), lease_token=NEXT_TOKEN, attempts=ONE_MORE)
-    # guard: claim-mariadb
-    return f"""
-SELECT {columns}, max_attempts FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
- WHERE reserved_at IS NULL AND queue = %s AND priority = {level} AND available_at <= {NOW}{after}
-   AND NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues AS q
-                    WHERE q.queue = jobs.queue AND q.paused_at IS NOT NULL)
- ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED
-"""
-
-
-def due_beyond(positions: int) -> str:
-    """Find the positions, of so many, behind which a job is due. It locks nothing."""
-    return "UNION ALL".join(
-        f"""
-(SELECT {place} FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
-  WHERE reserved_at IS NULL AND queue = %s AND priority = %s AND available_at <= {NOW}{_BEYOND} LIMIT 1)"""
-        for place in range(positions)
-    )
-
-
-TOP_LEVEL = "(SELECT MAX(priority) FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue = %s)"
-"""The highest priority of the ready jobs of a queue, by one probe of the index."""
-
-
-def reserve(ids: str, cases: str) -> str:
-    """Reserve locked jobs by their ids, in the transaction that has locked them, with the attempts in
-    `cases`. All values are computed or valid already, and the checks of the table take half of the time."""
-    more = cases and f", max_attempts = CASE {cases} ELSE max_attempts END"
-    unchecked = "innodb_lock_wait_timeout = 0, check_constraint_checks = 0"
-    return f"""
-SET STATEMENT {unchecked} FOR UPDATE __sqlq__.jobs FORCE INDEX (PRIMARY)
-   SET reserved_at = {NOW}, reserved_by = %s, lease_expires_at = {NOW} + INTERVAL %s * 1000 MICROSECOND,
-       lease_token = {NEXT_TOKEN}, attempts = {ONE_MORE}{more}
- WHERE id IN ({ids})
-"""
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 
 
-KEY_OF = "SELECT live_key, queue FROM __sqlq__.jobs WHERE id = %s AND live_key IS NOT NULL"
+class MariaDBSql(Sql):
+    in_json = staticmethod(lambda moment: str(naive(moment)))
+    most_characters = MOST_CHARACTERS
+    correlates_in_from = False
+    claims_queues_apart = True
+    words, remove_steps = statements.WORDS, statements.REMOVE_STEPS
+    levels, lines = statements.LEVELS, staticmethod(statements.lines)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def upsert(
+        self,
+        table: Table,
+        key: Key,
+        values: Values = NO_VALUES,
+        changes: Callable[[Any], Values] | None = None,
+        *,
+        where: Condition | None = None,
+        returning: Sequence[Expression] = (),
+    ) -> Any:
+        statement = mysql.insert(table).values(**values)
+        new, changed_it, left = (literal_column(str(met), Integer) for met in (NEW, CHANGED, LEFT))
+        # the exclusive locks of ON DUPLICATE KEY reach the next key
+        if changes is None and returning:  # guard: what-is-met-is-shared
+            return statement.prefix_with("IGNORE").returning(new, *returning)
+        (row,) = table.primary_key
+        changed = {} if changes is None else dict(changes(statement.inserted))
+        if where is not None:
+            changed = {name: func.if_(where, value, table.c[name]) for name, value in changed.items()}
+        same = next(column for column in table.c if column is not row and column.name not in changed)
+        if not returning:
+            return statement.on_duplicate_key_update({same.name: same, **changed})
+        changed[same.name] = func.if_(literal_column(note_met(row.name), Text).is_(None), same, same)
+        has_met = literal_column(is_met(row.name), Boolean)
+        met: Any = changed_it if where is None else func.if_(where, changed_it, left)
+        met = func.if_(has_met, met, new)
+        return statement.on_duplicate_key_update(changed).returning(met, *returning)
+
+    def newest(self, query: Select[Any]) -> Select[Any]:
+        has_key = literal_column("live_key") == jobs.c.unique_key
+        by_key = query.where(has_key).with_hint(jobs, "FORCE INDEX (jobs_live_key)", "mariadb")
+        # a snapshot may be older; guard: who-was-met-is-read-anew
+        return by_key.prefix_with("STRAIGHT_JOIN").with_for_update(read=True)
+
+    def lock(
+        self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
+    ) -> Sequence[Any]:
+        way, ids = locking(query, waits), None
+        if way.chooses is not None:
+            ids = list(conn.scalars(way.chooses, parameters))
+            if not ids:
+                return []
+            parameters = {**(parameters or {}), "sqlq_ids": sorted(ids)}
+        rows = conn.execute(way.locks, parameters).all()
+        if ids is None or way.place is None:
+            return rows
+        order = {id: place for place, id in enumerate(ids)}
+        return sorted(rows, key=lambda row: order[row[way.place]])
+
+    def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
+        plan = plan_of(self, change)
+        rows = self.lock(conn, plan.chosen, parameters, waits=plan.waits)
+        if not rows:
+            return []
+        ids = {"sqlq_ids": sorted(row[0] for row in rows)}
+        given = {**(parameters or {}), **ids}
+        if plan.given is not None:
+            some = [row[: len(plan.given.columns)] for row in sorted(rows, key=lambda row: row[0])]
+            given |= self.batch_parameters(plan.given, some)
+        if plan.changes is None:
+            self.delete(conn, change.key, ids["sqlq_ids"])
+        else:
+            conn.execute(plan.changes, {name: given[name] for name in plan.takes})
+        if plan.returns is not None:
+            return conn.execute(plan.returns, ids).all()
+        return [plan.row(row[plan.returned_from :]) for row in rows]
+
+    def delete(self, conn: Connection, column: Any, values: Sequence[Any], *where: Condition) -> None:
+        if where:  # whose subqueries would lock the rows that they read
+            values = conn.scalars(select(column).where(column.in_(values), *where)).all()
+        if values:
+            batch, statement = deletion(self, column)
+            conn.execute(statement, self.batch_parameters(batch, [(value,) for value in sorted(values)]))
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: RawRows,
+        target: Table,
+        *,
+        waits: bool = False,
+    ) -> set[Right]:
+        copy, query = copying(self, batch, target)
+        mine = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
+        rights = {(row[0], row[-1]) for row in mine}
+        if rights:
+            conn.execute(
+                copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights])
+            )
+            self.delete(conn, jobs.c.id, [id for id, _ in rights])
+        return rights
+
+    # -- claim -----------------------------------------------------------------------------------------------
+
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        find = self._due_beyond if wanted.positions else self._due
+        return reserved(ask, find(ask, wanted), by)
+
+    def _due(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
+        names, limit, order, _ = wanted
+        first = statements.due(newest_first=order == "newest")
+        at_level = statements.due(given_level=True, newest_first=order == "newest")
+        levels = (first, at_level, statements.NEXT_LEVEL)
+        due: list[Any] = []
+        if len(names) > 1:  # one statement for all finds those that are worth one of their own
+            ready = {queue for queue, ms, _ in self.due_in(ask, names) if ms is not None and ms <= 0}
+            names = [name for name in names if name in ready]
+        for name in names:
+            if len(due) < limit:
+                due += self._due_in_one(ask, levels, name, limit - len(due), PLACE["priority"])
+        return due
+
+    def _due_beyond(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
+        due: list[Any] = []
+        places = [
+            (queue, priority, moment := time_of(due_us), moment, id)
+            for queue, priority, due_us, id in wanted.positions
+        ]
+        if len(places) > 1:  # one statement for all finds those that are worth one of their own
+            rows = ask(statements.due_beyond(len(places)), tuple(chain.from_iterable(places)))
+            places = [places[i] for i in sorted(place for (place,) in rows)]
+        for place in places:
+            if len(due) < wanted.limit:
+                due += ask(statements.due(given_level=True, beyond=True), (*place, wanted.limit - len(due)))
+        return due
+
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
+        if after is None and not names:
+            return []
+        # A loose scan cannot begin behind a queue: MariaDB would read all jobs there. So it reads all queues.
+        number, given = (len(names), tuple(names)) if after is None else (None, ())
+        rows = ask(statements.due_in(number), given)
+        if any(queue is None for queue, _ in rows):
+            ask(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
+        beyond = [] if after is None else sorted(queue for queue, _ in rows if queue > after)
+        places = {queue: place for place, queue in enumerate(beyond[:LARGEST_WINDOW], 1)}
+        known = {*names}
+        return [(queue, ms, places.get(queue)) for queue, ms in rows if queue in places or queue in known]
+
+    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
+        due = [(*row, *[None] * 7) for row in self.due_in(ask, wanted.names, wanted.after)]
+        services = (wanted.maintenance,) * 2
+        given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
+        return [*due, *ask(statements.look(len(wanted.workers)), given)]
+
+    # -- batches ---------------------------------------------------------------------------------------------
+
+    def batch_table(self, batch: Batch) -> FromClause:
+        columns = ", ".join(
+            f"`{name}` {_json_type(kind)} PATH '$[{i}]'"
+            for i, (name, kind) in enumerate(batch.columns.items())
+        )
+        return _json_table("batch", columns, batch.columns)
+
+    def texts(self) -> FromClause:
+        columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"
+        return _json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
+
+    def lock_key(self, conn: Connection, id: int) -> None:
+        ask = ask_on(conn)
+        for key in ask(statements.KEY_OF, (id,)):
+            ask(statements.LOCK_KEY, tuple(key))  # guard: the-key-before-its-job
 
 
-LOCK_KEY = """
-SELECT id FROM __sqlq__.jobs FORCE INDEX (jobs_live_key)
- WHERE live_key = %s AND queue = %s FOR UPDATE
-"""
-"""Lock the entry of a unique key, and then its job. A subquery for the key would lock the job first."""
+def _json_type(kind: type[Any]) -> str:
+    return next((said for known, said in _TYPES.items() if issubclass(kind, known)), _TEXT)
 
 
-NEXT_LEVEL = """
-SELECT MAX(priority) FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue = %s AND priority < %s
-"""
+_TYPES = {BigInteger: "BIGINT", Integer: "INT", Moment: "DATETIME(6)", Double: "DOUBLE"}
 
 
-LEVELS = """
-SELECT queue, priority FROM __sqlq__.jobs WHERE reserved_at IS NULL
- GROUP BY reserved_at, queue, priority ORDER BY reserved_at, queue, priority
-"""
-
-
-def lines(begins: str) -> str:
-    # with an equation the planner would sort all rows by the other columns
-    return f"""
-SELECT limit_key FROM __sqlq__.jobs
- WHERE blocked_by >= 'limit' AND blocked_by <= 'limit' AND limit_key > :after{begins}
- GROUP BY blocked_by, limit_key ORDER BY blocked_by, limit_key LIMIT :most
-"""
-
-
-def due_in(names: int | None) -> str:
-    """The milliseconds until the first job of each queue is due, of so many queues or of all. A loose scan
-    reads one row for each queue and priority. A row without a queue is added where the server takes no
-    writes, so that its look may be out of date."""
-    wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
-    return f"""
-SELECT queue, CASE WHEN queue NOT IN (SELECT queue FROM __sqlq__.sqlq_queues WHERE paused_at IS NOT NULL)
-                   THEN TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0 END
-  FROM (SELECT reserved_at, queue, priority, MIN(available_at) AS first_at
-          FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
-         WHERE reserved_at IS NULL{wanted} GROUP BY reserved_at, queue, priority) AS levels
- GROUP BY queue
- UNION ALL SELECT NULL, NULL FROM DUAL WHERE @@global.read_only
-"""
-
-
-def look(workers: int) -> str:
-    """Poll everything but due jobs: schedules, hosts, maintenance, and requests to so many workers."""
-    theirs = ", ".join(["%s"] * workers) or "NULL"
-    return f"""
-SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
-                FROM __sqlq__.sqlq_schedules WHERE next_at IS NOT NULL ORDER BY next_at LIMIT 1),
-       NULL, 0,
-       CASE WHEN %s IS NOT NULL THEN (
-            SELECT COUNT(DISTINCT host, COALESCE(supervisor_pid, pid)) FROM __sqlq__.sqlq_workers
-             WHERE seen_at > {NOW} - INTERVAL %s * 1000 MICROSECOND) END,
-       CASE WHEN %s THEN EXISTS (
-            SELECT 1 FROM __sqlq__.jobs WHERE reserved_at IS NOT NULL
-               AND lease_expires_at <= {NOW}) END,
-       CASE WHEN %s THEN
-            EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
-       (SELECT JSON_ARRAYAGG(JSON_ARRAY(
-                 id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
-          FROM __sqlq__.sqlq_workers
-         WHERE id IN ({theirs}) AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL)),
-       EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
-       (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(paused_until)) / 1000e0
-          FROM __sqlq__.sqlq_queues)
-"""
-
-
-def _microseconds(column: str) -> str:
-    return f"TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {column})"
-
-
-_RECENTLY = f"ended.unblocks_at > {NOW} - INTERVAL %s * 1000 MICROSECOND"
-WORDS = {
-    "now": NOW,
-    "given": "%s",
-    "greatest": "GREATEST",
-    "carried": ", ".join(_QUOTER.quote(name) for name in CARRIED),
-    "straight_join": "STRAIGHT_JOIN",
-    "youngest_first": "",
-    "finished_recently": _RECENTLY,
-    "failed_recently": _RECENTLY,
-    "by_id": " FORCE INDEX (PRIMARY)",
-    "by_parent": " FORCE INDEX (sqlq_edges_parent)",
-    "by_line": " FORCE INDEX (jobs_line)",
-    "by_rank": " FORCE INDEX (jobs_line_by_id)",
-    "by_finished": " FORCE INDEX (finished_jobs_unblock)",
-    "by_failed": " FORCE INDEX (failed_jobs_unblock)",
-}
-"""MariaDB's words for the statements of `blocked`."""
-# for a list of ids MariaDB would read, and lock, the whole of a small table
-REMOVE_STEPS = """
-DELETE FROM __sqlq__.jobs USING JSON_TABLE('[{ids}]', '$[*]' COLUMNS (id BIGINT PATH '$')) AS step
- STRAIGHT_JOIN __sqlq__.jobs FORCE INDEX (PRIMARY)
- WHERE jobs.id = step.id
-"""
+def _json_table(name: str, columns: str, types: dict[str, Any]) -> FromClause:
+    """Return a table of the rows of a JSON array, a parameter of this name."""
+    rows = text(f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS given")
+    return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)

@@ -15,10 +15,12 @@ from sqlalchemy import URL, Connection, CursorResult, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import granting
-from sqlq.database.dialect import schema_of
+from sqlq.database.schemas import schema_of
 from sqlq.database.values import Burden, Rows, Session, TableSize
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import metadata
+from sqlq.schema.tables import INDEXES, metadata
+
+OWN_INDEXES = INDEXES
 
 
 def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple[Any, ...]]:

@@ -1,319 +1,161 @@
-"""The statements for PostgreSQL that are written as text, each made once for a schema: claims, polls, and
-verdicts on blocked jobs."""
+"""PostgreSQL: one statement where the portable form takes several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Integer,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    true,
+)
+from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.dml import ReturningInsert
+from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.values import LARGEST_WINDOW, claimed_columns
-from sqlq.schema.qualify import in_catalog, written
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
-
-
-@written
-def claim(newest_first: bool) -> str:
-    """Claim from the queues named, in their order, with any priorities in them.
-
-    Nested loops go over the queues and their priorities, and step to the next lower priority by the claim
-    index. So the statement reads only the rows that it claims.
-    """
-    # guard: pause-postgresql
-    levels = """unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
-      CROSS JOIN LATERAL (
-            WITH RECURSIVE levels (priority) AS (
-                  (SELECT priority FROM __sqlq__.jobs
-                    WHERE queue = wanted.queue AND reserved_at IS NULL
-                      AND NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
-                                       WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)
-                    ORDER BY priority DESC LIMIT 1)
-                  UNION ALL
-                  SELECT (SELECT j.priority FROM __sqlq__.jobs j
-                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
-                             AND j.priority < levels.priority
-                           ORDER BY j.priority DESC LIMIT 1)
-                    FROM levels WHERE levels.priority IS NOT NULL)
-            SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
-    order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    return _claim_from(levels, order=order)
-
-
-@written
-def claim_beyond() -> str:
-    """Claim from known queues and priorities, in each after a position, without reading rows before it."""
-    levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
-                       unnest(CAST(%(moments)s AS bigint[])), unnest(CAST(%(ids)s AS bigint[])))
-      WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
-    # guard: claim-beyond-a-place
-    beyond = """
-               AND (available_at, id)
-                   > (TIMESTAMP WITH TIME ZONE 'epoch' + (level.moment * interval '1 microsecond'), level.id)
-               AND NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
-                                WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
-    return _claim_from(levels, beyond)
-
-
-@written
-def due_in(has_window: bool) -> str:
-    """Step through queues and priorities as a claim does, and read the first row of each."""
-    window = """
-each (queue) AS (
-      SELECT min(queue)::varchar FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue > %(after)s
-      UNION ALL
-      SELECT (SELECT min(j.queue)::varchar FROM __sqlq__.jobs j
-               WHERE j.reserved_at IS NULL AND j.queue > each.queue)
-        FROM each WHERE each.queue IS NOT NULL),"""
-    in_window = f"""
-        UNION ALL
-       SELECT queue, row_number() OVER () FROM (
-              SELECT queue FROM each WHERE queue IS NOT NULL LIMIT {LARGEST_WINDOW}) AS in_window"""
-    first = """
-           SELECT queue, {place} AS place, priority, available_at FROM __sqlq__.jobs
-            WHERE queue = {name} AND reserved_at IS NULL {lower}
-            ORDER BY priority DESC, available_at, id LIMIT 1"""
-    following = first.format(
-        place="levels.place", name="levels.queue", lower="AND priority < levels.priority"
-    )
-    return f"""
-WITH RECURSIVE{window if has_window else ""}
-names (queue, place) AS (
-      SELECT queue, max(place) FROM (
-             SELECT unnest(CAST(%(names)s AS varchar[])) AS queue, CAST(NULL AS bigint) AS place
-             {in_window if has_window else ""}) AS named
-       GROUP BY queue),
-levels (queue, place, priority, available_at) AS (
-      SELECT found.* FROM names CROSS JOIN LATERAL (
-           {first.format(place="names.place", name="names.queue", lower="")}) AS found
-      UNION ALL
-      SELECT found.* FROM levels CROSS JOIN LATERAL (
-           {following}) AS found)
-SELECT queue,
-       CASE WHEN NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
-                              WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
-            THEN CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000
-                      AS double precision) END,
-       max(place)
-  FROM levels
- GROUP BY queue
-"""
-
-
-IF_READ_ONLY = in_catalog(
-    " UNION ALL SELECT NULL, NULL, NULL WHERE current_setting('transaction_read_only') = 'on'\n"
+from sqlq.database.batch import Batch, Right, locking, rights
+from sqlq.database.postgresql import statements
+from sqlq.database.postgresql.driver import REFUSE_STANDBY
+from sqlq.database.schemas import ask_on
+from sqlq.database.sql import Sql, fence
+from sqlq.database.values import (
+    Ask,
+    Backlog,
+    Claimant,
+    ClaimRequest,
+    LookWanted,
+    RawRows,
+    Verdict,
 )
-"""Adds a row without a queue where the server takes no writes, so that its look may be out of date."""
+from sqlq.schema.qualify import in_catalog
+from sqlq.schema.tables import CARRIED, jobs
+
+_SEPARATOR = "\x1f"
+"""A separator that no JSON contains, since JSON escapes control characters in strings. An array of texts
+takes a driver twice as long."""
 
 
-@written
-def look(has_window: bool) -> str:
-    """Poll everything that a host needs once a second in one statement, which costs as much as a poll of one
-    thing."""
-    # guard: the-look-sees-what-a-rescue-takes
-    return f"""
-SELECT queue, ms, place, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::boolean AS limited, NULL::varchar AS asked,
-       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
-  FROM ({due_in(has_window)}) AS due (queue, ms, place)
- UNION ALL
-SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
-                FROM __sqlq__.sqlq_schedules WHERE next_at IS NOT NULL), NULL,
-       CASE WHEN current_setting('transaction_read_only') = 'off'
-            THEN %(channel)s = ANY (SELECT pg_listening_channels()) END,
-       CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
-            SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM __sqlq__.sqlq_workers
-             WHERE seen_at > (statement_timestamp()
-                             - (CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond'))) END,
-       CASE WHEN CAST(%(maintenance)s AS boolean) THEN EXISTS (
-            SELECT 1 FROM __sqlq__.jobs
-             WHERE reserved_at IS NOT NULL
-               AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
-       CASE WHEN CAST(%(maintenance)s AS boolean) THEN
-            EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE blocked_by = 'limit')
-            OR EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
-       (SELECT json_agg(json_build_array(
-                 id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
-          FROM __sqlq__.sqlq_workers
-         WHERE id = ANY(CAST(%(workers)s AS varchar[]))
-           AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
-       EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
-       (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
-          FROM __sqlq__.sqlq_queues)
-"""
+class PostgreSQLSql(Sql):
+    insert = staticmethod(postgresql.insert)
+    # a row that the statement updated has its transaction there
+    has_met = literal_column(in_catalog("xmax <> 0"))
 
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        given = {"most": wanted.limit, **by._asdict()}
+        if not wanted.positions:
+            return ask(statements.claim(wanted.order == "newest"), {"names": list(wanted.queues), **given})
+        queues, *numbers = zip(*wanted.positions, strict=True)
+        places = dict(zip(("priorities", "moments", "ids"), map(_numbers, numbers), strict=True))
+        return ask(statements.claim_beyond(), {"queues": list(queues), **places, **given})
 
-def _microseconds(column: str) -> str:
-    return f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)"
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
+        given = {"names": list(names), "after": after}
+        rows = ask(statements.due_in(after is not None) + statements.IF_READ_ONLY, given)
+        if any(row[0] is None for row in rows):
+            ask(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
+        return rows
 
+    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
+        return ask(statements.look(wanted.after is not None), wanted._asdict())
 
-def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id") -> str:
-    """Select, lock and reserve in one statement, level by level under one LIMIT, so that only claimed rows
-    are locked.
-
-    The CTE is MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more
-    than the limit. With an array PostgreSQL finds each row by its primary key; a join would read the whole
-    table for a large batch.
-    """
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    # guard: claim-postgresql
-    return f"""
-WITH due AS MATERIALIZED (
-     SELECT ready.id
-       FROM {levels}
-      CROSS JOIN LATERAL (
-            SELECT id FROM __sqlq__.jobs
-             WHERE queue = level.queue AND priority = level.priority
-               AND reserved_at IS NULL AND available_at <= statement_timestamp(){beyond}
-             ORDER BY {order}
-             LIMIT %(most)s
-               FOR UPDATE SKIP LOCKED) AS ready
-      LIMIT %(most)s)
-UPDATE __sqlq__.jobs
-   SET reserved_at=statement_timestamp(),
-       reserved_by=%(owner)s,
-       lease_expires_at=statement_timestamp() + (CAST(%(lease_ms)s AS bigint) * interval '1 millisecond'),
-       lease_token=CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
-       attempts=least(attempts + 1, {MOST_COUNTED}),
-       max_attempts=coalesce(max_attempts,
-                             CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer))
- WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING {claimed_columns(dialect)}
-"""
-
-
-def _blocked_among(ended: str) -> str:
-    """Select the blocked steps that wait for the jobs of a FROM clause with the alias `ended`.
-
-    It leaves out steps that wait for the success of a failed job: they wait on, and there may be many.
-    """
-    return f"""
-     SELECT id FROM __sqlq__.jobs
-      WHERE id = ANY(ARRAY(
-            SELECT edge.job_id
-              FROM {ended}
-             CROSS JOIN LATERAL (SELECT job_id FROM __sqlq__.sqlq_edges
-                                  WHERE depends_on = ended.id
-                                    AND (on_outcome <> 'success' OR (
-                                         SELECT id FROM __sqlq__.failed_jobs WHERE id = ended.id) IS NULL)
-                                 OFFSET 0) AS edge))
-        AND blocked_by = 'flow'"""
-
-
-WAITING_FOR = in_catalog(_blocked_among("unnest(CAST(%(ids)s AS bigint[])) AS ended (id)"))
-WAITING_FOR_RECENT = in_catalog(
-    " UNION ".join(
-        _blocked_among(
-            f"""(SELECT id FROM __sqlq__.{table}
-                     WHERE {ended_at} > (statement_timestamp()
-                                        - (CAST(%(ms)s AS bigint) * interval '1 millisecond'))
-                       AND (flow_id IS NOT NULL OR limit_key IS NOT NULL) OFFSET 0) AS ended"""
+    def batch_table(self, batch: Batch) -> FromClause:
+        arrays = (
+            cast(bindparam(f"batch_{name}", type_=Text), postgresql.ARRAY(kind))
+            if issubclass(kind, Integer)
+            else bindparam(f"batch_{name}", type_=postgresql.ARRAY(kind))
+            for name, kind in batch.columns.items()
         )
-        for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
+        columns = (sql_column(name, kind) for name, kind in batch.columns.items())
+        return func.unnest(*arrays).table_valued(*columns, name="batch").render_derived()
+
+    def batch_parameters(self, batch: Batch, rows: RawRows) -> dict[str, Any]:
+        columns = zip(batch.columns.items(), zip(*rows, strict=True), strict=True)
+        return {
+            f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values)
+            for (name, kind), values in columns
+        }
+
+    def texts(self) -> FromClause:
+        parts = func.string_to_array(bindparam("texts", type_=Text), func.chr(ord(_SEPARATOR)))
+        return (
+            func.unnest(parts).table_valued("value", with_ordinality="place", name="texts").render_derived()
+        )
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        text = _SEPARATOR.join(texts)
+        return text if text.count(_SEPARATOR) == len(texts) - 1 and text else None
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: RawRows,
+        target: Table,
+        *,
+        waits: bool = False,
+    ) -> set[Right]:
+        parameters = self.batch_parameters(batch, rows)
+        return rights(conn.execute(_move(self, batch, target, waits), parameters))
+
+    def unblock(self, ask: Ask, ids: Sequence[int], *, are_steps: bool, most: int, reason: str) -> Verdict:
+        given: dict[str, Any] = {"ids": _numbers(ids), "reason": reason}
+        rows = ask(statements.unblock(are_steps), given if are_steps else {**given, "most": most})
+        found = {what: [id for id, kind in rows if kind == what] for what in ("found", "free", "cancelled")}
+        return Verdict(found["found"][0], found["free"], found["cancelled"])
+
+    def waiting_for(self, ask: Ask, ended: Sequence[int]) -> list[int]:
+        return [id for (id,) in ask(statements.WAITING_FOR, {"ids": _numbers(ended)})]
+
+    def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
+        return [id for (id,) in ask(statements.WAITING_FOR_RECENT, {"ms": within_ms})]
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
+    ) -> Iterable[Sequence[Any]]:
+        ask = ask_on(conn)
+        for in_order in (False, True):
+            if some := [line for line in lines if line.in_order is in_order]:
+                given = {
+                    "keys": [line.key for line in some],
+                    "running": _numbers([line.running for line in some]),
+                    "most": _numbers([line.most for line in some]),
+                    "holds": [line.holds for line in some],
+                    "served": None if served is None else list(served),
+                }
+                yield from ask(statements.pick(in_order), given)
+
+
+def _numbers(values: Sequence[int | None]) -> str:
+    """Return an array of numbers as text, which costs a driver a hundredth of a list."""
+    return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
+
+
+@cache
+def _move(sql: Sql, batch: Batch, target: Table, waits: bool) -> ReturningInsert[Any]:
+    """Copy rows as they are locked, one after the other in the order of the batch, and delete them by their
+    ids. So no join is planned, which would take as long as the statement itself."""
+    rows = sql.batch_table(batch)
+    mine = select(*(jobs.c[name] for name in CARRIED)).where(jobs.c.id == rows.c.id, *fence(rows))
+    each = locking(mine, waits=waits).lateral("mine")
+    found = select(*each.c, *batch.carried(rows)).join_from(rows, each, true())
+    taken = found.cte("held").prefix_with("MATERIALIZED")
+    ids = func.array(select(taken.c.id).scalar_subquery())
+    return (
+        insert(target)
+        .from_select([*CARRIED, *batch.extra], select(*taken.c))
+        .add_cte(delete(jobs).where(jobs.c.id == any_(ids)).cte("gone"))
+        .returning(target.c.id, target.c.lease_token)
     )
-)
-
-
-@written
-def unblock(are_steps: bool) -> str:
-    """Judge steps in one statement, and so by one snapshot, in which each job before them is in exactly one
-    table.
-
-    It checks the steps before one from the youngest on, and so finds a live one of a wide join at once. It
-    finds every row by a known key, with an array or a subquery. A join of tables would be planned without
-    knowing how few rows there are, and could read a whole index.
-    """
-    carried = ", ".join(CARRIED)
-    given = "CAST(%(ids)s AS bigint[])"
-    wanted = f"SELECT unnest({given}) AS id" if are_steps else f"{WAITING_FOR} LIMIT %(most)s"
-    live = "SELECT id FROM __sqlq__.jobs WHERE id = edge.depends_on"  # guard: live-is-waited-for-postgresql
-    return f"""
-WITH step AS MATERIALIZED ({wanted}),
-quiet AS MATERIALIZED (
-     SELECT step.id FROM step
-      WHERE NOT EXISTS (
-            SELECT 1
-              FROM (SELECT depends_on FROM __sqlq__.sqlq_edges
-                     WHERE job_id = step.id ORDER BY depends_on DESC OFFSET 0) AS edge
-             WHERE ({live}) IS NOT NULL)),
-verdict AS MATERIALIZED (
-     SELECT quiet.id,
-            bool_or(failed IS NULL AND on_outcome <> 'ended'
-                    AND (on_outcome = 'failure' OR finished IS NULL OR finished <> 'completed')) AS never,
-            bool_or(failed IS NOT NULL AND on_outcome = 'success') AS waits
-       FROM quiet
-      CROSS JOIN LATERAL (
-            SELECT edge.on_outcome,
-                   (SELECT outcome FROM __sqlq__.finished_jobs WHERE id = edge.depends_on) AS finished,
-                   (SELECT id FROM __sqlq__.failed_jobs WHERE id = edge.depends_on) AS failed
-              FROM __sqlq__.sqlq_edges AS edge WHERE edge.job_id = quiet.id OFFSET 0) AS before
-      GROUP BY quiet.id),
-locked AS MATERIALIZED (
-     SELECT id FROM __sqlq__.jobs
-      WHERE id = ANY(ARRAY(SELECT id FROM verdict WHERE never OR NOT waits))
-        AND blocked_by = 'flow' AND reserved_at IS NULL
-        FOR UPDATE SKIP LOCKED),
-free AS (
-     UPDATE __sqlq__.jobs
-        SET available_at=CASE WHEN limit_key IS NULL THEN greatest(statement_timestamp(), due_at)
-                                ELSE available_at END,
-            blocked_by=CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
-            due_at=CASE WHEN limit_key IS NOT NULL THEN greatest(statement_timestamp(), due_at) END
-      WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
-                            WHERE NOT never))
-  RETURNING id, limit_key),
-woken AS (
-     INSERT INTO __sqlq__.sqlq_wakes (limit_key)
-     SELECT DISTINCT limit_key FROM free WHERE limit_key IS NOT NULL),
-gone AS (
-     DELETE FROM __sqlq__.jobs
-      WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
-                            WHERE never))
-  RETURNING {carried}),
-cancelled AS (
-     INSERT INTO __sqlq__.finished_jobs ({carried}, outcome, reason)
-     SELECT {carried}, 'cancelled', %(reason)s FROM gone
-  RETURNING id)
-SELECT id, 'free' FROM free
- UNION ALL
-SELECT id, 'cancelled' FROM cancelled
- UNION ALL
-SELECT count(*), 'found' FROM step
-"""
-
-
-@written
-def pick(in_order: bool) -> str:
-    """Select the jobs of each line that may run. This statement counts the slots, and so by a snapshot that
-    is younger than the locks on the keys."""
-    # guard: only-what-is-served-is-admitted-postgresql
-    served = "(CAST(%(served)s AS varchar[]) IS NULL OR queue = ANY(CAST(%(served)s AS varchar[])))"
-    is_open = f"""NOT (queue = ANY (SELECT queue FROM __sqlq__.sqlq_queues WHERE paused_at IS NOT NULL))
-               AND {served}"""
-    first = f"""
-            SELECT id FROM __sqlq__.jobs
-             WHERE limit_key = free.limit_key AND blocked_by = 'limit' AND due_at <= statement_timestamp()
-               AND {is_open}
-             ORDER BY priority DESC, due_at, id
-             LIMIT greatest(free.number, 0)
-               FOR UPDATE SKIP LOCKED"""
-    # guard: the-head-of-a-line-postgresql
-    head = f"""
-            SELECT head.id
-              FROM (SELECT id, queue, due_at FROM __sqlq__.jobs
-                     WHERE limit_key = free.limit_key AND blocked_by = 'limit'
-                     ORDER BY id LIMIT 1) AS head
-             WHERE free.number > 0 AND head.due_at <= statement_timestamp()
-               AND {is_open}
-               AND NOT (free.holds AND EXISTS (SELECT 1 FROM __sqlq__.failed_jobs
-                                                WHERE limit_key = free.limit_key AND id < head.id))"""
-    # guard: slots-are-counted-postgresql
-    admitted = """SELECT 1 FROM __sqlq__.jobs
-                WHERE limit_key = line.limit_key AND blocked_by IS NULL LIMIT coalesce(line.running, 0)"""
-    return f"""
-WITH free AS MATERIALIZED (
-     SELECT line.limit_key, line.holds,
-            least(line.most, line.running - (SELECT count(*) FROM ({admitted}) AS admitted)) AS number
-       FROM ROWS FROM (unnest(CAST(%(keys)s AS varchar[])), unnest(CAST(%(running)s AS integer[])),
-                       unnest(CAST(%(most)s AS integer[])), unnest(CAST(%(holds)s AS boolean[])))
-            AS line (limit_key, running, most, holds))
-SELECT picked.id, free.limit_key
-  FROM free CROSS JOIN LATERAL ({head if in_order else first}) AS picked
-"""

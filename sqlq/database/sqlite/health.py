@@ -8,9 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import URL, Connection, text
 
 from sqlq.database.values import Burden
+from sqlq.schema.tables import INDEXES
+
+OWN_INDEXES = INDEXES
 
 
 def pragma(conn: Connection, name: str) -> Any:
@@ -60,3 +63,11 @@ def burden(conn: Connection) -> Burden:
         return Burden(wal_bytes=file.with_name(f"{file.name}-wal").stat().st_size)
     except OSError:  # there is none without an open connection
         return Burden(wal_bytes=0)
+
+
+def unfit(conn: Connection) -> str | None:
+    return None
+
+
+def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> str | None:
+    return None

@@ -30,8 +30,9 @@ from sqlalchemy import (
 
 from sqlq.database.batch import Batch, insert_returning
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect, seal_of
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.schemas import seal_of
 from sqlq.errors import SealError
 from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, Job, State
@@ -70,7 +71,7 @@ def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | 
     done: list[Job] = []
     for part in slices(list(enumerate(plan.jobs)), STEPS_AT_ONCE):
         rows = [(n, *values(job), int(n in waiting)) for n, job in part]
-        parameters = {**dialect.batch_parameters(_STEPS, rows), "flow_id": flow_id}
+        parameters = {**dialect.sql.batch_parameters(_STEPS, rows), "flow_id": flow_id}
         # ids rise in the order of the rows: the statement sorts them before it numbers them
         inserted = sorted(conn.execute(_insert(dialect), parameters).all(), key=itemgetter(0))
         done += [
@@ -82,7 +83,7 @@ def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | 
         ids[GROWN_FROM] = grown_from
     for some in slices(plan.edges, EDGES_AT_ONCE):
         each = [(ids[edge.step], ids[edge.after], edge.when, edge.place) for edge in some]
-        conn.execute(_insert_edges(dialect), dialect.batch_parameters(_EDGES, each))
+        conn.execute(_insert_edges(dialect), dialect.sql.batch_parameters(_EDGES, each))
     return done
 
 
@@ -92,7 +93,7 @@ _EDGES = Batch(job_id=BigInteger, depends_on=BigInteger, on_outcome=Text, place=
 
 @cache
 def _insert(dialect: Dialect) -> Any:
-    rows = dialect.batch_table(_STEPS)
+    rows = dialect.sql.batch_table(_STEPS)
     waits = rows.c.waits == 1  # guard: a-step-that-waits-is-blocked
     at = due(DUE, lambda name: rows.c[name])
     is_delayed = rows.c.moment.is_not(None) | (rows.c.delay_ms > 0)
@@ -108,7 +109,7 @@ def _insert(dialect: Dialect) -> Any:
 
 @cache
 def _insert_edges(dialect: Dialect) -> Any:
-    rows = dialect.batch_table(_EDGES)
+    rows = dialect.sql.batch_table(_EDGES)
     columns = {name: rows.c[name] for name in _EDGES.columns}
     # a driver's own connection needs rows to fetch
     return insert_returning(edges, columns, edges.c.place, order_by=rows.c.job_id)

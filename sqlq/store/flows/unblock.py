@@ -85,7 +85,7 @@ def _judge(database: Database, ids: Sequence[int], done: Unblocked, *, are_steps
     def judge(some: Sequence[int]) -> None:
         nonlocal found
         verdict = database.run_raw(
-            lambda ask: dialect.unblock(ask, some, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
+            lambda ask: dialect.sql.unblock(ask, some, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
         )
         found += verdict.found
         done.free += len(verdict.free)
@@ -103,7 +103,7 @@ def _judge(database: Database, ids: Sequence[int], done: Unblocked, *, are_steps
 
 def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
     dialect = database.dialect
-    return sorted(database.run_raw(lambda ask: dialect.waiting_for(ask, ended), reads=True))
+    return sorted(database.run_raw(lambda ask: dialect.sql.waiting_for(ask, ended), reads=True))
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     """Unblock the steps that wait for jobs that ended within this time. It catches up where the process died
     before its unblock."""
     dialect = database.dialect
-    found = database.run_raw(lambda ask: dialect.waiting_for_recent(ask, within_ms), reads=True)
+    found = database.run_raw(lambda ask: dialect.sql.waiting_for_recent(ask, within_ms), reads=True)
     return steps(database, sorted(found))
 
 

@@ -14,7 +14,7 @@ def claim(ask: Ask, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> lis
     """Claim jobs, and return them in their starting order: queue by queue, or with "evenly" one job of each
     queue in turn."""
     names, limit, order, _ = wanted
-    claimed = [ClaimedJob._make(row) for row in dialect.claim(ask, wanted, by)]
+    claimed = [ClaimedJob._make(row) for row in dialect.sql.claim(ask, wanted, by)]
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
     place = {name: i for i, name in enumerate(names)}

@@ -33,11 +33,14 @@ from sqlalchemy import (
 
 from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
 from sqlq.database.compiled import Compiled
-from sqlq.database.dialect import Dialect, schema_of
-from sqlq.database.dialects import dialect_named, dialect_of
+from sqlq.database.dialect import Dialect
+from sqlq.database.dialects import dialect_named, dialect_of, stricter_isolation
+from sqlq.database.schemas import schema_of
+from sqlq.database.sql import portions
 from sqlq.errors import EnqueueError
 from sqlq.model.checks import OnConflict
 from sqlq.model.job import Job, NewJob, State
+from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, IS_UNRESERVED, TOKEN_SCHEMA, jobs
 from sqlq.schema.types import far, milliseconds_of, moment_after
 from sqlq.store.jobs.rows import (
@@ -77,9 +80,8 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     wake(conn, wakes_of(new))  # guard: a-limited-job-is-looked-at
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     plain = [job for job in new if job.unique_key is None]
-    parts = (
-        part for some in slices(plain, _ROWS_AT_ONCE) for part in dialect_of(conn).portions(some, texts_of)
-    )
+    sql = dialect_of(conn).sql
+    parts = (part for some in slices(plain, _ROWS_AT_ONCE) for part in portions(sql, some, texts_of))
     done = iter([job for part in parts for job in _insert_plain(conn, part)])
     found = insert_keyed(conn, new, keyed) if keyed else {}
     return [found[i] if i in found else next(done) for i in range(len(new))]
@@ -132,7 +134,7 @@ def _compiled_for_others(
     kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict
 ) -> tuple[Any, Compiled]:
     found = dialect_named(kind)
-    dialect = found.for_parameters(style)
+    dialect = qualified(found.driver.sqlalchemy(paramstyle=style))
     if keyed:
         statement = with_returning(inserting(found, said, conflict, ()), jobs.c.id)
     else:
@@ -166,7 +168,7 @@ def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) 
     for i in keyed:
         places[new[i].queue, new[i].unique_key].append(i)
     lasting = [key for key, found in places.items() if any(new[i].unique_until == "pruned" for i in found)]
-    several = (len(places) > 1 or bool(lasting)) and not dialect_of(conn).one_writer
+    several = (len(places) > 1 or bool(lasting)) and not dialect_of(conn).in_a_file
     missed: list[JobKey] = []
     # Another producer's job can end between the insert that met it and the lookup. Then the key is free, and
     # we try again. With locks on higher keys that would be out of order, so the rollback releases them first.
@@ -211,7 +213,7 @@ def _insert_in_order(
         said = said_by_any(chosen)
         given = [row_of(job, said) for job in chosen]
         statement = _statement(dialect, said, conflict)
-        parts = dialect.portions(given, lambda row: row.values())
+        parts = portions(dialect.sql, given, lambda row: row.values())
         rows = (row for part in parts for row in conn.execute(statement, part))
         for met, queue, key, id, task, state in rows:
             if met is None:
@@ -259,9 +261,9 @@ def inserting(
     it while it waits."""
     on_conflict, at_most_ms = conflict
     if on_conflict == "keep":
-        return dialect.upsert(jobs, LIVE_KEY, computed(said), returning=returning)
+        return dialect.sql.upsert(jobs, LIVE_KEY, computed(said), returning=returning)
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
-    return dialect.upsert(
+    return dialect.sql.upsert(
         *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=at_most_ms)),
         where=and_(IS_UNRESERVED, jobs.c.blocked_by.is_(None)),
         returning=returning,
@@ -312,7 +314,7 @@ JobKey: TypeAlias = tuple[str, str | None]
 def require_read_committed(conn: Connection, new: Iterable[NewJob]) -> None:
     """Raise `EnqueueError` for a permanent key under REPEATABLE READ or stricter."""
     job = next((job for job in new if job.unique_until == "pruned"), None)
-    if job is not None and (level := dialect_of(conn).stricter_isolation(conn)) is not None:
+    if job is not None and (level := stricter_isolation(conn)) is not None:
         # guard: lasting-keys-need-read-committed
         raise EnqueueError(
             f'unique_until="pruned" of a job of {job.task} needs READ COMMITTED, and this transaction is '
@@ -329,7 +331,7 @@ def held(
     dialect = dialect_of(conn)
     found: dict[JobKey, Job] = {}
     for some in slices(keys, _ROWS_AT_ONCE):
-        given = dialect.batch_parameters(_KEYS, some)
+        given = dialect.sql.batch_parameters(_KEYS, some)
         rows = conn.execute(_holders_of(dialect, live, met), given)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
             found[queue, key] = Job(id, queue, task, State(state), created=False)
@@ -339,7 +341,7 @@ def held(
 def holder(conn: Connection, queue: str, key: str) -> int | None:
     """Return the job that holds a key in one snapshot: a live one, or the newest ended one."""
     dialect = dialect_of(conn)
-    rows = conn.execute(_holders_of(dialect, None), dialect.batch_parameters(_KEYS, [(queue, key)]))
+    rows = conn.execute(_holders_of(dialect, None), dialect.sql.batch_parameters(_KEYS, [(queue, key)]))
     return max(((state not in OVER, id) for _, _, id, _, state in rows), default=(False, None))[1]
 
 
@@ -349,7 +351,7 @@ _KEYS = Batch(in_queue=Text, held_key=Text)
 @cache
 def _holders_of(dialect: Dialect, live: bool | None, met: bool = False) -> Any:
     """Choose the jobs that hold the keys of a batch: live ones, or those that have ended; with None both."""
-    keys = dialect.batch_table(_KEYS)
+    keys = dialect.sql.batch_table(_KEYS)
     sources = []
     for table, state in TABLES:
         if live is not None and live is not (table is jobs):
@@ -358,4 +360,4 @@ def _holders_of(dialect: Dialect, live: bool | None, met: bool = False) -> Any:
         is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
         columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
         sources.append(select(*columns).join_from(keys, table, is_its).where(text(holds)))
-    return dialect.newest(sources[0]) if met else union_all(*sources)
+    return dialect.sql.newest(sources[0]) if met else union_all(*sources)

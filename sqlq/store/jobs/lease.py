@@ -24,8 +24,9 @@ from sqlalchemy import (
 )
 
 from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
-from sqlq.database.dialect import Dialect, held
-from sqlq.database.dialects import dialect_of
+from sqlq.database.dialect import Dialect
+from sqlq.database.dialects import dialect_of, refuse_standby
+from sqlq.database.sql import held
 from sqlq.schema.tables import IS_RESERVED, finished_jobs, jobs
 from sqlq.schema.types import after
 from sqlq.store.jobs.rows import TABLES
@@ -42,10 +43,10 @@ def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[
     """Renew leases, counted from now. Return the renewed ones, with whether an operator has requested the
     job's cancel. A missing one is locked or lost; see `fates`."""
     dialect = dialect_of(conn)
-    given = {**dialect.batch_parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
+    given = {**dialect.sql.batch_parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
     return {
         (id, token): cancel_requested_at is not None
-        for id, token, cancel_requested_at in dialect.change(conn, _extend(dialect), given)
+        for id, token, cancel_requested_at in dialect.sql.change(conn, _extend(dialect), given)
     }
 
 
@@ -55,7 +56,7 @@ _RENEWED = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
 
 @cache
 def _extend(dialect: Dialect) -> Change:
-    return Change(held(dialect, HOLD), _RENEWED, returning=_RETURNED)
+    return Change(held(dialect.sql, HOLD), _RENEWED, returning=_RETURNED)
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
@@ -90,13 +91,13 @@ def note(conn: Connection, notes: Sequence[Note], *, waits: bool = False) -> set
     A row that another transaction has locked is left out, or with `waits` waited for.
     """
     dialect = dialect_of(conn)
-    parameters = dialect.batch_parameters(_NOTES, sorted(notes))
-    return rights(dialect.change(conn, _note(dialect, waits), parameters))
+    parameters = dialect.sql.batch_parameters(_NOTES, sorted(notes))
+    return rights(dialect.sql.change(conn, _note(dialect, waits), parameters))
 
 
 @cache
 def _note(dialect: Dialect, waits: bool) -> Change:
-    return Change(held(dialect, _NOTES), _noted, returning=RIGHT, waits=waits)
+    return Change(held(dialect.sql, _NOTES), _noted, returning=RIGHT, waits=waits)
 
 
 def _noted(mine: CTE) -> Mapping[str, Any]:
@@ -123,8 +124,8 @@ def save(conn: Connection, right: Right, before: str | None, after: str) -> bool
     wait long.
     """
     dialect = dialect_of(conn)
-    parameters = dialect.batch_parameters(_CHECKPOINT, [(*right, before, after)])
-    rows = dialect.change(conn, _save(dialect), parameters)
+    parameters = dialect.sql.batch_parameters(_CHECKPOINT, [(*right, before, after)])
+    rows = dialect.sql.change(conn, _save(dialect), parameters)
     return rows[0][-1] is not None if rows else None
 
 
@@ -133,7 +134,7 @@ _CHECKPOINT = Batch.of_claims(before=Text, after=Text)
 
 @cache
 def _save(dialect: Dialect) -> Change:
-    mine = held(dialect, _CHECKPOINT)
+    mine = held(dialect.sql, _CHECKPOINT)
     # guard: checkpoints-follow-each-other
     mine = mine.where(jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before))
     return Change(
@@ -170,7 +171,7 @@ def fates(
     A missing row is lost, or settled if its handler called `complete()`: the job may have been pruned since.
     Raises on a standby, whose rows may be old.
     """
-    dialect_of(conn).refuse_standby(conn)  # guard: standby-is-not-believed
+    refuse_standby(conn)  # guard: standby-is-not-believed
     wanted = list(wanted)
     ids = [id for id, _ in wanted]
     found: dict[int, tuple[int, bool]] = {}

@@ -499,7 +499,7 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     found: dict[int, Seen] = {}
     for some in slices(possible(wanted), AT_ONCE):
         rows = [(id, int(wanted[id])) for id in some]
-        for id, state, *values in conn.execute(_look(dialect), dialect.batch_parameters(_WANTED, rows)):
+        for id, state, *values in conn.execute(_look(dialect), dialect.sql.batch_parameters(_WANTED, rows)):
             found[id] = Seen(id, State(state), *values)
     return found
 
@@ -510,7 +510,7 @@ _SAID = ("result", "reason", "exception", "message", "traceback")
 
 @cache
 def _look(dialect: Dialect) -> Any:
-    rows = dialect.batch_table(_WANTED)
+    rows = dialect.sql.batch_table(_WANTED)
     whole = rows.c.whole == 1
     sources = []
     for table, state in TABLES:
@@ -520,7 +520,7 @@ def _look(dialect: Dialect) -> Any:
         ]
         columns: list[Any] = [table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts]
         columns += said
-        if dialect.one_writer:
+        if dialect.in_a_file:
             columns.append(type_coerce(table.c.created_at, BigInteger))
         sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
     return union_all(*sources)

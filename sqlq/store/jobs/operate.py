@@ -72,10 +72,10 @@ def _locked(
     statement waits for it that long, then raises the database's error."""
     dialect = dialect_of(conn)
     if wait_ms is not None:
-        dialect.limit_time(conn, lock_ms=wait_ms)
+        dialect.driver.limit_time(conn, lock_ms=wait_ms)
     query = select(jobs.c.id, *columns).where(jobs.c.id.in_(ids)).order_by(jobs.c.id)
     query = query if among is None else query.where(among)
-    return dialect.lock(conn, query, waits=wait_ms is not None)  # guard: cancel-passes-over-locked
+    return dialect.sql.lock(conn, query, waits=wait_ms is not None)  # guard: cancel-passes-over-locked
 
 
 # -- cancel --------------------------------------------------------------------------------------------------
@@ -233,17 +233,17 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     """
     dialect = dialect_of(conn)
     failed = select(failed_jobs).where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
-    rows = dialect.lock(conn, failed.order_by(failed_jobs.c.id).limit(CARRIED_BATCH))
+    rows = dialect.sql.lock(conn, failed.order_by(failed_jobs.c.id).limit(CARRIED_BATCH))
     if not rows:
         return [], []
     keys = keys_of(rows)
-    statement = dialect.upsert(jobs, LIVE_KEY, _IN_LINE, returning=(jobs.c.id,))
+    statement = dialect.sql.upsert(jobs, LIVE_KEY, _IN_LINE, returning=(jobs.c.id,))
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     given = [{**_put_back(row), "in_line": int(row.id in keys)} for row in ordered]
     moved = {id for (id,) in inserted(conn, statement, given)}
     wake_lines(conn, (row for row in rows if row.id in moved))
-    dialect.delete(conn, failed_jobs.c.id, sorted(moved))
+    dialect.sql.delete(conn, failed_jobs.c.id, sorted(moved))
     return sorted(moved), [row.id for row in rows if row.id not in moved]
 
 

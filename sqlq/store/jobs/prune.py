@@ -44,7 +44,7 @@ def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> 
     if source is finished_jobs:
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
     returning = (source.c.id, source.c.flow_id, source.c.limit_key)
-    rows = dialect.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
+    rows = dialect.sql.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
     wake_lines(conn, rows)  # guard: forgetting-lets-a-line-go-on
     gone = Gone.of(rows)
     _clear_up_after(conn, gone)
@@ -57,9 +57,9 @@ def _clear_up_after(conn: Connection, gone: Gone) -> None:
     if not gone.steps:
         return
     dialect = dialect_of(conn)
-    dialect.delete(conn, edges.c.job_id, gone.steps)
+    dialect.sql.delete(conn, edges.c.job_id, gone.steps)
     empty = (~exists().where(source.c.flow_id == flows.c.id) for source, _ in TABLES)
-    dialect.delete(conn, flows.c.id, gone.flows, *empty)
+    dialect.sql.delete(conn, flows.c.id, gone.flows, *empty)
 
 
 def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False) -> int:
@@ -93,11 +93,11 @@ def _delete(conn: Connection, source: Table, most: int, *where: Condition, order
     chosen = select(source.c.id, source.c.flow_id).where(*where, source.c.id.not_in(REFUSED))
     # guard: what-is-asked-for-is-kept
     chosen = chosen.where(_is_free(source))
-    rows = dialect.lock(conn, chosen.order_by(order_by).limit(most), lately(conn, OLD))
+    rows = dialect.sql.lock(conn, chosen.order_by(order_by).limit(most), lately(conn, OLD))
 
     def delete(some: Sequence[Any]) -> None:
         gone = Gone.of(some)
-        dialect.delete(conn, source.c.id, gone.ids)
+        dialect.sql.delete(conn, source.c.id, gone.ids)
         _clear_up_after(conn, gone)
 
     apart(rows, delete, noted(conn, OLD), dialect, within=conn)

@@ -192,14 +192,14 @@ def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[s
     first = new[0]
     if (
         len(set(map(_all_but_payload, new))) == 1
-        and (texts := dialect.joined([job.payload for job in new])) is not None
+        and (texts := dialect.sql.joined([job.payload for job in new])) is not None
     ):
         said = said_by(first)
         return _insert_alike(dialect, said), {**row_of(first, said), "texts": texts}
     said = said_by_any(new)
     values = fields(parameters_of(said))
     rows = [(i, *values(job)) for i, job in enumerate(new)]
-    return _insert_many(dialect, said), dialect.batch_parameters(_batch(said), rows)
+    return _insert_many(dialect, said), dialect.sql.batch_parameters(_batch(said), rows)
 
 
 @cache
@@ -212,7 +212,7 @@ def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
     """Insert jobs that differ only in their payloads, as in most batches. It sends the common values once,
     and the payloads as one text. A statement with a parameter for each value of each row costs several times
     as much."""
-    texts = dialect.texts()
+    texts = dialect.sql.texts()
     common = {
         name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _COMPUTED
     }
@@ -222,7 +222,7 @@ def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
 
 @cache
 def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
-    rows = dialect.batch_table(_batch(said))
+    rows = dialect.sql.batch_table(_batch(said))
     columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
     columns |= computed(said, lambda name: rows.c[name])
     return _insert_all(columns, rows.c.n, said)

@@ -39,8 +39,10 @@ from sqlalchemy import insert as insert_into
 
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
 from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
-from sqlq.database.dialect import Dialect, held, seal_of
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.schemas import seal_of
+from sqlq.database.sql import held, portions
 from sqlq.database.values import CLAIMED
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
@@ -87,8 +89,8 @@ def _end(conn: Connection, batch: Batch, rows: Sequence[Row], *, waits: bool = F
     wait for rows that another transaction has locked."""
     dialect = dialect_of(conn)
     done: set[Right] = set()
-    for some in dialect.portions(rows, tuple):
-        done |= dialect.move(conn, batch, some, _ENDED[batch], waits=waits)
+    for some in portions(dialect.sql, rows, tuple):
+        done |= dialect.sql.move(conn, batch, some, _ENDED[batch], waits=waits)
     return done
 
 
@@ -103,8 +105,8 @@ def _put_back(conn: Connection, batch: Batch, rows: Sequence[Row], keys: Mapping
     for in_line in (False, True):
         some = [row for row in rows if (row[0] in keys) is in_line]
         again = _waiting_again(dialect, batch, in_line=in_line)
-        for part in dialect.portions(some, tuple):
-            done |= rights(dialect.change(conn, again, dialect.batch_parameters(batch, part)))
+        for part in portions(dialect.sql, some, tuple):
+            done |= rights(dialect.sql.change(conn, again, dialect.sql.batch_parameters(batch, part)))
     in_lines = {
         Wake(keys[id], delay_ms=ms or 0, moment=at)
         for id, token, ms, at, *_ in rows
@@ -141,7 +143,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
         waits = in_its_line if in_line else {"available_at": due}
         return {**_UNRESERVED, "errors": errors_and(mine.c.record), **waits, **_AGAIN[batch](mine)}
 
-    return Change(held(dialect, batch), values, returning=RIGHT)
+    return Change(held(dialect.sql, batch), values, returning=RIGHT)
 
 
 # -- settle --------------------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
     end the database refused lately are left out.
     """
     # guard: a-batch-is-not-full-of-refused-ends
-    expired = dialect_of(conn).lock(conn, _EXPIRED.limit(limit), lately(conn, LOST))
+    expired = dialect_of(conn).sql.lock(conn, _EXPIRED.limit(limit), lately(conn, LOST))
     return lose(conn, rights(expired), "did not renew its lease")
 
 
@@ -323,7 +325,7 @@ def lose(
 
     def take(some: Sequence[Right]) -> None:
         # The token rises before any other write: from then on the old owner matches no row.
-        revoked = dialect.change(conn, _revoke(dialect), dialect.batch_parameters(HOLD, some))
+        revoked = dialect.sql.change(conn, _revoke(dialect), dialect.sql.batch_parameters(HOLD, some))
         taken.extend(_lose(conn, revoked, why, {id for id, _ in late}))
 
     apart(sorted(wanted), take, noted(conn, LOST), dialect, within=conn)
@@ -337,7 +339,7 @@ def give_back(conn: Connection, wanted: Iterable[Right]) -> set[Right]:
     seal = seal_of(conn)  # guard: what-follows-the-unstarted-is-sealed
 
     def release(some: Sequence[Right]) -> None:
-        rows = dialect.lock(conn, _unbegun(dialect), dialect.batch_parameters(HOLD, some))
+        rows = dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some))
         # guard: what-never-began-keeps-its-key
         unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
         settlements = [
@@ -419,12 +421,12 @@ _REVOKED = (*(jobs.c[name] for name in _KNOWN), attempts_allowed.label("max_atte
 
 @cache
 def _unbegun(dialect: Dialect) -> Select[Any]:
-    return held(dialect, HOLD).with_only_columns(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by)
+    return held(dialect.sql, HOLD).with_only_columns(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by)
 
 
 @cache
 def _revoke(dialect: Dialect) -> Change:
-    return Change(held(dialect, HOLD), _RAISED, returning=_REVOKED)
+    return Change(held(dialect.sql, HOLD), _RAISED, returning=_REVOKED)
 
 
 # -- cancel --------------------------------------------------------------------------------------------------
@@ -448,7 +450,7 @@ def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, re
     )
     columns = [*CARRIED, "outcome", "reason"]
     conn.execute(insert_into(finished_jobs).from_select(columns, source.order_by(table.c.id)))
-    dialect_of(conn).delete(conn, table.c.id, ids)
+    dialect_of(conn).sql.delete(conn, table.c.id, ids)
 
 
 def skip(conn: Connection, step: int, reason: str) -> bool:
@@ -456,7 +458,7 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
     another transaction has locked."""
     for table, waits in ((jobs, IS_UNRESERVED), (failed_jobs, true())):
         query = select(table.c.id, table.c.limit_key).where(table.c.id == step, waits)
-        rows = dialect_of(conn).lock(conn, query, waits=True)
+        rows = dialect_of(conn).sql.lock(conn, query, waits=True)
         if rows:
             wake_lines(conn, rows)  # guard: skipping-lets-a-line-go-on
             _finish(conn, table, [step], "completed", reason)

@@ -35,6 +35,7 @@ from sqlq.database.batch import Batch, Change, Condition, Key
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.schemas import run_text
 from sqlq.database.steps import BEGINS
 from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
@@ -107,7 +108,7 @@ def look(
 
 def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Served | None = None) -> Admitted:
     """Do the same in the open transaction."""
-    taken = dialect_of(conn).change(conn, _TAKE, {"most": most}) if most else []
+    taken = dialect_of(conn).sql.change(conn, _TAKE, {"most": most}) if most else []
     rules = _said(taken)
     wanted = {*keys, *(wake.limit_key for wake in taken)}
     if len(taken) == most > 0:  # guard: old-wakes-hold-up-no-new-ones
@@ -166,12 +167,12 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
         wake(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
         done.more_wakes = True
-    for id, key in dialect.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
+    for id, key in dialect.sql.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
         grants[key].ids.append(id)
     used = [grant for grant in grants.values() if grant.ids]
 
     def start(some: Sequence[Start]) -> None:
-        conn.execute(_admit_at(dialect), dialect.batch_parameters(_STARTS, some))
+        conn.execute(_admit_at(dialect), dialect.sql.batch_parameters(_STARTS, some))
 
     def defer(one: Start, error: Exception) -> None:
         noted(conn, "may start by its limit")(one, error)
@@ -202,9 +203,10 @@ def _grants(
     """Lock the rows of these keys, write the wakes' rules into them, and yield a grant for each. A key
     without a row is left to a sweep."""
     _add(conn, dialect, said)
-    rows = dialect.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)  # guard: a-key-is-waited-for
+    rows = dialect.sql.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)  # guard: a-key-is-waited-for
     if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
         conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
+    shortest_us = 1_000 if dialect.in_a_file else 1
     for row in rows:
         rule, next_free_at, changed = _rule(row), row.next_free_at, False
         wanted = said.get(row.limit_key, rule)
@@ -215,7 +217,7 @@ def _grants(
         if wanted != rule:
             rule, changed = wanted, True
             next_free_at = _change(conn, row, rule)
-        yield Grant(row.limit_key, rule, row.moment, next_free_at, most, dialect.shortest_us, changed)
+        yield Grant(row.limit_key, rule, row.moment, next_free_at, most, shortest_us, changed)
 
 
 def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
@@ -254,7 +256,7 @@ def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
     keys, so that two concurrent calls cannot deadlock."""
     if said:
         rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
-        conn.execute(dialect.upsert(limits, _KEY), rows)
+        conn.execute(dialect.sql.upsert(limits, _KEY), rows)
 
 
 def _without_row(conn: Connection, keys: Collection[str]) -> list[str]:
@@ -282,6 +284,7 @@ class Grant:
     next_free_at: datetime | None
     most: int
     shortest_us: int
+    """The resolution of the database's timestamps in microseconds."""
     changed: bool = False
     """Whether its rule has changed."""
     ids: list[int] = field(default_factory=list)
@@ -349,7 +352,7 @@ _STARTS = Batch(id=BigInteger, start=Moment)
 
 @cache
 def _admit_at(dialect: Dialect) -> Any:
-    rows = dialect.batch_table(_STARTS)
+    rows = dialect.sql.batch_table(_STARTS)
     # guard: the-admitted-know-their-place
     values = {"available_at": func.coalesce(rows.c.start, now()), "blocked_by": null()}
     return update(jobs).where(jobs.c.id == rows.c.id, _in_line).values(values)
@@ -384,7 +387,7 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
     in_vain = [jobs.c.queue.in_(select(queues.c.queue).where(queues.c.paused_at.is_not(None)))]
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
         in_vain.append(jobs.c.queue.not_in(served))
-    freed = [row.limit_key for each in in_vain for row in dialect.change(conn, _back_into_line(each))]
+    freed = [row.limit_key for each in in_vain for row in dialect.sql.change(conn, _back_into_line(each))]
     keys = _keys_in_line(conn, after_key, most)
     if keys:
         _add(conn, dialect, _unknown(conn, keys))
@@ -395,7 +398,7 @@ def _keys_in_line(conn: Connection, after: str, most: int, prefix: str = "") -> 
     """Return the next keys with a line."""
     dialect = dialect_of(conn)
     given = {"after": after, "most": most, "prefix": prefix, "length": len(prefix)}
-    return [*dialect.run_text(conn, dialect.lines(BEGINS if prefix else ""), **given).scalars()]
+    return [*run_text(conn, dialect.sql.lines(BEGINS if prefix else ""), **given).scalars()]
 
 
 _holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)
@@ -440,7 +443,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
     )
     unused = unused.order_by(limits.c.used_at).limit(most)
     # guard: no-key-is-waited-for
-    return len(dialect_of(conn).change(conn, Change(unused, returning=(limits.c.limit_key,))))
+    return len(dialect_of(conn).sql.change(conn, Change(unused, returning=(limits.c.limit_key,))))
 
 
 def _has(table: Table, *where: Condition) -> Condition:
@@ -498,7 +501,7 @@ def pin(conn: Connection, key: str, rule: Rule) -> None:
     """Override the rule of a key until `unpin`, and schedule a look at it."""
     dialect = dialect_of(conn)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
-    conn.execute(dialect.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()}))
+    conn.execute(dialect.sql.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()}))
     wake(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
 
 
@@ -511,7 +514,7 @@ def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
 def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
     """Give a key another rule; return the wakes for it: now, and before its next start."""
     again = {Wake(key)}
-    for row in dialect_of(conn).lock(conn, _LOCK, {"keys": [key]}, waits=True):
+    for row in dialect_of(conn).sql.lock(conn, _LOCK, {"keys": [key]}, waits=True):
         next_free_at = _change(conn, row, rule)
         if next_free_at is not None and rule.rate is not None:
             again.add(Wake(key, moment=next_free_at - AHEAD / 2))

@@ -61,7 +61,7 @@ def wake(conn: Connection, found: Iterable[Wake]) -> None:
     ]
     if rows:
         dialect = dialect_of(conn)
-        conn.execute(_insert_wakes(dialect), dialect.batch_parameters(_WAKES, rows))
+        conn.execute(_insert_wakes(dialect), dialect.sql.batch_parameters(_WAKES, rows))
 
 
 def wake_lines(conn: Connection, rows: Iterable[Any]) -> None:
@@ -83,7 +83,7 @@ _WAKES = Batch(
 
 @cache
 def _insert_wakes(dialect: Dialect) -> Any:
-    rows = dialect.batch_table(_WAKES)
+    rows = dialect.sql.batch_table(_WAKES)
     columns: dict[str, Any] = {
         name: rows.c[name] for name in ("limit_key", "max_running", "rate", "period_ms")
     }

@@ -44,7 +44,7 @@ class KnownQueues:
         return list(self._claimed_at)
 
     def note(self, rows: Iterable[Sequence[Any]], claimed: Iterable[str] = ()) -> None:
-        """Note the rows of a look, as of `Dialect.due_in`, and the queues of claimed jobs. Those with the
+        """Note the rows of a look, as of `Sql.due_in`, and the queues of claimed jobs. Those with the
         latest claims stay known."""
         if self.after is None:
             return
@@ -71,7 +71,8 @@ def due_in(database: Database, queues: KnownQueues, claimed: Iterable[str] = ())
     It costs one probe of the claim index for each queue and priority, of any length. It takes no lock on
     SQLite.
     """
-    rows = database.run_raw(lambda ask: database.dialect.due_in(ask, queues.names, queues.after), reads=True)
+    sql = database.dialect.sql
+    rows = database.run_raw(lambda ask: sql.due_in(ask, queues.names, queues.after), reads=True)
     return _noted(queues, rows, claimed)
 
 
@@ -112,8 +113,8 @@ def look(
     With `maintenance` it also finds out whether the maintenance services have work."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     asked = (channel(database.schema), hosts_within_ms, maintenance, list(workers))
-    ask = database.naming()(partial(dialect.run, driver))
-    rows = dialect.look(ask, LookWanted(queues.names, queues.after, *asked))
+    ask = database.naming()(partial(dialect.driver.run, driver))
+    rows = dialect.sql.look(ask, LookWanted(queues.names, queues.after, *asked))
     *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )

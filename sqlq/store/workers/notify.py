@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import schema_of
 from sqlq.database.dialects import dialect_of
 from sqlq.database.notifications import waiting_here
+from sqlq.database.schemas import schema_of
 from sqlq.schema.qualify import in_catalog
 
 

@@ -56,7 +56,7 @@ _PAUSED = select(queues, now().label("now")).where(_since.is_not(None)).order_by
 
 def end_pauses(conn: Connection) -> list[str]:
     """End the pauses whose time is over; return the queues, "" for all."""
-    ended = [name for (name,) in dialect_of(conn).change(conn, _END)]
+    ended = [name for (name,) in dialect_of(conn).sql.change(conn, _END)]
     if ended:
         wake_others(conn)
     return ended
@@ -78,9 +78,9 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
     """
     dialect = dialect_of(conn)
     until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
-    conn.execute(dialect.upsert(queues, Key(("queue",)), {"queue": name}))
+    conn.execute(dialect.sql.upsert(queues, Key(("queue",)), {"queue": name}))
     row = _name == name
-    (before,) = dialect.lock(conn, select(_since).where(row), waits=True)
+    (before,) = dialect.sql.lock(conn, select(_since).where(row), waits=True)
     since = func.coalesce(_since, now())
     conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
     return before.paused_at is None
@@ -90,7 +90,7 @@ def resume(conn: Connection, name: str) -> bool:
     """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
     row = select(_name).where(_name == name, _since.is_not(None))
     again = Change(row, _resumed, returning=(_name,), waits=True)
-    resumed = bool(dialect_of(conn).change(conn, again))
+    resumed = bool(dialect_of(conn).sql.change(conn, again))
     if resumed:
         wake_others(conn)
     return resumed

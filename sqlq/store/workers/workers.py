@@ -60,10 +60,10 @@ def stand_in(
     dialect = dialect_of(conn)
     given = {"owners": sorted(owners)}
     renewed: dict[str, dict[Right, bool]] = {owner: {} for owner in owners}
-    rows = dialect.change(conn, _RENEW, {**given, "lease_ms": lease_ms})
+    rows = dialect.sql.change(conn, _RENEW, {**given, "lease_ms": lease_ms})
     for owner, id, token, cancel_requested_at in rows:
         renewed[owner][id, token] = cancel_requested_at is not None
-    entered = {row.id for row in dialect.change(conn, _SEEN, given)}
+    entered = {row.id for row in dialect.sql.change(conn, _SEEN, given)}
     if len(entered) < len(owners):  # the rows of the others are deleted or locked
         entered |= set(conn.scalars(_entered, given))
     return entered, renewed
@@ -212,7 +212,7 @@ def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **valu
     # in one order, so that two operators cannot deadlock
     chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
     writing = Change(chosen, values, returning=(workers.c.id,), waits=waits)
-    return {row.id for row in dialect_of(conn).change(conn, writing)}
+    return {row.id for row in dialect_of(conn).sql.change(conn, writing)}
 
 
 def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:

@@ -32,7 +32,7 @@ from sqlq.database.caller.session import (
     on_callers,
     transaction_in,
 )
-from sqlq.database.dialects import dialect_of
+from sqlq.database.dialects import dialect_of, refuses_newer_rows
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
@@ -121,7 +121,7 @@ class OwnRow:
         with on_callers(conn, target.schema):
             self._refuse_stricter(conn, "complete()")
             attempt.completed = True
-            dialect_of(conn).lock_key(conn, attempt.id)
+            dialect_of(conn).sql.lock_key(conn, attempt.id)
             if attempt.said is not None or attempt.keeps_ms is not None:
                 leases.note(conn, [attempt.note()], waits=True)
             # guard: complete-seals
@@ -149,7 +149,7 @@ class OwnRow:
         if attempt.has_row:
             with on_callers(conn, attempt.target.schema):
                 self._refuse_stricter(conn, "checkpoint()")
-                dialect_of(conn).lock_key(conn, attempt.id)
+                dialect_of(conn).sql.lock_key(conn, attempt.id)
                 # guard: checkpoint-by-the-owner
                 saved = leases.save(conn, attempt.right, self.cursor, text)
                 if saved is None:
@@ -192,7 +192,7 @@ class OwnRow:
         )
 
     def _refuse_stricter(self, conn: Connection, call: str) -> None:
-        level = dialect_of(conn).refuses_newer_rows(conn)
+        level = refuses_newer_rows(conn)
         if level is not None:  # guard: complete-read-committed
             raise ConfigurationError(
                 f"{call} was called in a transaction at {level}, where the heartbeats of this job make the "

@@ -106,7 +106,7 @@ class ProgressWriter(Pace):
                     written = lease.note(conn, [job.note() for job in said])
             except DBAPIError as error:
                 dialect = self._database.dialect
-                if dialect.trouble(error).passes:
+                if dialect.driver.trouble(error).passes:
                     raise
                 log.warning(
                     "the database refuses what %d jobs say of their progress: %s", len(said), error.orig

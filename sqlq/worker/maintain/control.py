@@ -237,7 +237,7 @@ class Control:
             except (DBAPIError, MissingFileError, SchemaVersionError) as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
-                trouble = self._database.dialect.trouble(error)
+                trouble = self._database.dialect.driver.trouble(error)
                 # a replacement waits for no tables: they were there, and its supervisor reports that
                 is_away = trouble.is_away if isinstance(error, DBAPIError) else patient is not True
                 if not is_away or not (monotonic() < until or trouble.only_reads):

@@ -102,7 +102,7 @@ def never() -> float:
 def at_once(database: Database, began: float) -> float:
     """Return in how many seconds the next batch is due after a full one that began then: at once. On a
     database with one writer it is due after about the duration of this one. So others find the lock free."""
-    if not database.dialect.one_writer:
+    if not database.dialect.in_a_file:
         return 0.0
     return max(BETWEEN_SECONDS, jittered(monotonic() - began))  # guard: a-batch-leaves-time
 
@@ -337,7 +337,7 @@ class Ticks:
         self._ticked = ticked
         self._database = database
         self._looked_at = looked_at
-        self._longest = TICK_SECONDS if database.dialect.sees_commits else RESCUE_MS / 1000
+        self._longest = TICK_SECONDS if database.dialect.in_a_file else RESCUE_MS / 1000
 
     def expect(self, moment: float) -> None:
         """Note that a schedule is due at a time of the monotonic clock. Any thread may call this."""

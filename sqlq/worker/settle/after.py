@@ -152,7 +152,7 @@ class Admissions(Gatherer[Collection[str]]):
             return True
         except DBAPIError as error:
             dialect = self._database.dialect
-            if dialect.trouble(error).passes:
+            if dialect.driver.trouble(error).passes:
                 log.debug("admitting jobs failed: %s", error)
                 return True
             log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)

@@ -50,6 +50,9 @@ SUSPECT_SECONDS = 60.0
 MOST_TRIES = 10
 """How often one outcome is tried alone before it is tried with others again."""
 MOST_NAMED = 20
+MOST_UNWRITTEN, MOST_UNWRITTEN_IN_A_FILE = 2_000, 200
+"""The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
+these run again."""
 MOST_WITH_LOCALS = 10
 
 
@@ -100,7 +103,7 @@ class Settler(Gatherer[Item]):
         self._progress = progress
         self._after = after
         self._worker = worker
-        self._most_unwritten = database.dialect.most_unwritten
+        self._most_unwritten = MOST_UNWRITTEN_IN_A_FILE if database.dialect.in_a_file else MOST_UNWRITTEN
         self._pending: dict[Right, Item] = {}
         self._refused_at: dict[str, float] = {}
         """When the database last refused an outcome of a task."""
@@ -148,7 +151,7 @@ class Settler(Gatherer[Item]):
     def _failed(self, error: Exception) -> float:
         # a look finds what is settled, and fails where tables or rights are missing, and no outcome is bad
         self._doubtful = True  # guard: a-refusal-of-all-spoils-none
-        trouble = self._database.dialect.trouble(error)
+        trouble = self._database.dialect.driver.trouble(error)
         if trouble.is_away or isinstance(error, SqlqError):
             return super()._failed(error)
         # A rollback may pass, and is tried again. One outcome may be the cause of any other error.
@@ -208,7 +211,7 @@ class Settler(Gatherer[Item]):
             with self._database.single_statements() as conn:
                 return settling.settle(conn, settlements)
         # where there is one writer, two transactions would only cost more
-        others = [] if self._database.dialect.one_writer else [s for s in settlements if not s.is_one]
+        others = [] if self._database.dialect.in_a_file else [s for s in settlements if not s.is_one]
         done = self._settle(others) if others else set()
         with self._database.begin() as conn:
             together = followed if others else settlements
@@ -308,7 +311,7 @@ class Settler(Gatherer[Item]):
             self._refused_at[job.task] = monotonic()
             versions = (version for version in _plainer(outcome) if version != outcome)
             for _ in range(MOST_TRIES):
-                if not dialect.trouble(error).rolled_back:  # else this version may pass
+                if not dialect.driver.trouble(error).rolled_back:  # else this version may pass
                     text = "its outcome could not be stored: %s"
                     job.log_warning("unstorable", text, refusal(error))
                     if (version := next(versions, None)) is None:
@@ -319,7 +322,7 @@ class Settler(Gatherer[Item]):
                     self._write_together([right])
                     return
                 except Exception as again:
-                    if dialect.trouble(again).is_away:
+                    if dialect.driver.trouble(again).is_away:
                         raise
                     error = again.with_traceback(None)  # it would hold this frame, and all outcomes with it
 

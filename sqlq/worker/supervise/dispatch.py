@@ -48,7 +48,7 @@ class Dispatcher:
         if self._database is not None:
             return
         self._database = database = self._heartbeat.database
-        if database.dialect.sees_commits:
+        if database.dialect.in_a_file:
             return
         last_look, options = LastLook(NoParent()), WorkerOptions(**facts.options)
         self._maintenance = maintenance = Maintenance(

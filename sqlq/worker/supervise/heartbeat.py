@@ -231,7 +231,7 @@ class Heartbeat(Loop):
                 rest = self._give_back_of(dead)
             except Exception as error:  # guard: one-death-keeps-no-other-waiting
                 dialect = self.database.dialect
-                if isinstance(error, DBAPIError) and (dialect.trouble(error).passes):
+                if isinstance(error, DBAPIError) and (dialect.driver.trouble(error).passes):
                     raise
                 log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
                 rest = None

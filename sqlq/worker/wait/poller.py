@@ -31,6 +31,7 @@ from sqlalchemy import Connection
 from sqlq.config.constants import HEARTBEAT_MS, LOOKOUT_MS, RESCUE_MS
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
+from sqlq.database.dialects import refuse_standby
 from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
@@ -249,7 +250,7 @@ class Poller(Loop):
         """
         if not callable(getattr(driver, "notifies", None)):
             return False  # psycopg2: looking suffices
-        from sqlq.database.postgresql.dialect import leads_to_one_server
+        from sqlq.database.postgresql.driver import leads_to_one_server
 
         named = self._database.address is not None and self._database.address.listen_url is not None
         if named or leads_to_one_server(driver):
@@ -291,7 +292,7 @@ class Poller(Loop):
             # anew each time, so that hosts do not query together
             self._maintenance_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
         if found.listens is None:  # once a primary, perhaps: what it shows is not what is there now
-            self._database.dialect.refuse_standby(conn)  # guard: a-demoted-primary-is-left
+            refuse_standby(conn)  # guard: a-demoted-primary-is-left
         self._last_look.note(leases=is_due)
         self._looked(found, answered)
         waits = [ms / 1000 for ms in found.due.values()]

@@ -170,7 +170,7 @@ class WatchingWake(Wake):
 
 def wake_for(database: Database, is_watched: Callable[[], bool], poll_ms: int | None = None) -> Wake:
     """Return the waiting that suits a database. `is_watched` returns whether a poller looks."""
-    if not database.dialect.sees_commits:
+    if not database.dialect.in_a_file:
         return Wake(database, is_watched)
     wake = WatchingWake(database)
     if poll_ms is not None:

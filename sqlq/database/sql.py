@@ -1,0 +1,344 @@
+"""The statements in which databases differ: each method of `Sql`, with its default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    Connection,
+    Delete,
+    Integer,
+    Select,
+    Table,
+    delete,
+    insert,
+    literal_column,
+    null,
+    select,
+)
+from sqlalchemy.sql.dml import ReturningInsert
+from sqlalchemy.sql.selectable import FromClause
+
+from sqlq.database import blocked, steps
+from sqlq.database.batch import (
+    NEW,
+    NO_VALUES,
+    Batch,
+    Change,
+    Condition,
+    Expression,
+    Key,
+    Right,
+    Values,
+    locked,
+    locking,
+    rights,
+)
+from sqlq.database.schemas import ask_on
+from sqlq.database.values import (
+    Ask,
+    Backlog,
+    Claimant,
+    ClaimRequest,
+    LookWanted,
+    RawRows,
+    Verdict,
+)
+from sqlq.schema.tables import CARRIED, jobs
+
+T = TypeVar("T")
+
+
+_ABOVE_ALL = 1_000
+"""Above each priority."""
+
+
+def listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))
+
+
+class Sql:
+    """The statements of one database; stateless, a part of its `Dialect`."""
+
+    in_json: Callable[[Any], Any] = staticmethod(str)
+    """Return a time as a batch has it in JSON."""
+    most_characters: int | None = None
+    """The most that the texts of one statement may have; None where there is no limit."""
+    correlates_in_from = True
+    """Whether a subquery in FROM may refer to rows outside it."""
+    claims_queues_apart = False
+    """Whether a claim takes a statement for each queue."""
+    has_met: Expression = null()
+    """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
+    report that."""
+    insert: Callable[[Table], Any]
+    """The class of an insert that can skip or change rows."""
+    locks_rows = True
+    """Whether rows are locked. Otherwise the transaction has the database's write lock."""
+    words: Mapping[str, str]
+    """The words in which the statements of `blocked` differ: functions, joins in their order, and indexes."""
+    levels, lines = steps.LEVELS, staticmethod(steps.lines)
+    """The statements of `steps`, as this database runs them."""
+    remove_steps: str
+    """Deletes the jobs with the `ids`."""
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def upsert(
+        self,
+        table: Table,
+        key: Key,
+        values: Values = NO_VALUES,
+        changes: Callable[[Any], Values] | None = None,
+        *,
+        where: Condition | None = None,
+        returning: Sequence[Expression] = (),
+    ) -> Any:
+        """Return an insert of one row that leaves out the row if its key is taken. With `changes` it changes
+        the row that has the key instead, if that one fulfils `where`. `changes` computes the new values from
+        the rejected row.
+
+        With `returning` it returns what it met, and then these columns, of rows that it inserted or changed.
+        A database may also return rows that it has left as they are, as `LEFT`.
+        """
+        statement = self.insert(table).values(**values)
+        index = {"index_elements": key.columns, "index_where": key.where}
+        met = self.has_met
+        if changes is None:
+            statement, met = statement.on_conflict_do_nothing(**index), literal_column(str(NEW), Integer)
+        else:
+            changed = changes(statement.excluded)
+            statement = statement.on_conflict_do_update(**index, set_=changed, where=where)
+        return statement.returning(met, *returning) if returning else statement
+
+    def newest(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of live jobs that hold keys so that it reads what an insert has met."""
+        return query
+
+    def lock(
+        self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
+    ) -> Sequence[Any]:
+        """Return the rows of a query, and lock those of its first column's table until the transaction ends.
+        A row that another transaction has locked is skipped, or with `waits` waited for."""
+        return conn.execute(locking(query, waits=waits), parameters).all()
+
+    def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
+        """Change rows, and return them as they are now, or as they were deleted."""
+        return conn.execute(change.statement, parameters).all()
+
+    def delete(self, conn: Connection, column: Any, values: Sequence[Any], *where: Condition) -> None:
+        """Delete the rows that have one of these values in a column, the first one of the primary key, and
+        that fulfil `where`."""
+        conn.execute(delete(column.table).where(column.in_(values), *where))
+
+    # -- claim -----------------------------------------------------------------------------------------------
+
+    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+        """Claim due jobs of the wanted queues, and return them as `CLAIMED`, in any order.
+
+        Queues are served in the order given. With "evenly" there is no strict order between them, so that a
+        claim may take some of each. If jobs were enqueued alternately these lie together, and SQLite writes
+        whole pages. Within a queue, each priority is one range of the claim index. So a claim steps over rows
+        scheduled at a higher priority as a whole instead of reading them. No other worker claims a row
+        meanwhile: the rows are locked, or without row locks the transaction has the database's write lock.
+        """
+        raise NotImplementedError
+
+    def _due_in_one(self, ask: Ask, statements: Sequence[str], name: str, most: int, place: int) -> RawRows:
+        """Return due jobs of a queue, level by level. The statements are those for the highest priority, for
+        a given one, and for the next lower one; `place` is the column of the priority."""
+        at_top, at_level, next_level = statements
+        due = ask(at_top, (name, name, most))
+        level = due[0][place] if due else ask(next_level, (name, _ABOVE_ALL))[0][0]
+        while level is not None and len(due) < most:
+            ((level,),) = ask(next_level, (name, level))
+            if level is not None:
+                due = [*due, *ask(at_level, (name, level, most - len(due)))]
+        return due
+
+    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
+        """Return `(queue, ms, place)` for each of these queues that has unreserved jobs. With `after`, also
+        for the next `LARGEST_WINDOW` queues after that one.
+
+        `ms` is the time until its next job is due; None for a paused queue. `place` counts the queues of the
+        window; None for a known queue beside it.
+
+        The first row of each priority in the claim index is the next due one. So it reads one row for each
+        queue and priority.
+        """
+        raise NotImplementedError
+
+    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
+        """Return the rows of `due_in`, filled up with Nones, and one row more. It is `(None, ms, None,
+        listens, hosts, expired, limited, asked, all_paused, pause_ms)`.
+
+        - `ms`: the milliseconds until the next schedule is due, or None.
+        - `listens`: whether this connection LISTENs to the channel; None where its server takes no writes.
+        - `hosts`: the number of hosts with a heartbeat within this time.
+        - With `maintenance`: whether a lease has expired, any job is under a limit.
+        - The arguments of `workers.wanted`: the requests to these workers as JSON, and whether all queues are
+          paused. Then the milliseconds until the next pause ends.
+        """
+        raise NotImplementedError
+
+    # -- settle ----------------------------------------------------------------------------------------------
+
+    def batch_table(self, batch: Batch) -> FromClause:
+        """Return a table of the rows given as parameters, so that one statement serves batches of any
+        size."""
+        raise NotImplementedError
+
+    def batch_parameters(self, batch: Batch, rows: RawRows) -> dict[str, Any]:
+        """Return the parameters that fill `batch_table(batch)`, as JSON unless it is overridden."""
+        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=self._in_json)}
+
+    def _in_json(self, value: Any) -> Any:
+        # bytes such as a queue's name in a row written by SQL; no text is equal to them
+        return value.decode(errors="replace") if isinstance(value, bytes) else self.in_json(value)
+
+    def texts(self) -> FromClause:
+        """Return a table of the texts given as the parameter `texts`: `value`, and `place` in their order."""
+        raise NotImplementedError
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        """Return the parameter that fills `texts()`; None where it cannot hold these texts."""
+        return json.dumps(texts, ensure_ascii=False)
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: RawRows,
+        target: Table,
+        *,
+        waits: bool = False,
+    ) -> set[Right]:
+        """Move the jobs that their owner still holds into `target`, with the batch's own columns; return the
+        rights to them. With `waits`, wait for rows that another transaction has locked."""
+        parameters = self.batch_parameters(batch, rows)
+        moved = rights(conn.execute(_copy_held(self, batch, target), parameters))
+        if moved:
+            conn.execute(_delete_held(self, batch), parameters)
+        return moved
+
+    def lock_key(self, conn: Connection, id: int) -> None:
+        """Lock the unique key of a job in the transaction of its handler, before that locks the job. Where a
+        producer locks a key before the job that has it, both then do so in one order."""
+
+    # -- unblock ---------------------------------------------------------------------------------------------
+
+    def _written(self, statement: str, **parts: Any) -> str:
+        return statement.format(**self.words, **parts)
+
+    def unblock(self, ask: Ask, ids: Sequence[int], *, are_steps: bool, most: int, reason: str) -> Verdict:
+        """Judge at most `most` blocked steps that wait for these jobs, or with `are_steps` these steps, by
+        committed rows. Make a step available if all its edges hold, and cancel it if one never can.
+
+        A step waits while a job before it is live, or has failed and may be retried for a wanted success. A
+        job in no table has ended in an unknown way. A step that another transaction has locked is skipped.
+        """
+        steps = ids
+        if not are_steps:
+            waiting = self._written(blocked.WAITING_FOR, ids=listed(ids))
+            steps = [id for (id,) in ask(f"{waiting} LIMIT {most}", ())]
+        rows = ask(self._written(blocked.VERDICT, ids=listed(steps)), ()) if steps else []
+        judged = {id: bool(never) for id, never in rows}
+        mine: Iterable[int] = judged
+        if judged and self.locks_rows:
+            mine = [id for (id,) in ask(self._written(blocked.LOCK_STEPS, ids=listed(judged)), ())]
+        free = [id for id in mine if not judged[id]]
+        cancelled = [id for id in mine if judged[id]]
+        if free:
+            ask(self._written(blocked.WAKE, ids=listed(free)), ())
+            ask(self._written(blocked.FREE, ids=listed(free)), ())
+        if cancelled:
+            ask(self._written(blocked.CANCEL, ids=listed(cancelled)), (reason,))
+            ask(self._written(self.remove_steps, ids=listed(cancelled)), ())
+        return Verdict(len(steps), free, cancelled)
+
+    def waiting_for(self, ask: Ask, ended: Sequence[int]) -> list[int]:
+        """Return the blocked steps that wait for these jobs."""
+        statement = self._written(blocked.WAITING_FOR, ids=listed(ended))
+        return [id for (id,) in ask(statement, ())] if ended else []
+
+    def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
+        """Return the blocked steps that wait for jobs that ended within this time."""
+        recent = ask(self._written(blocked.WAITING_FOR_RECENT), (within_ms, within_ms))
+        return [id for (id,) in recent]
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
+    ) -> Iterable[Sequence[Any]]:
+        """Return the jobs of these lines that may run, each with its key, and lock them where rows can be
+        locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
+        `served` where that is known."""
+        ask, among = ask_on(conn), ""
+        if served is not None:
+            # guard: only-what-is-served-is-admitted
+            among = f"AND queue IN ({', '.join([self.words['given']] * len(served)) or 'NULL'})"
+        admitted, head, first = (
+            self._written(statement, among=among)
+            for statement in (blocked.ADMITTED, blocked.HEAD, blocked.FIRST)
+        )
+        for line in lines:
+            number = line.most
+            if line.running is not None:
+                ((taken,),) = ask(admitted, (line.key, line.running))
+                number = min(number, line.running - taken)
+            if number > 0:
+                statement, last = (head, line.holds) if line.in_order else (first, number)
+                for (id,) in ask(statement, (line.key, *(served or ()), last)):
+                    yield id, line.key
+
+
+def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterator[Sequence[T]]:
+    """Divide rows with such texts into portions that one statement takes."""
+    begin = size = 0
+    most = sql.most_characters or 0
+    for i, row in enumerate(rows if most else ()):
+        own = sum(len(text) for text in texts(row) if isinstance(text, str))
+        # guard: a-statement-fits-its-packet
+        if size + own > most and i > begin:
+            yield rows[begin:i]
+            begin, size = i, 0
+        size += own
+    if rows:
+        yield rows[begin:]
+
+
+def held(sql: Sql, batch: Batch, *columns: Expression) -> Select[Any]:
+    """Select the jobs of a batch that their owner still holds, with the batch's own columns and more. Ids
+    ascend, so that two batches cannot deadlock."""
+    rows = sql.batch_table(batch)
+    return (
+        select(jobs.c.id, *(rows.c[name] for name in batch.given), *columns)
+        .join_from(rows, jobs, jobs.c.id == rows.c.id)
+        .where(*fence(rows))
+        .order_by(jobs.c.id)
+    )
+
+
+def fence(rows: FromClause) -> Sequence[Condition]:
+    """Return the fence of every owner's write: the row is reserved, and under the owner's token."""
+    return (jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
+
+
+@cache
+def _copy_held(sql: Sql, batch: Batch, target: Table) -> ReturningInsert[Any]:
+    found = locked(held(sql, batch))
+    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(
+        found, jobs, jobs.c.id == found.c.id
+    )
+    return (
+        insert(target)
+        .from_select([*CARRIED, *batch.extra], source)
+        .returning(target.c.id, target.c.lease_token)
+    )
+
+
+@cache
+def _delete_held(sql: Sql, batch: Batch) -> Delete:
+    return delete(jobs).where(jobs.c.id.in_(select(locked(held(sql, batch)).c.id)))

@@ -1,0 +1,253 @@
+"""SQLite: one writer at a time, so a write transaction waits for the lock at its begin.
+
+SQLite can refuse a transaction that reads first and writes later, because another one wrote in between. It
+does so at once, in spite of the busy timeout. It cannot refuse BEGIN IMMEDIATE so, which waits before it has
+read anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.util import await_only
+
+from sqlq.database.driver import Driver
+from sqlq.database.timeouts import Patience
+from sqlq.database.values import RawRows, Trouble
+from sqlq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+BUSY_TIMEOUT_MS = 10_000
+_IMMUTABLE = "sqlq_immutable"
+READ_ONLY = "sqlq_read_only"
+"""Execution option of connections that only read, and so need not wait for the write lock."""
+
+
+def may_only_be_read(url: URL) -> bool:
+    """Whether a file may only be read, by its permissions or by its URL, as in file:jobs.db?mode=ro."""
+    name = url.database or ""
+    if name.startswith("file:"):
+        return url.query.get("mode") == "ro" or url.query.get("immutable") == "1"
+    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - as in `Database`
+
+
+class SQLiteDriver(Driver):
+    sqlalchemy = sqlite.dialect
+    begins = "BEGIN IMMEDIATE"
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
+        # A single statement takes the write lock at its begin, and waits for it as BEGIN IMMEDIATE does. It
+        # commits when all its rows are read.
+        rows: list[Any] = driver.execute(statement, parameters).fetchall()
+        return rows
+
+    def commits_at_once(self, pooled: Any) -> bool:
+        return commits_at_once(pooled.driver_connection)
+
+    def trouble(self, error: BaseException) -> Trouble:
+        code, kind = _code(error), _code(error) & 0xFF  # the extended code, and the primary one
+        return Trouble(
+            is_away=kind in _AWAY,
+            rolled_back=kind in _LOCKED,
+            refused=kind not in (0, *_AWAY),
+            takes_no_writes=kind in _NO_WRITES,
+            advice=_SNAPSHOT
+            if code == sqlite3.SQLITE_BUSY_SNAPSHOT
+            else _BUSY
+            if kind == sqlite3.SQLITE_BUSY
+            else None,
+        )
+
+    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
+        begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
+
+        @event.listens_for(engine, "do_connect")
+        def _connects(dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
+            if not is_sealed(engine.url):
+                return None
+            record.info[_IMMUTABLE] = True  # guard: what-is-immutable-is-opened-anew
+            return sqlite3.connect(f"{_file(engine.url).as_uri()}?immutable=1", **{**options, "uri": True})
+
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            dbapi_connection.text_factory = _text  # guard: bytes-are-read
+            # readers never block the writer, nor the writer them; the mode stays with the file
+            try:
+                dbapi_connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                    raise
+                # a read-only file keeps its mode
+
+        @event.listens_for(engine, "checkin")
+        def _rests(dbapi_connection: Any, record: Any) -> None:
+            if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
+                record.invalidate()  # it sees no changes, and the file may be writable by now
+
+
+def _file(url: URL) -> Path:
+    name = url.database or ""
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
+
+
+def is_sealed(url: URL) -> bool:
+    """Whether neither a file nor its directory is writable, and no log lies beside it.
+
+    As far as sqlq can see, no other program uses such a file. SQLite can read it only as immutable: otherwise
+    it first makes a log, in which it registers readers.
+    """
+    file = _file(url)
+    if not file.exists() or not may_only_be_read(url):
+        return False
+    return not os.access(file.parent, os.W_OK) and not file.with_name(f"{file.name}-wal").exists()
+
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+# guard: full-disk-is-away
+_AWAY = (*_LOCKED, *_NO_WRITES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
+
+def _code(error: BaseException) -> int:
+    """Return SQLite's extended code of an error; 0 for one that is not SQLite's."""
+    return getattr(getattr(error, "orig", error), "sqlite_errorcode", None) or 0
+
+
+_SNAPSHOT = (
+    "SQLite refused the write because another program wrote after this transaction first read: begin such "
+    "transactions with the write lock, by BEGIN IMMEDIATE or "
+    "sqlq.configure_sqlite(engine, immediate=True), or run this one again"
+)
+_BUSY = (
+    "SQLite refused the write because another program held the write lock for longer than this connection "
+    "waits: keep transactions that write short, and run this one again"
+)
+
+
+def _text(data: bytes) -> str:
+    """Read text that may not be UTF-8: SQLite stores any bytes, and one such row would fail every claim of
+    its queue.
+
+    Other bytes become text that is no JSON, no task's name and no queue's. So their job ends as a failed row
+    for an operator.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" + data.decode(errors="replace")
+
+
+@dataclass
+class _Begins:
+    """The way in which an engine's transactions begin."""
+
+    immediate: bool
+
+
+_BEGINS: WeakKeyDictionary[Engine, _Begins] = WeakKeyDictionary()
+
+
+def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
+    """Make SQLAlchemy's transactions on this engine real ones, which begin in the database when they begin in
+    SQLAlchemy.
+
+    Python's driver opens a transaction only before the first INSERT, UPDATE or DELETE. A SAVEPOINT before
+    that opens none, so its RELEASE commits writes that the outer ROLLBACK should undo.
+    """
+    known = _BEGINS.get(engine)
+    if known is not None:
+        known.immediate = immediate
+        return  # guard: a-transaction-is-begun-once
+    _BEGINS[engine] = begins = _Begins(immediate)
+
+    @event.listens_for(engine, "connect")
+    def _connected(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _began(conn: Connection) -> None:
+        read_only = conn.get_execution_options().get(READ_ONLY, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if begins.immediate and not read_only else "BEGIN")
+
+
+def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:
+    """Make an engine's SQLite transactions real: they begin explicitly, so that savepoints and rollbacks
+    cover all of them.
+
+    Call it where your engine is made; the last of several calls counts. With `immediate` each transaction
+    takes the write lock as it begins, and waits for it up to ten seconds. Without it, SQLite can refuse the
+    write of a transaction that reads first, because another one wrote in between. The rule and the remedy are
+    those of SQLAlchemy's notes on pysqlite and savepoints.
+
+    >>> engine = create_engine("sqlite:///shop.db")
+    >>> sqlq.configure_sqlite(engine)
+    """
+    sync = engine if isinstance(engine, Engine) else engine.sync_engine
+    if sync.dialect.name != "sqlite":
+        raise ConfigurationError(
+            f"configure_sqlite was given an engine for {sync.dialect.name}; it is of use for SQLite only"
+        )
+    begin_explicitly(sync, immediate=immediate)
+    sync.pool.dispose()  # earlier connections do not have these settings
+
+
+def autocommit_of(driver: Any) -> bool | None:
+    """Return the `autocommit` of a connection of Python's driver or of aiosqlite. None means that
+    `isolation_level` decides, as always before Python 3.12.
+
+    On aiosqlite this awaits it as SQLAlchemy does, since the inner connection works only on its own thread.
+    """
+    inner = getattr(driver, "_conn", None)  # guard: aiosqlite-is-asked
+    mode = (
+        getattr(driver, "autocommit", None)
+        if inner is None
+        else await_only(driver._execute(getattr, inner, "autocommit", None))  # noqa: SLF001 - shown nowhere else
+    )
+    return mode if isinstance(mode, bool) else None
+
+
+def commits_at_once(driver: Any) -> bool:
+    """Whether a write on such a connection commits at once: no transaction is open, and the driver begins
+    none for it."""
+    if driver.in_transaction:
+        return False
+    mode = autocommit_of(driver)
+    return driver.isolation_level is None if mode is None else mode
+
+
+def begin_as_for_a_write(conn: Connection) -> None:
+    """Begin the transaction that Python's driver would begin before a write.
+
+    The driver recognises a write by its first word. It takes one that begins with WITH for a read, which then
+    commits at once.
+    """
+    driver: Any = conn.connection.driver_connection
+    if not driver.in_transaction:
+        conn.exec_driver_sql(f"BEGIN {driver.isolation_level}")  # guard: sqlalchemy-begins-as-for-its-own
+
+
+def savepoint_may_be_outermost(conn: Connection) -> bool:
+    """Whether this connection is in a savepoint for which its driver may have begun no transaction (see
+    above).
+
+    SQLite itself does not report it. Connections whose transactions begin explicitly are safe: with
+    `isolation_level` None, as set by `begin_explicitly`, or Python 3.12's `autocommit=False`.
+    """
+    if not conn.in_nested_transaction():
+        return False
+    driver: Any = conn.connection.driver_connection
+    return driver.isolation_level is not None and autocommit_of(driver) is not False
