@@ -1,8 +1,7 @@
 """A database that sqlq runs on: a few facts, and what differs from other databases in three parts.
 
-Another database writes the statements of `Sql` that have no default, and those that it cannot run as they
-are: the defaults need RETURNING, UPDATE … FROM, ON CONFLICT and common table expressions. `Driver` is about
-its connections, `Migrations` about its tables.
+Another database writes the statements of `Sql` that have no default. The defaults need RETURNING, UPDATE …
+FROM, ON CONFLICT and common table expressions. `Driver` is about connections, `Migrations` about tables.
 """
 
 from __future__ import annotations

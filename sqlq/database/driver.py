@@ -31,8 +31,8 @@ class Driver:
     default_isolation = ""
     """The query for the level of statements outside transactions, where they cannot change it."""
     keeps_snapshot = ""
-    """The query for the name and the value of the setting by which REPEATABLE READ refuses rows that another
-    transaction has changed; none where it always does."""
+    """The query for a setting, and whether it is ON: then REPEATABLE READ refuses rows that another
+    transaction has changed. Without a query it always does."""
     in_transaction = ""
     """The query for whether a transaction is open, where an error may have ended it. A database that refuses
     all statements until the rollback does not need it."""
