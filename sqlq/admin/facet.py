@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.admin.verbs import VERBS
 from sqlq.config.command_hint import word
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
@@ -62,14 +63,6 @@ class Facet:
 # -- the record of actions -----------------------------------------------------------------------------------
 
 _actor: ContextVar[str | None] = ContextVar("sqlq_actor", default=None)
-_OPTIONS = {
-    "lasting": "for",
-    "delay": "in",
-    "available_at": "at",
-    "since": "from",
-    "until": "to",
-}
-"""The options of commands that have another name than the argument."""
 _SUBJECTS = {"ids", "id", "name", "key"}
 """Arguments that stand in a command without a name."""
 _NAMED = 20
@@ -142,6 +135,8 @@ def command_line(command: str, *subjects: object, **options: object) -> str:
     'queues pause mail --for 10m'
     """
     parts = [command]
+    verb = VERBS.get(command)
+    known = {} if verb is None else {each.name: each.words for each in (*verb.chosen_by, *verb.options)}
     for value in (*subjects, *(options[name] for name in _SUBJECTS & options.keys())):
         values: list[Any] = [*value] if isinstance(value, (list, tuple, range, set, frozenset)) else [value]
         shown = [each for each in values[:_NAMED] if each is not None and not isinstance(each, NewJob)]
@@ -150,7 +145,7 @@ def command_line(command: str, *subjects: object, **options: object) -> str:
     for name, value in options.items():
         if value in (None, False) or name in _SUBJECTS or name == "session":
             continue
-        parts.append(f"--{_OPTIONS.get(name, name).replace('_', '-')}")
+        parts.append(known.get(name) or f"--{name.replace('_', '-')}")
         parts += [] if value is True else [word(str(value))]
     return " ".join(parts)
 

@@ -1,52 +1,53 @@
-"""The verbs of operators: how each is done, for which jobs, by whom, and its answer. Commands, buttons of the
-dashboard and actions of Django's admin are made from these."""
+"""The verbs of operators, one function each: its docstring is the help of its command.
+
+The commands, the buttons and forms of the dashboard, the actions of Django's admin, and the rows of the audit
+are made from these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlq.admin.workers import Asked, WorkerStatus
+from sqlq.admin.verb import Option, Outcome, Verb
 from sqlq.config.durations import counted
-from sqlq.model.flow_status import FlowStatus
-from sqlq.model.job import JobDetails
+
+if TYPE_CHECKING:
+    from sqlq.admin.workers import Asked, WorkerStatus
+    from sqlq.model.flow_status import FlowStatus
+    from sqlq.model.job import JobDetails
 
 WAITING = ("blocked", "scheduled", "available")
 LIVE = (*WAITING, "running")
 ENDED = ("finished", "failed", "cancelled")
 IDS_SHOWN = 20
+TASK = Option("task", "Those of one task.")
+QUEUE = Option("queue", "Those of one queue.")
+GROUP = Option("group", "Those of one group.")
+ONES = (TASK, QUEUE, GROUP)
+"""Options that choose jobs. Ids, task, queue and group given together must all fit."""
+ERROR = Option("error", "Those with this error, as sqlq failed has it.", metavar="FINGERPRINT")
+ALL_FAILED = Option("all", "All failed jobs.", "flag")
+ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
+LASTING = Option(
+    *("lasting", "Resume by itself after so long, as in 10m.", "duration", "--for"), example="for ever"
+)
+DELAY = Option("delay", "How long from now they are due, as in 10m.", "duration", "--in")
 
 
-class Outcome(NamedTuple):
-    """The answer of a verb: the object for programs, and the lines for people. The ids are those of the jobs
-    that stay as they were, and `why_not` returns the reason for one."""
-
-    value: Any
-    lines: Sequence[str]
-    unchanged: Sequence[int] = ()
-    why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}"
-
-    def sentence(self, also_unchanged: int = 0) -> str:
-        """Return the answer as one sentence; so many other jobs had changed before."""
-        if number := len(self.unchanged) + also_unchanged:
-            return "; ".join([*self.lines, f"{counted(number, 'job')} stayed as before"])
-        return "; ".join(self.lines)
+VERBS: dict[str, Verb] = {}
+"""The verbs by the words of their commands."""
+Do = TypeVar("Do", bound=Callable[..., Outcome])
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb. `do` is called with the App, the ids or names, and the options."""
+def verb(words: str, **values: Any) -> Callable[[Do], Do]:
+    """Add a verb to the list, with what its function does."""
 
-    do: Callable[..., Outcome]
-    role: Literal["operator", "admin"] = "operator"
-    asks: bool = False
-    """Whether a page has to confirm it first."""
-    states: tuple[str, ...] = ()
-    """The states of the jobs that it is for; empty where it is for something else than jobs."""
-    options: tuple[str, ...] = ()
-    """The options that a form may have."""
+    def decorate(do: Do) -> Do:
+        VERBS[words] = Verb(words=words, do=do, **values)
+        return do
+
+    return decorate
 
 
 def listed(ids: Sequence[int | str]) -> str:
@@ -74,40 +75,48 @@ def _others(ids: Iterable[int], done: Collection[int]) -> list[int]:
     return sorted(set(ids).difference(done))
 
 
+def _did(done: str, ids: Sequence[int], which: str = "") -> str:
+    return f"{done} {counted(len(ids), 'job')}{which}: {listed(ids)}"
+
+
+def on_jobs(
+    done: str,
+    ids: Sequence[int],
+    changed: Sequence[int],
+    options: Mapping[str, Any],
+    *,
+    nothing: str = "",
+    why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}",
+) -> Outcome:
+    """Return the answer where these ids, or the jobs that the options choose, were changed. `nothing` is the
+    sentence where there are none."""
+    which, unchanged = of(options), _others(ids, changed)
+    line = (nothing or f"no jobs{{}} {done}").format(which)
+    lines = [_did(done, changed, which) if changed else line]
+    return Outcome({done: changed, f"not_{done}": unchanged}, lines, unchanged, why_not)
+
+
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def _cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
-    which = of({**options, "flow": flow})
-    if flow is None:
-        effects = app.jobs.cancel(ids, **options)
-    else:
-        named = {name: options[name] for name in ("force", "reason") if name in options}
-        effects = app.flows.cancel(flow, **named)
-    by_effect: dict[str, list[int]] = {
-        effect.replace(" ", "_"): sorted(id for id, each in effects.items() if each == effect)
-        for effect in ("cancelled", "requested", "ended", "unknown", "passed over", "locked")
-    }
-    lines = []
-    if cancelled := by_effect["cancelled"]:
-        lines += [f"cancelled {counted(len(cancelled), 'job')}{which}: {listed(cancelled)}"]
-    if requested := by_effect["requested"]:
-        asked = f"asked {counted(len(requested), 'running job')}{which} to stop: {listed(requested)}"
-        lines += [f"{asked}; its worker sees it within 2 seconds; --force does not wait for it"]
+@verb(
+    "retry",
+    chosen_by=(
+        *ONES,
+        ERROR,
+        Option("flow", "The failed steps of a flow, which then goes on.", "number", metavar="ID"),
+        ALL_FAILED,
+    ),
+    states=("failed",),
+    button="Retry",
+)
+def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
+    """Run failed jobs again.
 
-    def why_not(job: JobDetails) -> str:
-        if effects[job.id] == "locked":
-            return "another transaction has locked its row: try again"
-        if effects[job.id] == "passed over":
-            return f"it is of task {job.task} in queue {job.queue}, not of those named"
-        return f"it is {job.state} already"
-
-    # a step that has ended meanwhile is no failure
-    unchanged = _others(effects, cancelled + requested) if flow is None else by_effect["locked"]
-    return Outcome(by_effect, lines or [f"no jobs{which} cancelled"], unchanged, why_not)
-
-
-def _retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
+    Choose them by id, --task, --queue, --group, --error, --flow, or --all. They keep their ids and get
+    all their attempts anew. A job whose unique key a live job holds stays failed. Exits with 1 if one of
+    the ids was not moved back.
+    """
     which = of({**options, "flow": flow})
     held: list[int] = []
     if flow is None:
@@ -128,65 +137,111 @@ def _retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
             return _NOT_NAMED
         return f"it is {job.state}: only failed jobs are retried"
 
-    missing = _others(ids, moved)
-    value = {"retried": moved, "held_back": held, "not_failed": _others(missing, held)}
-    return Outcome(value, lines, missing, why_not)
+    unchanged = _others(ids, moved)
+    value = {"retried": moved, "held_back": held, "not_failed": _others(unchanged, held)}
+    return Outcome(value, lines, unchanged, why_not)
 
 
 _NOT_NAMED = "it has failed, but is not of those named, or is locked by another command"
 
 
-def _delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
-    deleted, which = app.jobs.delete(ids, **options), of(options)
-    lines = [f"deleted {counted(len(deleted), 'job')}{which}: {listed(deleted)}"]
-    missing = _others(ids, deleted)
-    return Outcome(
-        {"deleted": deleted, "not_deleted": missing},
-        lines if deleted else [f"no failed jobs{which} to delete"],
-        missing,
-        lambda job: {
-            "finished": "another step of its flow may still take its result",
-            "failed": _NOT_NAMED,
-        }.get(job.state, f"it is {job.state}"),
-    )
+@verb(
+    "cancel",
+    chosen_by=(
+        *ONES,
+        Option("flow", "The steps of a flow that have not ended.", "number", metavar="ID"),
+        Option("all", "All jobs that have not ended; asks before.", "flag"),
+    ),
+    options=(
+        Option("force", "End running jobs here and now, without waiting for their handlers.", "flag"),
+        Option("reason", 'Why, as its result says; in place of "cancelled on request".'),
+    ),
+    states=LIVE,
+    button="Cancel…",
+    asks=True,
+    confirms=("all",),
+)
+def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
+    """Cancel jobs: by id, --task, --queue, --group, --flow or --all.
+
+    Ids, task, queue and group given together must all fit. A job that waits is cancelled at once. One
+    that runs gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled
+    at once, too; its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of
+    the ids could not be cancelled.
+    """
+    which = of({**options, "flow": flow})
+    if flow is None:
+        effects = app.jobs.cancel(ids, **options)
+    else:
+        named = {name: options[name] for name in ("force", "reason") if name in options}
+        effects = app.flows.cancel(flow, **named)
+    by_effect: dict[str, list[int]] = {
+        effect.replace(" ", "_"): sorted(id for id, each in effects.items() if each == effect)
+        for effect in ("cancelled", "requested", "ended", "unknown", "passed over", "locked")
+    }
+    cancelled, requested = by_effect["cancelled"], by_effect["requested"]
+    lines = [_did("cancelled", cancelled, which)] if cancelled else []
+    if requested:
+        asked = f"asked {counted(len(requested), 'running job')}{which} to stop: {listed(requested)}"
+        lines += [f"{asked}; its worker sees it within 2 seconds; --force does not wait for it"]
+
+    def why_not(job: JobDetails) -> str:
+        if effects[job.id] == "locked":
+            return "another transaction has locked its row: try again"
+        if effects[job.id] == "passed over":
+            return f"it is of task {job.task} in queue {job.queue}, not of those named"
+        return f"it is {job.state} already"
+
+    # a step that has ended meanwhile is no failure
+    unchanged = _others(effects, cancelled + requested) if flow is None else by_effect["locked"]
+    return Outcome(by_effect, lines or [f"no jobs{which} cancelled"], unchanged, why_not)
 
 
-def _replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
-    replays, which = app.jobs.replay(ids, **options), of(options)
-    lines = [f"replayed {counted(len(replays), 'job')}{which} as {listed([*replays.values()])}"]
-    missing = _others(ids, replays)
-    rows = [{"id": id, "replay_of": original} for original, id in replays.items()]
-    return Outcome(
-        {"replayed": rows, "not_replayed": missing},
-        lines if replays else [f"no ended jobs{which} to replay"],
-        missing,
-        _why_not_replayed,
-    )
+@verb(
+    "reschedule",
+    chosen_by=(*ONES, Option("all", "All waiting jobs.", "flag")),
+    options=(Option("at", "When they are due.", "time"), DELAY),
+    states=WAITING,
+    button="Run now",
+)
+def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+    """Move waiting jobs to another time.
 
+    Without --at or --in it is now.
 
-def _why_not_replayed(job: JobDetails) -> str:
-    if job.flow_id is not None:
-        return f"it is a step of flow {job.flow_id}: sqlq retry --flow {job.flow_id} runs failed steps again"
-    if job.ended_at is None:
-        return f"it is {job.state}, and only ended jobs are replayed"
-    return f"it is {job.state}, but not of those named"
-
-
-def _reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+    Choose them by id, --task, --queue, --group, or --all. Jobs that wait for a retry are moved, too.
+    Those that wait under a limit or in a flow do not start before that time. Exits with 1 if one of the
+    ids was not moved.
+    """
     moved, which = app.jobs.reschedule(ids, **options), of(options)
     at, delay = options.get("at"), options.get("delay")
     when = f"at {at.isoformat()}" if at else f"in {delay.strip()}" if delay else "now"
-    lines = [f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"]
-    missing = _others(ids, moved)
+    line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
+    unchanged = _others(ids, moved)
     return Outcome(
-        {"rescheduled": moved, "not_waiting": missing},
-        lines if moved else [f"no waiting jobs{which} to move"],
-        missing,
+        {"rescheduled": moved, "not_waiting": unchanged},
+        [line if moved else f"no waiting jobs{which} to move"],
+        unchanged,
         _why_not_waiting,
     )
 
 
-def _change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+@verb(
+    "change",
+    options=(
+        Option("queue", "Another queue than the task's own."),
+        Option("priority", "-100 to 100; larger runs first.", "number"),
+        Option("available_at", "When they are due.", "time", "--at"),
+        DELAY,
+    ),
+    states=WAITING,
+)
+def change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+    """Change the queue, priority or time of waiting jobs.
+
+    A signed or encrypted job stays in its queue, and so does one whose unique key another job holds in
+    the other queue. Exits with 1 if one of the jobs was not changed.
+    """
     effects = app.jobs.change(ids, **options)
     changed = [id for id, effect in effects.items() if effect == "changed"]
     reasons = {
@@ -195,7 +250,7 @@ def _change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     }
     return Outcome(
         effects,
-        [f"changed {counted(len(changed), 'job')}{': ' if changed else ''}{listed(changed)}"],
+        [_did("changed", changed) if changed else "changed 0 jobs"],
         _others(effects, changed),
         lambda job: reasons.get(effects[job.id]) or _why_not_waiting(job),
     )
@@ -209,7 +264,77 @@ def _why_not_waiting(job: JobDetails) -> str:
     return f"it is {job.state} already; sqlq retry and sqlq replay run jobs again"
 
 
-def _skip(app: Any, ids: Sequence[int]) -> Outcome:
+@verb(
+    "delete",
+    chosen_by=(*ONES, ERROR, ALL_FAILED),
+    role="admin",
+    states=("failed",),
+    button="Delete…",
+    asks=True,
+    confirms=("all", "task", "queue", "group", "error"),
+)
+def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+    """Delete failed jobs for good, and ended ones by id.
+
+    Choose failed jobs by id, --task, --queue, --group, --error, or --all. Unless they are named by their
+    ids, it counts them, and wants a yes. An id may also be that of a finished or cancelled job.
+    """
+
+    def why_not(job: JobDetails) -> str:
+        if job.state == "finished":
+            return "another step of its flow may still take its result"
+        return _NOT_NAMED if job.state == "failed" else f"it is {job.state}"
+
+    deleted = app.jobs.delete(ids, **options)
+    return on_jobs("deleted", ids, deleted, options, nothing="no failed jobs{} to delete", why_not=why_not)
+
+
+@verb(
+    "replay",
+    chosen_by=(
+        *ONES,
+        Option("since", "That ended at this time or later; or AGE, as in 2h.", "age", "--from"),
+        Option("until", "That ended before this time; or AGE.", "age", "--to"),
+    ),
+    states=ENDED,
+    button="Replay…",
+    asks=True,
+    needs_code=True,
+)
+def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
+    """Enqueue copies of ended jobs, as new jobs.
+
+    By id, --task, --queue, --group, --from and --to; all that is given must fit. Each copy has an id of
+    its own, and no unique key. Cancelled jobs are copied by id only, steps of flows never. Exits with 1
+    if one of the ids was not copied.
+
+    \b
+    sqlq replay --task shop.send_receipt --from 2h
+    """
+    replays, which = app.jobs.replay(ids, **options), of(options)
+    lines = [f"replayed {counted(len(replays), 'job')}{which} as {listed([*replays.values()])}"]
+    unchanged = _others(ids, replays)
+    rows = [{"id": id, "replay_of": original} for original, id in replays.items()]
+    value = {"replayed": rows, "not_replayed": unchanged}
+    lines = lines if replays else [f"no ended jobs{which} to replay"]
+    return Outcome(value, lines, unchanged, _why_not_replayed)
+
+
+def _why_not_replayed(job: JobDetails) -> str:
+    if job.flow_id is not None:
+        return f"it is a step of flow {job.flow_id}: sqlq retry --flow {job.flow_id} runs failed steps again"
+    if job.ended_at is None:
+        return f"it is {job.state}, and only ended jobs are replayed"
+    return f"it is {job.state}, but not of those named"
+
+
+@verb("flows skip", states=("failed", "blocked"), button="Skip…", asks=True)
+def skip(app: Any, ids: Sequence[int]) -> Outcome:
+    """Go on as if a step had finished, without a result.
+
+    STEP is the id of a job that has failed, or that waits. The steps after it run; a step that needs its
+    result fails.
+    """
     flows = {id: app.flows.skip(id) for id in ids}
     lines = [
         f"skipped step {id}; flow {flow.id} is {flow.state}, {flow_counts(flow)}"
@@ -221,9 +346,20 @@ def _skip(app: Any, ids: Sequence[int]) -> Outcome:
 # -- queues, workers, schedules and limits -------------------------------------------------------------------
 
 
-def _pause_queues(
-    app: Any, names: Sequence[str], *, all: bool = False, lasting: str | None = None
-) -> Outcome:
+@verb(
+    "queues pause",
+    chosen_by=(Option("all", "All queues, those made later included.", "flag"),),
+    options=(LASTING,),
+    states=("open",),
+    button="Pause",
+)
+def pause_queues(app: Any, names: Sequence[str], *, all: bool = False, lasting: str | None = None) -> Outcome:
+    """Let no worker claim from queues until they are resumed.
+
+    Running jobs and enqueueing go on. Workers that serve a paused queue by name wait as if it were empty.
+    A pause of a queue counts from the next claim on, that of all queues within 2 seconds. To pause
+    workers, and not queues: sqlq workers pause.
+    """
     ending = "" if lasting is None else f" for {lasting.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
     unknown = app.queues.unknown(names)
@@ -243,7 +379,17 @@ def _pause_queues(
     return Outcome(_switched(names, "paused", paused, unknown), lines)
 
 
-def _resume_queues(app: Any, names: Sequence[str], *, all: bool = False) -> Outcome:
+@verb(
+    "queues resume",
+    chosen_by=(Option("all", "End a pause of all queues.", "flag"),),
+    states=("paused",),
+    button="Resume",
+)
+def resume_queues(app: Any, names: Sequence[str], *, all: bool = False) -> Outcome:
+    """Let workers claim from these queues again.
+
+    With --all the pause of all queues ends; those that were paused by name stay so.
+    """
     unknown = app.queues.unknown(names)
     resumed = app.queues.resume(*names, all=all)
     if all:
@@ -259,21 +405,97 @@ def _switched(
     return [{"queue": q, verb: q in changed, "known": q not in unknown} for q in sorted({*names})]
 
 
-def _ask_workers(method: str, done: str, app: Any, names: Sequence[str], *, all: bool = False) -> Outcome:
-    asked = getattr(app.workers, method)(*names, all=all)
+@verb(
+    "workers pause",
+    chosen_by=(ALL_WORKERS,),
+    states=("starting", "idle", "busy", "stopping", "stuck"),
+    button="Pause",
+)
+def pause_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    """Have workers claim nothing until they are resumed.
+
+    Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on,
+    and what they have not started is released. All processes of a `sqlq work` get the request together.
+    """
+    return _asked("pause", "paused", app.workers.pause(*names, **options))
+
+
+@verb("workers resume", chosen_by=(ALL_WORKERS,), states=("paused",), button="Resume")
+def resume_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    """Have paused workers claim again, within 2 seconds."""
+    return _asked("resume", "resumed", app.workers.resume(*names, **options))
+
+
+@verb(
+    "workers restart",
+    chosen_by=(ALL_WORKERS,),
+    role="admin",
+    button="Restart…",
+    asks=True,
+)
+def restart_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
+
+    Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The
+    supervisors stay, and with them their options.
+    """
+    return _asked("restart", "restarted", app.workers.restart(*names, **options))
+
+
+@verb("workers stop", chosen_by=(ALL_WORKERS,), role="admin", button="Stop…", asks=True)
+def stop_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    """Have workers end when what they run has ended, however long that takes.
+
+    They claim nothing more within 2 seconds, and exit with 0. A service manager may start them again.
+    """
+    return _asked("stop", "stopped", app.workers.stop(*names, **options))
+
+
+def _asked(method: str, done: str, asked: Sequence[Asked]) -> Outcome:
     lines = [f"asked {who(each)} to {method}" for each in asked]
     lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
     return Outcome([each._asdict() for each in asked], lines if asked else ["no worker is running"])
 
 
-def _switch_schedule(method: str, done: str, otherwise: str, app: Any, names: Sequence[str]) -> Outcome:
+@verb("schedules pause", states=("active", "failing", "retired", "ended"), button="Pause")
+def pause_schedule(app: Any, names: Sequence[str]) -> Outcome:
+    """Enqueue nothing for a schedule until it is resumed.
+
+    The pause holds across deploys. Runs that pass meanwhile are not caught up.
+    """
     (name,) = names
-    changed = getattr(app.schedules, method)(name)
+    return _schedule(name, "paused", app.schedules.pause(name), "paused already")
+
+
+@verb("schedules resume", states=("paused",), button="Resume")
+def resume_schedule(app: Any, names: Sequence[str]) -> Outcome:
+    """Go on with a schedule, from its next run."""
+    (name,) = names
+    return _schedule(name, "resumed", app.schedules.resume(name), "not paused")
+
+
+def _schedule(name: str, done: str, changed: bool, otherwise: str) -> Outcome:
     line = f"{done} {name}" if changed else f"{name} is {otherwise}"
     return Outcome({"schedule": name, done: changed}, [line])
 
 
-def _remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
+@verb("schedules run", button="Run now", needs_code=True)
+def run_schedule(app: Any, names: Sequence[str]) -> Outcome:
+    """Enqueue a job of a schedule now, beside its plan."""
+    (name,) = names
+    job = app.schedules.run(name)
+    line = f"enqueued job {job.id}: {job.task} in queue {job.queue}"
+    if not job.created:
+        line = f"nothing enqueued: job {job.id} holds its unique key"
+    return Outcome({key: getattr(job, key) for key in ("id", "queue", "task", "created")}, [line])
+
+
+@verb("schedules remove", role="admin", button="Remove…", asks=True)
+def remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
+    """Take a schedule out; jobs that it has enqueued stay.
+
+    One that code declares is added again by the next worker that starts with that code: pause it instead.
+    """
     (name,) = names
     is_declared = app.schedules.get(name).is_declared
     app.schedules.remove(name)
@@ -283,16 +505,21 @@ def _remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
     )
 
 
-def _run_schedule(app: Any, names: Sequence[str]) -> Outcome:
-    (name,) = names
-    job = app.schedules.run(name)
-    line = f"enqueued job {job.id}: {job.task} in queue {job.queue}"
-    if not job.created:
-        line = f"nothing enqueued: job {job.id} holds its unique key"
-    return Outcome({key: getattr(job, key) for key in ("id", "queue", "task", "created")}, [line])
+@verb(
+    "limits set",
+    options=(
+        Option("running", "At most so many at a time.", "number", example="running"),
+        Option("rate", "At most so many starts in a period, as in 100/1m.", example="100/1m"),
+    ),
+    role="admin",
+    button="Set",
+    needs_code=True,
+)
+def set_limit(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    """Set what KEY allows, whatever its tasks declare, until it is cleared.
 
-
-def _set_limit(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    Without --running or --rate there is no such limit any more. Running jobs go on.
+    """
     (key,) = names
     known = app.limits.is_known(key)
     limit = app.limits.set(key, **options)
@@ -300,32 +527,14 @@ def _set_limit(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     return Outcome(limit.as_json(), [f"{key}: {limit.says}, until it is cleared{unknown}"])
 
 
-def _clear_limit(app: Any, names: Sequence[str]) -> Outcome:
+@verb("limits clear", role="admin", states=("set",), button="Clear", needs_code=True)
+def clear_limit(app: Any, names: Sequence[str]) -> Outcome:
+    """Go back to what the App declares for KEY.
+
+    The next job that is enqueued declares a key that is made from arguments; until then the old limit
+    counts.
+    """
     (key,) = names
     limit = app.limits.clear(key)
     line = f"{key}: {limit.says}, until a job is enqueued that says something else"
     return Outcome(limit.as_json(), [line])
-
-
-VERBS: Mapping[str, Verb] = {
-    "retry": Verb(_retry, states=("failed",), options=("flow",)),
-    "cancel": Verb(_cancel, asks=True, states=LIVE, options=("flow", "force")),
-    "reschedule": Verb(_reschedule, states=WAITING, options=("delay",)),
-    "change": Verb(_change, states=WAITING),
-    "replay": Verb(_replay, asks=True, states=ENDED),
-    "delete": Verb(_delete, "admin", asks=True, states=("failed",)),
-    "flows skip": Verb(_skip, asks=True, states=("failed", "blocked")),
-    "queues pause": Verb(_pause_queues, options=("lasting",)),
-    "queues resume": Verb(_resume_queues, options=("all",)),
-    "workers pause": Verb(partial(_ask_workers, "pause", "paused")),
-    "workers resume": Verb(partial(_ask_workers, "resume", "resumed")),
-    "workers stop": Verb(partial(_ask_workers, "stop", "stopped"), "admin", asks=True),
-    "workers restart": Verb(partial(_ask_workers, "restart", "restarted"), "admin", asks=True),
-    "schedules pause": Verb(partial(_switch_schedule, "pause", "paused", "paused already")),
-    "schedules resume": Verb(partial(_switch_schedule, "resume", "resumed", "not paused")),
-    "schedules run": Verb(_run_schedule),
-    "schedules remove": Verb(_remove_schedule, "admin", asks=True),
-    "limits set": Verb(_set_limit, "admin", options=("running", "rate")),
-    "limits clear": Verb(_clear_limit, "admin"),
-}
-"""The verbs by the words of their commands."""

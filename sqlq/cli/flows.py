@@ -1,4 +1,4 @@
-"""`sqlq flows`: look at flows, and skip a step."""
+"""`sqlq flows`: look at flows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import click
 
 from sqlq.admin.verbs import flow_counts
-from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
 from sqlq.cli.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
@@ -55,17 +54,6 @@ def show(context: Context, id: int, as_json: bool) -> None:
     if next_ := dict(_next(found)):
         click.echo()
         show_fields(next_)
-
-
-@flows.command()
-@click.argument("subjects", metavar="STEP", type=int)
-@acts("flows skip")
-def skip() -> None:
-    """Go on as if a step had finished, without a result.
-
-    STEP is the id of a job that has failed, or that waits. The steps after it run; a step that needs its
-    result fails.
-    """
 
 
 def _row(found: FlowStatus) -> list[Cell]:

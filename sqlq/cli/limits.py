@@ -1,10 +1,9 @@
-"""`sqlq limits`: look at limits, and override them until that is cleared."""
+"""`sqlq limits`: look at limits."""
 
 from __future__ import annotations
 
 import click
 
-from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
 from sqlq.cli.output import Cell, ago, show_list
@@ -25,31 +24,6 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
     rows = context.looking().limits.list(prefix or None, limit=limit)
     show_list(names, rows, _row, nothing=nothing, as_json=as_json)
-
-
-_key = click.argument("subjects", metavar="KEY")
-
-
-@limits.command("set")
-@_key
-@click.option("--running", type=int, help="At most so many at a time.")
-@click.option("--rate", help="At most so many starts in a period, as in 100/1m.")
-@acts("limits set", needs_code=True)
-def set_limit() -> None:
-    """Set what KEY allows, whatever its tasks declare, until it is cleared.
-
-    Without --running or --rate there is no such limit any more. Running jobs go on.
-    """
-
-
-@limits.command()
-@_key
-@acts("limits clear", needs_code=True)
-def clear() -> None:
-    """Go back to what the App declares for KEY.
-
-    The next job that is enqueued declares a key that is made from arguments; until then the old limit counts.
-    """
 
 
 def _row(found: LimitStatus) -> list[Cell]:

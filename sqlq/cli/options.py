@@ -35,7 +35,8 @@ def options(*each: Option) -> Option:
     return decorate
 
 
-takes_json = options(flag("--json", "as_json", help="Print JSON, with keys that stay."), click.pass_obj)
+json_flag = flag("--json", "as_json", help="Print JSON, with keys that stay.")
+takes_json = options(json_flag, click.pass_obj)
 """Lets a command take --json, and gives it the Context."""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sqlq import __version__
+from sqlq.admin.verbs import VERBS
 from sqlq.cli import INTERRUPTED
 from sqlq.cli.context import Context, takes_context
 from sqlq.config import command_hint
@@ -33,12 +34,7 @@ _COMMANDS: Final = {
     "show": "Show all about one job, in whatever state it is.",
     "why": "Explain why a job does not run now, and when it will.",
     "failed": "Count failed jobs by task and error, the most frequent first.",
-    "retry": "Run failed jobs again.",
-    "cancel": "Cancel jobs: by id, --task, --queue, --group, --flow or --all.",
-    "reschedule": "Move waiting jobs to another time.",
-    "change": "Change the queue, priority or time of waiting jobs.",
-    "delete": "Delete failed jobs for good, and ended ones by id.",
-    "replay": "Enqueue copies of ended jobs, as new jobs.",
+    **{words: verb.help.partition("\n")[0] for words, verb in VERBS.items() if not verb.group},
     "prune": "Delete ended jobs, or the audit, by age.",
     "queues": "Show what each queue holds; pause and resume queues.",
     "workers": "Show workers and what they run; pause, stop or restart them.",
@@ -57,7 +53,6 @@ _COMMANDS: Final = {
 """The commands with the first sentence of each, in the order in which people meet them. So `sqlq --help`
 imports none of them."""
 _MODULES: Final = {
-    **dict.fromkeys(("retry", "cancel", "reschedule", "change", "delete", "replay"), "act"),
     "show": "jobs",
     "why": "jobs",
 }
@@ -69,11 +64,25 @@ class Commands(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> click.Command:
         if self.data[name] is None:
-            command = getattr(import_module(f"sqlq.cli.{_MODULES.get(name, name)}"), name)
+            self.data[name] = command = _verb(name) if name in VERBS else _with_its_verbs(name)
             takes_context(command, explain=False)
-            self.data[name] = command
         found: click.Command = self.data[name]
         return found
+
+
+def _verb(words: str) -> click.Command:
+    from sqlq.cli.act import command_of
+
+    return command_of(words)
+
+
+def _with_its_verbs(name: str) -> click.Command:
+    """Return a command of a module, and below it the verbs that begin with its name."""
+    command: click.Command = getattr(import_module(f"sqlq.cli.{_MODULES.get(name, name)}"), name)
+    if isinstance(command, click.Group):
+        for verb in (each for each in VERBS.values() if each.group == name):
+            command.add_command(_verb(verb.words))
+    return command
 
 
 class InOrder(click.Group):

@@ -1,4 +1,4 @@
-"""`sqlq schedules`: look at schedules, add, pause and run them."""
+"""`sqlq schedules`: look at schedules, and add one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from sqlq.admin.schedules import LastJob, ScheduleDetails
-from sqlq.cli.act import acts
 from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument
 from sqlq.cli.options import duration, job_options, listing, number, takes_json, time_option
@@ -163,40 +162,3 @@ def add(
     found = app.schedules.get(name)
     due = f"next {written(found.upcoming[0])}" if found.upcoming else found.state
     answer(found.as_json(), f"added {name}: {found.plan}, {due}", as_json=as_json)
-
-
-_name = click.argument("subjects", metavar="NAME")
-
-
-@schedules.command()
-@_name
-@acts("schedules pause")
-def pause() -> None:
-    """Enqueue nothing for a schedule until it is resumed.
-
-    The pause holds across deploys. Runs that pass meanwhile are not caught up.
-    """
-
-
-@schedules.command()
-@_name
-@acts("schedules resume")
-def resume() -> None:
-    """Go on with a schedule, from its next run."""
-
-
-@schedules.command()
-@_name
-@acts("schedules remove")
-def remove() -> None:
-    """Take a schedule out; jobs that it has enqueued stay.
-
-    One that code declares is added again by the next worker that starts with that code: pause it instead.
-    """
-
-
-@schedules.command()
-@_name
-@acts("schedules run", needs_code=True)
-def run() -> None:
-    """Enqueue a job of a schedule now, beside its plan."""

@@ -1,4 +1,4 @@
-"""`sqlq workers`: list the workers and their jobs; pause, resume, stop and restart workers."""
+"""`sqlq workers`: list the workers and their jobs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import click
 
 from sqlq.admin.verbs import who
 from sqlq.admin.workers import WorkerStatus, since_it_said
-from sqlq.cli.act import acts
 from sqlq.cli.context import Context
-from sqlq.cli.options import flag, listing, options, takes_json
+from sqlq.cli.options import flag, listing, takes_json
 from sqlq.cli.output import INDENT, ago, queue_name, show_heading, show_json, show_wrapped
 from sqlq.config.command_hint import command
 from sqlq.config.durations import age, counted, span
@@ -72,51 +71,3 @@ def _show(worker: WorkerStatus) -> None:
         show_wrapped(f"job {job.id:<{ids}}  {held:>{max(map(len, spans))}}  ", task, before=INDENT)
     if len(worker.jobs) > JOBS_SHOWN:
         show_wrapped("", f"… and {counted(len(worker.jobs) - JOBS_SHOWN, 'more', 'more')}", before=INDENT)
-
-
-# -- asking them ---------------------------------------------------------------------------------------------
-
-
-_names = options(
-    click.argument("subjects", metavar="[NAME...]", nargs=-1),
-    flag("--all", help="All workers, on all hosts."),
-)
-
-
-@workers.command()
-@_names
-@acts("workers pause")
-def pause() -> None:
-    """Have workers claim nothing until they are resumed.
-
-    Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on, and
-    what they have not started is released. All processes of a `sqlq work` get the request together.
-    """
-
-
-@workers.command()
-@_names
-@acts("workers resume")
-def resume() -> None:
-    """Have paused workers claim again, within 2 seconds."""
-
-
-@workers.command()
-@_names
-@acts("workers stop")
-def stop() -> None:
-    """Have workers end when what they run has ended, however long that takes.
-
-    They claim nothing more within 2 seconds, and exit with 0. A service manager may start them again.
-    """
-
-
-@workers.command()
-@_names
-@acts("workers restart")
-def restart() -> None:
-    """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
-
-    Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The supervisors
-    stay, and with them their options.
-    """

@@ -22,6 +22,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.verb import whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines
@@ -31,7 +32,6 @@ from sqlq.errors import SqlqError
 from sqlq.model.job import State
 from sqlq.payload.codec import decoded
 from sqlq.web.access import Redaction
-from sqlq.web.pages import whole
 from sqlq.web.reading import Reading, too_slow
 
 MOST = 1_000
@@ -67,8 +67,10 @@ class Shown(admin.ModelAdmin):
     list_per_page = 50
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
-    verbs: ClassVar[Mapping[str, str]] = {}
-    """The actions, and what they are called."""
+    group: ClassVar[str | None] = None
+    """The command whose verbs are the actions; "" for verbs on jobs."""
+    only: ClassVar[Mapping[str, str]] = {}
+    """The filter that counts always."""
 
     def all(self) -> Iterable[Any]:
         """Return the rows that there are."""
@@ -122,11 +124,15 @@ class Shown(admin.ModelAdmin):
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         actions = {}
-        for verb, name in self.verbs.items():
-            needed = "delete" if VERBS[verb].role == "admin" else "change"
+        for words, verb in VERBS.items():
+            is_here = verb.button and verb.group == self.group
+            # the admin's own question is about jobs
+            if not is_here or not verb.fits(self.only.get("state")) or (verb.asks and not verb.is_of_jobs):
+                continue
+            needed = "delete" if verb.role == "admin" else "change"
             if self._may(request, needed):  # guard: actions-by-djangos-permissions
-                key = "delete_selected" if verb == "delete" else verb  # in place of Django's own
-                actions[key] = (partial(_act, verb), key, name)
+                key = "delete_selected" if words == "delete" else words  # in place of Django's own
+                actions[key] = (partial(_act, words), key, verb.button.rstrip("…"))
         return actions
 
 
@@ -139,9 +145,9 @@ def _act(words: str, shown: Shown, request: HttpRequest, queryset: Any) -> Templ
         return _ask(shown, request, ticked[:ASKED])
     verb = VERBS[words]
     with app.acting_as(request.user.get_username()):
-        for subjects in [ticked] if verb.states else [[name] for name in ticked]:
+        for subjects in [ticked] if verb.is_of_jobs else [[name] for name in ticked]:
             try:
-                ids = [whole(id, "the id") for id in subjects] if verb.states else subjects
+                ids = [whole(id, "the id") for id in subjects] if verb.is_of_jobs else subjects
                 messages.success(request, f"{verb.do(app, ids).sentence()}.")
             except TROUBLE as error:
                 _say(request, error)
@@ -213,12 +219,7 @@ class JobAdmin(Shown):
     list_filter: Sequence[Any] = (BY_STATE, BY_QUEUE, BY_TASK)
     search_fields = ("id", "label", "unique_key")
     search_help_text = "The id of a job, or the whole of its label or unique key"
-    only: ClassVar[Mapping[str, str]] = {}
-    verbs: ClassVar[Mapping[str, str]] = {
-        "retry": "Retry those that have failed",
-        "cancel": "Cancel those that have not ended",
-        "delete": "Delete those that have ended",
-    }
+    group = ""
 
     def rows(self, query: str, chosen: Mapping[str, str]) -> list[Any]:
         searches: list[dict[str, Any]] = [{"label": query}, {"key": query}] if query else [{}]
@@ -251,18 +252,13 @@ class FailedJobAdmin(JobAdmin):
     list_display = ("id", "task", "queue", "label", "attempts", "ended_at", "error")
     list_filter = (BY_QUEUE, BY_TASK)
     only: ClassVar[Mapping[str, str]] = {"state": "failed"}
-    verbs: ClassVar[Mapping[str, str]] = {"retry": "Retry", "delete": "Delete"}
 
 
 @admin.register(Schedule)
 class ScheduleAdmin(Shown):
     list_display = ("name", "state", "plan", "task", "queue", "next_at", "last_at", "error")
     search_fields = ("name",)
-    verbs: ClassVar[Mapping[str, str]] = {
-        "schedules pause": "Pause",
-        "schedules resume": "Resume",
-        "schedules run": "Enqueue a job now",
-    }
+    group = "schedules"
 
     def all(self) -> Iterable[Any]:
         for each in reading.app.schedules.list():
@@ -274,7 +270,7 @@ class ScheduleAdmin(Shown):
 class QueueAdmin(Shown):
     list_display = ("queue", "available", "scheduled", "blocked", "running", "failed", "paused", "served")
     search_fields = ("queue",)
-    verbs: ClassVar[Mapping[str, str]] = {"queues pause": "Pause", "queues resume": "Resume"}
+    group = "queues"
 
     def all(self) -> Iterable[Any]:
         for each in reading.app.queues.status():

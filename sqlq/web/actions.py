@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
+
+from werkzeug import Response
 
 from sqlq.admin.facet import command_line
-from sqlq.admin.verbs import VERBS, Verb
+from sqlq.admin.verb import JobSelection, Option, Verb, whole
+from sqlq.admin.verbs import VERBS
 from sqlq.errors import ConfigurationError
 from sqlq.web.access import RefusedError
-from sqlq.web.pages import SEARCHED, filter_of, search_of, whole
-
-if TYPE_CHECKING:
-    from werkzeug import Response
-
-    from sqlq.web.site import View
+from sqlq.web.pages import FIELDS, SEARCHED, filter_of, search_of
+from sqlq.web.view import View
 
 MOST = 10_000
 """The most jobs that one form acts on."""
-READ: dict[str, Callable[[str], Any]] = {
-    "all": bool,
-    "flow": partial(whole, name="the flow"),
-    "force": bool,
-    "running": partial(whole, name="running"),
-}
-"""Options that are no text."""
 
 
 def act(view: View) -> Response:
@@ -38,11 +29,12 @@ def act(view: View) -> Response:
         raise ConfigurationError(f"there is no action {words[:40]!r} here")
     if not view.user.may(verb.role):  # guard: each-verb-has-its-role
         raise RefusedError(f"your role, {view.user.role}, may not do that: {verb.role} is needed")
-    options = {name: READ.get(name, str)(form[name]) for name in verb.options if form.get(name)}
+    known = _options(verb)
+    options = {name: each.read(form[name]) for name, each in known.items() if form.get(name)}
     subjects: list[Any] = [form["name"]] if form.get("name") else []
     states: dict[int, str] = {}
     changed = 0
-    if verb.states and "flow" not in options:
+    if verb.is_of_jobs and "flow" not in options:
         states, changed = _jobs(view, verb)
         subjects = sorted(states)
         if not subjects:
@@ -53,18 +45,25 @@ def act(view: View) -> Response:
         same = command_line(words, *([] if error else subjects), error=error, **options)
         return view.page(
             "confirm.html",
-            verb=words,
-            options=verb.options,
+            words=words,
+            options=known,
+            flags=[each for each in verb.options if each.kind == "flag"],
             subjects=subjects,
             states=Counter(states.values()),
             command=view.command(same),
             form=form,
             most=MOST,
         )
-    with view.site.app.acting_as(view.user.name):
-        outcome = verb.do(view.site.app, subjects, **options)
+    with view.app.acting_as(view.user.name):
+        outcome = verb.do(view.app, subjects, **options)
     view.reading.forget()
     return view.back(f"{outcome.sentence(changed)}.")
+
+
+def _options(verb: Verb) -> Mapping[str, Option]:
+    """Return the options that a form may have. A filter has the fields of those that choose jobs."""
+    options = [each for each in (*verb.chosen_by, *verb.options) if each.name not in (*FIELDS, "error")]
+    return {each.name: each for each in options if each.name != "all" or not verb.is_of_jobs}
 
 
 def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
@@ -74,15 +73,16 @@ def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
     form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
     # guard: an-action-keeps-to-the-states-shown
     states = [each for each in verb.states if each in (form.get("state") or each).split()]
-    ids: set[int] = set()
+    if form.get("matching") and not form.get("error"):
+        search = search_of(view, filter_of(form))
+        search.pop("state", None)
+        return JobSelection(search=search).states(app, states, MOST, within=SEARCHED), 0
     if error := form.get("error"):
-        ids.update(app.jobs.failed_alike(error))
-    elif not form.get("matching"):
-        ids.update(id for text in form.getlist("id") if (id := whole(text, "the id")) is not None)
-    chosen: dict[str, Any] = {"ids": tuple(ids)} if ids else search_of(view, filter_of(form))
-    chosen.pop("state", None)
-    found: dict[int, str] = {}
-    for state in states if ids or form.get("matching") else ():
-        some = app.jobs.ids(states=[state], limit=MOST, within=SEARCHED, **chosen)
-        found |= dict.fromkeys(some[: MOST - len(found)], state)
-    return found, len(ids - found.keys())
+        selection = JobSelection.of_error(app, error)
+    else:
+        ids = (whole(text, "the id") for text in form.getlist("id"))
+        selection = JobSelection(tuple(id for id in ids if id is not None))
+    if not selection.ids:  # an empty tuple would mean all
+        return {}, 0
+    found = selection.states(app, states, MOST, within=SEARCHED)
+    return found, len(set(selection.ids) - found.keys())

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from werkzeug import Response
 
+from sqlq.admin.verb import whole
 from sqlq.config.json_text import AsJson, in_json
 from sqlq.model.checks import checked_whole
-from sqlq.web.pages import Page, failures_of, filter_of, look, search_of, storage_of, whole
-
-if TYPE_CHECKING:
-    from sqlq.web.site import View
+from sqlq.web.pages import Page, failures_of, filter_of, look, search_of, storage_of
+from sqlq.web.view import View
 
 MOST = 1_000
 _HIDDEN = ("payload", "result", "headers", "cursor", "on_success", "on_failure")

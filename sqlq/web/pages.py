@@ -8,13 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy.exc import SQLAlchemyError
+from werkzeug import Response
 
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.storage import Storage, storage
+from sqlq.admin.verb import whole
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.durations import aware, milliseconds
@@ -24,13 +26,9 @@ from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import Redaction, RefusedError
 from sqlq.web.reading import too_slow
+from sqlq.web.view import View
 
-if TYPE_CHECKING:
-    from werkzeug import Response
-
-    from sqlq.web.site import View
-
-Page: TypeAlias = "Callable[[View], Response]"
+Page: TypeAlias = Callable[[View], Response]
 JOBS_SHOWN = 50
 SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
 """A search on a page reads at most so many of the newest jobs of each table."""
@@ -112,7 +110,7 @@ def search_of(view: View, chosen: Mapping[str, str]) -> dict[str, Any]:
         return {**chosen, **times}
     if view.hides:  # guard: no-search-tells-what-is-hidden
         raise RefusedError("arguments are hidden from viewers here, so that no search may look into them")
-    return {**chosen, **times, "visible": partial(_fits, view.site.redact, chosen)}
+    return {**chosen, **times, "visible": partial(_fits, view.redact, chosen)}
 
 
 def _fits(redact: Redaction, chosen: Mapping[str, str], job: JobDetails) -> bool:
@@ -143,15 +141,6 @@ def _moment(text: str, name: str) -> datetime:
     raise ConfigurationError(
         f"{name} is {text[:40]!r}: give an age like 2h, or a time with its zone like 2026-03-01T12:00:00Z"
     )
-
-
-def whole(text: str | None, name: str) -> int | None:
-    """Return a whole number of a form or an address."""
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ConfigurationError(f"{name} is {text[:40]!r}: give a whole number")
-    return int(text)
 
 
 def jobs(view: View) -> Response:

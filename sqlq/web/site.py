@@ -5,17 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import secrets
 from collections.abc import Collection, Iterable
 from importlib import resources
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.facet import command_line
-from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
-from sqlq.config.command_hint import command
 from sqlq.database.dialects import refusal
 from sqlq.errors import (
     ConfigurationError,
@@ -53,10 +49,10 @@ required("werkzeug")
 
 from werkzeug import Request, Response  # noqa: E402 - the sentence above comes first
 from werkzeug.exceptions import HTTPException  # noqa: E402
-from werkzeug.routing import BuildError, Map, MapAdapter, RequestRedirect, Rule  # noqa: E402
+from werkzeug.routing import Map, RequestRedirect, Rule  # noqa: E402
 
 from sqlq.web import actions, api, pages  # noqa: E402
-from sqlq.web.render import templates  # noqa: E402
+from sqlq.web.view import FORM_COOKIE, Dashboard, View  # noqa: E402
 
 log = logging.getLogger("sqlq.web")
 
@@ -81,113 +77,7 @@ STATUS = {
 }
 """The codes of errors; those of others are 400."""
 LARGEST_FORM = 1 << 20
-FORM_COOKIE, SAID_COOKIE = "sqlq_form", "sqlq_said"
 ASSETS = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
-
-
-_NOBODY = User("nobody")
-"""The user of pages that need none."""
-
-
-class View:
-    """One request: its user, and the means to answer it."""
-
-    user = _NOBODY
-
-    def __init__(self, site: Site, request: Request, urls: MapAdapter) -> None:
-        self.site = site
-        self.request = request
-        self.urls = urls
-        self.values: dict[str, Any] = {}
-        """The variable parts of the path, as the id of a job."""
-        self.form_token = request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
-
-    @property
-    def reading(self) -> Reading:
-        return self.site.reading
-
-    def url(self, endpoint: str, **values: Any) -> str:
-        """Return the path of a page, under the prefix of this request."""
-        given = {key: each for key, each in values.items() if each not in (None, "")}
-        try:
-            return self.urls.build(endpoint, given)
-        except BuildError:  # SQL may have written an empty name, and no path has one
-            return self.urls.build("overview")
-
-    @property
-    def here(self) -> str:
-        """The address of this page, for a form to return to."""
-        request = self.request
-        query = request.query_string.decode("ascii", "ignore")
-        path = f"{request.root_path}{request.path}"
-        return self.came_from if request.method == "POST" else f"{path}?{query}" if query else path
-
-    def may(self, verb: str) -> bool:
-        return self.user.may(VERBS[verb].role)
-
-    def fits(self, verb: str, state: str | None) -> bool:
-        """Whether a verb is for jobs of this state, or of some state."""
-        return state is None or state in VERBS[verb].states
-
-    def line(self, verb: str, name: Any, options: dict[str, Any]) -> str:
-        """Return the command that does the same as a button."""
-        return self.command(command_line(verb, *([name] if name else []), **options))
-
-    def command(self, words: str, needs_app: bool = False) -> str:
-        return command(words, self.site.app.url, needs_app=needs_app)
-
-    @property
-    def hides(self) -> bool:
-        """Whether arguments and results are hidden from this user."""
-        return self.site.hides and not self.user.may("operator")
-
-    def shown(self, value: Any) -> Any:
-        """Return a decoded value as this user may see it."""
-        if self.hides:
-            return "(hidden from viewers)"
-        return self.site.redact(value)
-
-    def page(self, template: str, status: int = 200, **values: Any) -> Response:
-        """Return a page."""
-        said = self.request.cookies.get(SAID_COOKIE)
-        values = {
-            **values,
-            "view": self,
-            "user": None if self.user is _NOBODY else self.user,
-            "said": said,
-            "endpoint": template.removesuffix(".html"),
-        }
-        response = Response(templates().get_template(template).render(values), status, mimetype="text/html")
-        if said is not None:
-            self.set_cookie(response, SAID_COOKIE, "", max_age=0)
-        if FORM_COOKIE not in self.request.cookies:
-            self.set_cookie(response, FORM_COOKIE, self.form_token)
-        return response
-
-    def back(self, said: str) -> Response:
-        """Return to the page from which a form was sent, with a sentence."""
-        response = Response(status=303, headers={"Location": self.came_from})
-        self.set_cookie(response, SAID_COOKIE, said[:1000], max_age=60)
-        return response
-
-    @property
-    def came_from(self) -> str:
-        """The path of the page that the form names, if it is one of ours."""
-        root = self.url("overview")
-        path = str(self.request.form.get("back", ""))
-        ours = path.startswith(root) and not path.startswith("//") and "\\" not in path
-        return path if ours and path.isprintable() else root  # guard: nobody-is-sent-elsewhere
-
-    def set_cookie(self, response: Response, name: str, value: str, max_age: int | None = None) -> None:
-        response.set_cookie(
-            name,
-            value,
-            max_age=max_age,
-            path=self.url("overview"),
-            secure=self.request.is_secure,
-            httponly=True,
-            samesite="Strict",
-        )
 
 
 class Site:
@@ -214,10 +104,8 @@ class Site:
                 "authorize is an async def, and sqlq.web.wsgi has no event loop: write it as def, or mount "
                 "sqlq.web.asgi"
             )
-        self.app = app
-        self.hides = hide_from_viewers
-        self.redact = Redaction(redact)
         self.reading = Reading(app, read_url)
+        self._dashboard = Dashboard(app, self.reading, Redaction(redact), hide_from_viewers)
         self._authorize = authorize
         self._has_warned = False
         self._hosts = hosts
@@ -238,7 +126,7 @@ class Site:
 
     def _answer(self, request: Request) -> Response:
         urls = self._map.bind_to_environ(request.environ)
-        view = View(self, request, urls)
+        view = View(self._dashboard, request, urls)
         try:
             check_host(request, self._hosts)
             if not request.environ.get("PATH_INFO"):  # mounted at /sqlq, and no slash came after it

@@ -187,7 +187,7 @@ class Acting(InTheAdmin):
         self.failed()
         for permissions, jobs, actions in (
             (["view_job"], 200, []),
-            (["change_job"], 200, ["retry", "cancel"]),
+            (["change_job"], 200, ["retry", "cancel", "reschedule", "replay"]),
             (["view_job", "delete_job"], 200, ["delete_selected"]),
             (["change_schedule"], 403, []),
         ):

@@ -1,0 +1,149 @@
+"""A verb of operators: its options, its answer, and the selection of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from sqlq.config.durations import aware, counted
+from sqlq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlq.model.job import JobDetails
+
+
+class Outcome(NamedTuple):
+    """The answer of a verb: the object for programs, and the lines for people. The ids are those of the jobs
+    that stay as they were, and `why_not` returns the reason for one."""
+
+    value: Any
+    lines: Sequence[str]
+    unchanged: Sequence[int] = ()
+    why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}"
+
+    def sentence(self, also_unchanged: int = 0) -> str:
+        """Return the answer as one sentence; so many other jobs had changed before."""
+        if number := len(self.unchanged) + also_unchanged:
+            return "; ".join([*self.lines, f"{counted(number, 'job')} stayed as before"])
+        return "; ".join(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a verb: an argument of the method, of a command, and of a form."""
+
+    name: str
+    help: str
+    kind: Literal["text", "flag", "number", "duration", "time", "age"] = "text"
+    """An age is a time, or how long ago."""
+    command: str = ""
+    """The option of the command, where it is not called like the argument."""
+    metavar: str | None = None
+    example: str = ""
+    """A value, for an empty field of a form."""
+
+    @property
+    def words(self) -> str:
+        """The option of the command."""
+        return self.command or f"--{self.name.replace('_', '-')}"
+
+    def read(self, text: str) -> Any:
+        """Return the value that a form has. Raises `ConfigurationError`."""
+        if self.kind == "number":
+            return whole(text, self.name)
+        if self.kind == "time":
+            try:
+                return aware(datetime.fromisoformat(text), self.name)
+            except ValueError:
+                raise ConfigurationError(f"{self.name} is {text[:40]!r}: give a time with its zone") from None
+        return True if self.kind == "flag" else text
+
+
+def whole(text: str | None, name: str) -> int | None:
+    """Return a whole number of a form or an address."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ConfigurationError(f"{name} is {text[:40]!r}: give a whole number")
+    return int(text)
+
+
+SUBJECTS = {
+    "": "[IDS]...",
+    "flows": "STEP",
+    "queues": "[QUEUE...]",
+    "workers": "[NAME...]",
+    "schedules": "NAME",
+    "limits": "KEY",
+}
+"""The arguments of verbs by their groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """A verb. `do` is called with the App, the ids or names, and the options."""
+
+    words: str
+    """Those of its command."""
+    do: Callable[..., Outcome]
+    chosen_by: tuple[Option, ...] = ()
+    """The options that choose the subjects."""
+    options: tuple[Option, ...] = ()
+    role: Literal["operator", "admin"] = "operator"
+    states: tuple[str, ...] = ()
+    """The states of the subjects that it is for; empty for all."""
+    button: str = ""
+    """The text of its button; a verb without one has a command alone."""
+    asks: bool = False
+    """Whether a page has to confirm it first."""
+    confirms: tuple[str, ...] = ()
+    """The choices that a command has to confirm. Nobody confirms ids."""
+    needs_code: bool = False
+    """Whether it needs the tasks of the App."""
+
+    @property
+    def help(self) -> str:
+        """The help of its command. The first sentence stands in lists of commands."""
+        return self.do.__doc__ or ""
+
+    @property
+    def group(self) -> str:
+        """The first of two words; empty for verbs on jobs."""
+        return self.words.rpartition(" ")[0]
+
+    @property
+    def subjects(self) -> str:
+        """The argument of its command: in brackets where options may choose in its place."""
+        return "IDS..." if not self.group and not self.chosen_by else SUBJECTS[self.group]
+
+    @property
+    def is_of_jobs(self) -> bool:
+        return self.group in ("", "flows")
+
+    def fits(self, state: str | None) -> bool:
+        """Whether it is for subjects of this state, or of some state."""
+        return state is None or not self.states or state in self.states
+
+
+@dataclass(frozen=True, slots=True)
+class JobSelection:
+    """The jobs that a command line, a form or a filter chooses: by ids and by the options of
+    `app.jobs.listing`, which must all fit."""
+
+    ids: tuple[int, ...] = ()
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_error(cls, app: Any, fingerprint: str) -> JobSelection:
+        """Return those with an error, among the newest 10,000 failed jobs."""
+        return cls(tuple(app.jobs.failed_alike(fingerprint)))
+
+    def states(self, app: Any, states: Iterable[str], limit: int, **how: Any) -> dict[int, str]:
+        """Return the ids of at most so many jobs in these states, each with its state."""
+        found: dict[int, str] = {}
+        for state in states:
+            ids = app.jobs.ids(states=[state], limit=limit, ids=self.ids, **self.search, **how)
+            found |= dict.fromkeys(ids[: limit - len(found)], state)
+        return found
