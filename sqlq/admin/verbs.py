@@ -13,7 +13,6 @@ from sqlq.admin.verb import Option, Outcome, Verb
 from sqlq.config.durations import counted
 
 if TYPE_CHECKING:
-    from sqlq.admin.workers import Asked, WorkerStatus
     from sqlq.model.flow_status import FlowStatus
     from sqlq.model.job import JobDetails
 
@@ -62,7 +61,7 @@ def of(options: Mapping[str, Any]) -> str:
     return "".join(f" {words} {options[name]}" for name, words in names.items() if options.get(name))
 
 
-def who(worker: WorkerStatus | Asked) -> str:
+def who(worker: Any) -> str:
     """Return the name of a worker, where it has one, with its host and process."""
     return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
 
@@ -451,7 +450,7 @@ def stop_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     return _asked("stop", "stopped", app.workers.stop(*names, **options))
 
 
-def _asked(method: str, done: str, asked: Sequence[Asked]) -> Outcome:
+def _asked(method: str, done: str, asked: Sequence[Any]) -> Outcome:
     lines = [f"asked {who(each)} to {method}" for each in asked]
     lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
     return Outcome([each._asdict() for each in asked], lines if asked else ["no worker is running"])
