@@ -24,6 +24,8 @@ from sqlq.config.urls import DEFAULT_URL
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import Kept
+from sqlq.worker.options import OPTIONS
+from sqlq.worker.options import SETTINGS as OF_WORK
 
 # -- commands ------------------------------------------------------------------------------------------------
 
@@ -192,13 +194,17 @@ class Setting(NamedTuple):
     reader: str = "each App"
 
 
-COMMANDS, LOOKS, TESTS, WORK, WORKERS = (
-    "commands",
-    "commands that only look, and the dashboard",
-    "tests",
-    "`sqlq work`",
-    "workers",
-)
+COMMANDS, LOOKS, TESTS = "commands", "commands that only look, and the dashboard", "tests"
+
+
+def _of_workers() -> Iterator[Setting]:
+    for name in OF_WORK:
+        option, key = OPTIONS[name], name.replace("_", "-")
+        about = option.help[0].lower() + option.help[1:]
+        variable, reader = f"SQLQ_{name.upper()}", str(option.read_by)
+        yield Setting(about, f"work --{key}", variable, key, option.default or "none", reader)
+
+
 SETTINGS: Final = (
     Setting("the App of the commands", "sqlq -a", "SQLQ_APP", "app", "none", COMMANDS),
     Setting("the database", "url", "SQLQ_DATABASE_URL", "database-url", DEFAULT_URL),
@@ -207,20 +213,7 @@ SETTINGS: Final = (
     Setting("how long finished jobs are kept", "retention", "SQLQ_RETENTION", "retention", RETENTION),
     Setting("the replica that looks read from", "", "SQLQ_READ_URL", "read-url", "none", LOOKS),
     Setting("where idle workers listen", "listen_url", "SQLQ_LISTEN_URL", "", "the database's URL"),
-    Setting("worker processes", "work --processes", "SQLQ_PROCESSES", "processes", "1", WORK),
-    Setting("jobs at a time", "work --concurrency", "SQLQ_CONCURRENCY", "concurrency", "10", WORKERS),
-    Setting("the lease of a job", "work --lease", "SQLQ_LEASE", "lease", "30 s", WORKERS),
-    Setting("the grace time of a stop", "work --grace", "SQLQ_GRACE", "grace", "25 s", WORKERS),
-    Setting("jobs of a worker process", "work --max-jobs", "SQLQ_MAX_JOBS", "max-jobs", "no limit", WORK),
-    Setting("memory of a worker process", "work --max-rss", "SQLQ_MAX_RSS", "max-rss", "no limit", WORK),
-    Setting("the wait for the database", "work --wait", "SQLQ_WAIT", "wait", "none", WORK),
-    Setting(
-        "how often an idle worker looks", "work --poll", "SQLQ_POLL", "poll", "1.25 s; SQLite 50 ms", WORKERS
-    ),
-    Setting(
-        "jobs in a claim", "work --claim-batch", "SQLQ_CLAIM_BATCH", "claim-batch", "at most 1,000", WORKERS
-    ),
-    Setting("how far ahead jobs are held", "work --ahead", "SQLQ_AHEAD", "ahead", "100 ms", WORKERS),
+    *_of_workers(),
     Setting("the session of jobs that are enqueued without one", "session", default="their own transaction"),
     Setting("whether jobs run in the process that enqueues them", "eager", "SQLQ_EAGER", "eager", "no"),
     Setting("options of all jobs", "defaults", "", "defaults", "none"),

@@ -8,7 +8,7 @@ import click
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.cli.context import Context
-from sqlq.cli.options import flag, wait_option
+from sqlq.cli.options import flag, worker_option
 from sqlq.cli.output import naming_options
 from sqlq.config.durations import readable
 from sqlq.database import migrate as migrating
@@ -37,7 +37,7 @@ EVERY_SECONDS = 0.5
     help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
 @flag("--force", help="With --down: even if jobs are lost.")
-@wait_option
+@worker_option("wait")
 @click.pass_obj
 def migrate(
     context: Context,
@@ -57,7 +57,7 @@ def migrate(
     if force and down is None:
         raise click.UsageError("--force is of use with --down only")
     with naming_options():
-        wait_ms = setting("wait", wait, 0)
+        wait_ms = setting("wait", wait) or 0
     app = context.app()
     engine, schema = app.database.engine, app.database.requested_schema
     if as_sql:

@@ -143,10 +143,18 @@ def limit_option(default: int, words: str) -> Option:
     return click.option("-n", "--limit", type=rows, default=default, show_default=True, help=words)
 
 
-wait_option = duration(
-    "--wait",
-    help="Time to wait for a database that is not ready yet, as in 60s (default 0s).",
-)
+def worker_option(name: str) -> Option:
+    """Return the option of a command that sets an option of workers."""
+    from sqlq.worker.options import OPTIONS
+
+    option = OPTIONS[name]
+    words = f"{option.help} (default {option.default})." if option.default else f"{option.help}."
+    names = filter(None, (option.letter, f"--{name.replace('_', '-')}"))
+    if option.unit == "flag":
+        return flag(*names, help=words)
+    return click.option(*names, type=int if option.unit == "N" else None, metavar=option.unit, help=words)
+
+
 yes_option = flag("-y", "--yes", help="Do not ask.")
 
 

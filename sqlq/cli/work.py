@@ -19,7 +19,7 @@ import click
 from sqlq.cli import logs
 from sqlq.cli.context import Context
 from sqlq.cli.metrics import HOST, require_client
-from sqlq.cli.options import duration, file_option, flag, number, port_option, wait_option
+from sqlq.cli.options import duration, file_option, flag, options, port_option, worker_option
 from sqlq.cli.output import naming_options, on_terminal
 from sqlq.cli.processes import entitle, leave
 from sqlq.cli.progress import Progress, stopped
@@ -27,7 +27,7 @@ from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.pipe import Message, keep_standard_numbers
-from sqlq.worker.options import WorkerOptions, setting
+from sqlq.worker.options import OPTIONS, WORK, WorkerOptions
 from sqlq.worker.supervise import health_file as health_files
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 
@@ -61,28 +61,11 @@ group."""
     help="Serve these queues, in this order: -q high,low, or -q high -q low; with weights in a random "
     "order: -q high=3 -q low=1. Without it all are served, in rotation.",
 )
-@number("-c", "--concurrency", help="Jobs at a time in each worker process (default 10).")
-@duration("--lease", help="Time after a crash until others take a job over (default 30s).")
-@duration(
-    "--grace", help="Time for running jobs to finish after a stop; then they are given back (default 25s)."
-)
-@number("-p", "--processes", help="Number of worker processes (default 1).")
-@flag("--drain", help="Exit when no job is available.")
-@number("--max-jobs", help="Replace a worker process after about this number of jobs.")
-@flag("--isolate", help="Run each job in a process of its own, kept for the next one.")
-@click.option(
-    "--max-rss", metavar="SIZE", help="Replace a worker process that uses more memory, as in 400MB."
-)
-@duration("--max-idle", help="Exit when no job has come for this time.")
-@duration("--poll", help="Poll interval when idle (default 1.25s; SQLite 50ms).")
-@number("--claim-batch", help="Most jobs of one claim (default 1,000).")
-@duration("--ahead", help="Hold jobs that start within this time (default 100ms; 0s holds none).")
-@click.option("--name", metavar="NAME", help="Name of this worker, in sqlq workers and for operators.")
+@options(*map(worker_option, OPTIONS))
 @file_option(
     "--health-file",
     help="Touch this file each second while all is well; sqlq health looks at it.",
 )
-@wait_option
 @duration("--start-timeout", default="60s", show_default=True, help=START_TIMEOUT)
 @duration("--stuck-after", default="10m", show_default=True, help=STUCK_AFTER)
 @port_option(
@@ -106,7 +89,6 @@ def work(
     context: Context,
     /,
     queues: tuple[str, ...],
-    processes: int | None,
     health_file: Path | None,
     start_timeout: str,
     stuck_after: str,
@@ -115,9 +97,8 @@ def work(
     log_format: Literal["text", "json"],
     log_level: str,
     lines: bool,
-    wait: str | None,
     child: int | None,
-    **options: Any,
+    **arguments: Any,
 ) -> None:
     """Run jobs until stopped.
 
@@ -132,12 +113,10 @@ def work(
 
         worker_process.run(context, child)
     with naming_options():
-        processes, wait_ms = setting("processes", processes, 1), setting("wait", wait, 0)
-        options |= {name: setting(name, options[name]) for name in ("max_jobs", "max_rss")}
-        checked = WorkerOptions.of(_named_queues(queues), **options)
-    drawn = options["drain"] and not lines and log_format == "text" and log_level != "debug" and on_terminal()
+        checked = WorkerOptions.of(_named_queues(queues), WORK, **arguments)
+    drawn = checked.drain and not lines and log_format == "text" and log_level != "debug" and on_terminal()
     supervising = SupervisorOptions(
-        *(processes, checked.lease_ms, checked.grace_ms),
+        *(checked.processes, checked.lease_ms, checked.grace_ms),
         None if health_file is None else health_files.HealthFile(health_file),
         max_idle_ms=checked.max_idle_ms,
         start_ms=_patience("--start-timeout", start_timeout),
@@ -156,9 +135,7 @@ def work(
         "log": log_options,
         # the supervisor decides when to end for lack of jobs: it knows of all processes
         "options": asdict(replace(checked, max_idle_ms=None)),
-        "processes": processes,
         "is_metered": metrics_port is not None,
-        "wait_ms": wait_ms,
     }
     _supervise(context, checked, supervising, setup, (metrics_port, metrics_host), drawn=drawn)
 

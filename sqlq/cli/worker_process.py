@@ -54,7 +54,7 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
         link,
         SharedMemory(setup["box"]),
         began_at=setup["began_at"],
-        is_alone=setup["processes"] == 1,
+        is_alone=setup["options"]["processes"] == 1,
         is_metered=setup["is_metered"],
     )
     os.close(setup["box"])
@@ -68,7 +68,7 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
     options = WorkerOptions(**setup["options"])
     is_first = setup["generation"] == 0
     if is_first:
-        supervised.announce = lambda facts: _announce(context, app, setup["processes"], options, facts)
+        supervised.announce = lambda facts: _announce(context, app, options, facts)
     worker = app._worker(options, supervised, isolates)
     if setup["paused"]:
         worker.pause()  # guard: a-replacement-is-paused-too
@@ -76,7 +76,7 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
     code = 1
     try:
         with naming_options():
-            worker.run(patient=setup["wait_ms"] / 1000 if is_first else True)
+            worker.run(patient=options.wait_ms / 1000 if is_first else True)
         code = 0
     finally:
         supervised.ended(vars(worker.tally))
@@ -126,13 +126,13 @@ def _collect_less() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def _announce(context: Context, app: App, processes: int, options: WorkerOptions, facts: Facts) -> None:
+def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) -> None:
     queues = facts.options["queues"] or ()
     shown = [f"{name}={weight}" for name, weight in (options.weights or {}).items()] or list(queues)
     named = f"queue{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else "all queues"
     slots = counted(options.concurrency, "slot")
-    if processes > 1:
-        slots += f" in each of {processes} processes"
+    if options.processes > 1:
+        slots += f" in each of {options.processes} processes"
     called = "" if options.name is None else f"{options.name}: "
     log.info(
         "%sworking on %s: %s, %s, %s; Ctrl-C stops",

@@ -96,6 +96,18 @@ def readable(ms: float) -> str:
     return f"{ms / _UNITS['d']:.4g} d"
 
 
+def compact(ms: int) -> str:
+    """Write a duration in its largest whole unit, as options take it.
+
+    >>> compact(90_000), compact(120_000), compact(0)
+    ('90s', '2m', '0s')
+    """
+    if ms == 0:
+        return "0s"
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if ms % _UNITS[unit] == 0)
+    return f"{ms // _UNITS[unit]}{unit}"
+
+
 def span(seconds: float) -> str:
     """Write a duration in seconds as `readable` does; one below zero, which clocks may show, is zero."""
     return readable(max(0.0, seconds) * 1000)

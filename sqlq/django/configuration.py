@@ -22,7 +22,7 @@ from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
 from sqlq.model.checks import checked_queue, checked_word
 from sqlq.payload.encryption import How, Unsealed
-from sqlq.worker.options import SETTINGS
+from sqlq.worker.options import OPTIONS, SETTINGS
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
 """The connection parameters that only Django uses. libpq knows the others."""
@@ -35,7 +35,7 @@ class Configuration:
     `database` is the alias of the database that holds the jobs. The other keys are as in `sqlq.App`.
     SQLQ_KEYS and its like count where `keys`, `seal` or `unsealed` is None. With `migrate_with_django`,
     `manage.py migrate` brings sqlq's tables up, too. `task_modules` names the module of each installed app
-    that has its tasks. The last keys are options of `manage.py sqlq work`, whose variables come before them.
+    that has its tasks. Options of `manage.py sqlq work` are keys, too; their variables come before them.
     """
 
     database: str = "default"
@@ -52,47 +52,40 @@ class Configuration:
     unsealed: Unsealed | None = None
     migrate_with_django: bool = True
     task_modules: Sequence[str] = ("tasks",)
-    processes: int | None = None
-    concurrency: int | None = None
-    lease: str | None = None
-    grace: str | None = None
-    max_jobs: int | None = None
-    max_rss: str | None = None
-    wait: str | None = None
-    poll: str | None = None
-    claim_batch: int | None = None
-    ahead: str | None = None
+    workers: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of workers, by the names of `SETTINGS`."""
 
     @classmethod
     def read(cls) -> Configuration:
         """Return the settings. Raises `ConfigurationError` for a key or value that cannot be."""
-        given = getattr(settings, "SQLQ", {})
-        known = [each.name for each in fields(cls)]
+        return cls.of(getattr(settings, "SQLQ", {}))
+
+    @classmethod
+    def of(cls, given: Any) -> Configuration:
+        """Return the settings in a dict. Raises `ConfigurationError` for a key or value that cannot be."""
         if not isinstance(given, Mapping):
             raise ConfigurationError(
                 f'SQLQ in the settings is {given!r}: it is a dict, as in SQLQ = {{"database": "default"}}'
             )
+        known = [*(each.name for each in fields(cls) if each.name != "workers"), *SETTINGS]
         for key in given:
             if key not in known:
                 raise ConfigurationError(
                     f"SQLQ in the settings has the key {key!r}: it may have {', '.join(known)}"
                 )
-        found = cls(**given)
-        found._check()
-        return found
+        workers = {name: value for name in SETTINGS if (value := given.get(name)) is not None}
+        configuration = cls(**{name: given[name] for name in given if name not in SETTINGS}, workers=workers)
+        configuration._check()
+        return configuration
 
     def of_the_app(self) -> dict[str, Any]:
         """Return the options of `sqlq.App` among the keys."""
-        others = ("database", "migrate_with_django", "task_modules", *SETTINGS)
+        others = ("database", "migrate_with_django", "task_modules", "workers")
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
 
     def variables(self) -> dict[str, str]:
         """Return the settings of workers as variables of the environment."""
-        return {
-            f"SQLQ_{name.upper()}": str(value)
-            for name in SETTINGS
-            if (value := getattr(self, name)) is not None
-        }
+        return {f"SQLQ_{name.upper()}": str(value) for name, value in self.workers.items()}
 
     def _check(self) -> None:
         if self.database not in connections.settings:
@@ -115,6 +108,8 @@ class Configuration:
         for name, check in CHECKS.items():
             if (value := getattr(self, name)) is not None:
                 check(value, f'SQLQ["{name}"]')
+        for name, value in self.workers.items():
+            OPTIONS[name].check(value, f'SQLQ["{name}"]')
 
 
 CHECKS: Mapping[str, Callable[[Any, str], object]] = {
@@ -123,7 +118,6 @@ CHECKS: Mapping[str, Callable[[Any, str], object]] = {
     "eager": checked_eager,
     "direct_calls": lambda value, what: checked_word(value, what, choice=DirectCalls),
     "service": checked_queue,
-    **SETTINGS,
 }
 """The functions that refuse a wrong value; each is called with the value and its name."""
 

@@ -99,6 +99,12 @@ def checked_whole(value: Any, what: str, choice: range, more: str = "") -> int:
     return int(value)
 
 
+def checked_bool(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what} is {value!r}: it is True or False")
+    return value
+
+
 def checked_priority(value: int, what: str = "priority") -> int:
     return checked_whole(value, what, PRIORITIES, "; larger runs first")
 
@@ -220,12 +226,6 @@ Priority = int
 """The priority of a job; it may be below zero."""
 
 
-def _checked_bool(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{name} is {value!r}: it is True or False")
-    return value
-
-
 def _checked_duration(value: Any, name: str) -> Duration:
     milliseconds(value, name)
     return value  # type: ignore[no-any-return]  # checked above
@@ -258,7 +258,7 @@ _CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
     ),
     "Priority": checked_priority,
     "Rows": partial(checked_whole, choice=range(1, 100_001)),
-    "bool": _checked_bool,
+    "bool": checked_bool,
     "datetime": aware,
     "datetime | Duration": lambda value, name: (aware if isinstance(value, datetime) else _checked_duration)(
         value, name

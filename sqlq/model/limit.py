@@ -15,7 +15,7 @@ from datetime import datetime
 from string import Formatter
 from typing import Any, Literal, TypeAlias
 
-from sqlq.config.durations import milliseconds
+from sqlq.config.durations import compact, milliseconds
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
@@ -256,15 +256,8 @@ def said(rule: Rule) -> str:
     elif rule.max_running is not None:
         parts.append(f"{rule.max_running} running")
     if rule.rate is not None and rule.period_ms is not None:
-        parts.append(f"{rule.rate}/{_period(rule.period_ms)}")
+        parts.append(f"{rule.rate}/{compact(rule.period_ms)}")
     return ", ".join(parts) or "no limit"
-
-
-def _period(ms: int) -> str:
-    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if ms % length == 0:
-            return f"{ms // length}{unit}"
-    return f"{ms}ms"
 
 
 def _check_key(limit: AnyLimit) -> None:

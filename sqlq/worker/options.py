@@ -1,21 +1,21 @@
-"""The options of a worker, checked before anything is started."""
+"""The options of a worker. A field of `WorkerOptions` declares each once, with its check and its text."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from sqlq.config import pyproject
 from sqlq.config.constants import CONCURRENCY, LEASE_MS
-from sqlq.config.durations import milliseconds, readable
+from sqlq.config.durations import compact, milliseconds, readable
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
-from sqlq.model.checks import checked_name, checked_queue, checked_whole
+from sqlq.model.checks import checked_bool, checked_name, checked_queue, checked_whole
 from sqlq.model.flow import AnyFlow, Plan
 from sqlq.model.middleware import Scope
 from sqlq.model.schedule import Declarations
@@ -40,71 +40,30 @@ class AppParts:
     """The queues whose newest jobs are claimed first."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """The options of a worker; `of` makes and checks them."""
+# -- checks --------------------------------------------------------------------------------------------------
 
-    queues: tuple[str, ...] | None = None
-    concurrency: int = CONCURRENCY
-    lease_ms: int = LEASE_MS
-    grace_ms: int = 25_000
-    drain: bool = False
-    max_jobs: int | None = None
-    name: str | None = None
-    max_rss: int | None = None
-    """In bytes."""
-    max_idle_ms: int | None = None
-    weights: dict[str, int] | None = None
-    """How often each queue comes first, beside the others; None where queues come in the order given."""
-    isolate: bool = False
-    """Whether every job runs in a subprocess, whatever option its task has."""
-    poll_ms: int | None = None
-    """How long an idle host waits for its next look; None for the default of its database."""
-    claim_batch: int = 1_000
-    """The most jobs that a claim brings."""
-    ahead_ms: int = 100
-    """Jobs are held that start within so long, by the measured pace."""
-    retention_ms: int | None = None
-    """The retention of the App; None for the default."""
-
-    @classmethod
-    def of(cls, queues: Sequence[str] | Mapping[str, int] | None = None, **options: Any) -> WorkerOptions:
-        """Check options that are named as in `App.worker`. Settings that are not given are looked up."""
-        if isinstance(queues, str):
-            raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
-        if queues is not None and not queues:
-            raise ConfigurationError(
-                "queues is an empty list: name at least one queue, or leave it out to serve all"
-            )
-        options |= {name: setting(name, options.get(name)) for name in _LOOKED_UP}
-        values = {
-            field.name: _CHECKS[name](value, name) if name in _CHECKS else value
-            for field in fields(cls)
-            if (value := options.get(name := field.name.removesuffix("_ms"))) is not None
-        }
-        if queues is not None:
-            values["weights"] = checked_weights(queues) if isinstance(queues, Mapping) else None
-            values["queues"] = tuple(checked_queue(name) for name in queues)
-        return cls(**values)
-
-    def jittered(self) -> WorkerOptions:
-        """Return these options with up to a tenth fewer jobs, so that workers started together do not end
-        together."""
-        if self.max_jobs is None:
-            return self
-        return replace(self, max_jobs=self.max_jobs - int(self.max_jobs * random.uniform(0, 0.1)))
+Check = Callable[[Any, str], Any]
+"""Returns a value as a number, in milliseconds or bytes. Raises `ConfigurationError` for a wrong value; the
+second argument is its name."""
 
 
-def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
-    """Return the weights of queues. Raises `ConfigurationError` for a weight that is no whole number in
-    range."""
-    for name, weight in weights.items():
-        whole = isinstance(weight, int) and not isinstance(weight, bool)
-        if not whole or not 1 <= weight <= LARGEST_WEIGHT:
-            raise ConfigurationError(
-                f"queue {name!r} has the weight {weight!r}: it is a whole number from 1 to {LARGEST_WEIGHT:,}"
-            )
-    return dict(weights)
+def _whole(value: Any, what: str, *, most: int = 1_000) -> int:
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    return checked_whole(number, what, range(1, most + 1))
+
+
+def _between(least_ms: int, most_ms: int, value: Any, what: str) -> int:
+    if least_ms <= (ms := milliseconds(value, what)) <= most_ms:
+        return ms
+    raise ConfigurationError(
+        f"{what} is {value!r}: it must lie between {readable(least_ms)} and {readable(most_ms)}"
+    )
+
+
+def _max_idle(value: Any, what: str) -> int:
+    if (ms := milliseconds(value, what)) == 0:
+        raise ConfigurationError(f"{what} is zero: leave it out for no limit, or drain to end at once")
+    return ms
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -128,60 +87,160 @@ def checked_bytes(value: str | int, what: str) -> int:
     return number
 
 
-# -- settings ------------------------------------------------------------------------------------------------
-
-Check = Callable[[Any, str], Any]
-"""Returns a value as a number, in milliseconds or bytes. Raises `ConfigurationError` for a wrong value; the
-second argument is its name."""
-
-
-def _whole(value: Any, what: str, *, most: int = 1_000) -> int:
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    return checked_whole(number, what, range(1, most + 1))
-
-
-def _duration(value: Any, what: str, *, least_ms: int = 0, most_ms: int) -> int:
-    ms = milliseconds(value, what)
-    if not least_ms <= ms <= most_ms:
-        lie = f"it must lie between {readable(least_ms)} and {readable(most_ms)}"
-        raise ConfigurationError(f"{what} is {value!r}: {lie}")
-    return ms
+def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
+    """Return the weights of queues. Raises `ConfigurationError` for a weight that is no whole number in
+    range."""
+    for name, weight in weights.items():
+        whole = isinstance(weight, int) and not isinstance(weight, bool)
+        if not whole or not 1 <= weight <= LARGEST_WEIGHT:
+            raise ConfigurationError(
+                f"queue {name!r} has the weight {weight!r}: it is a whole number from 1 to {LARGEST_WEIGHT:,}"
+            )
+    return dict(weights)
 
 
-def _max_idle(value: Any, what: str) -> int:
-    if (ms := milliseconds(value, what)) == 0:
-        raise ConfigurationError(f"{what} is zero: leave it out for no limit, or drain to end at once")
-    return ms
+# -- options -------------------------------------------------------------------------------------------------
+
+Unit = Literal["N", "DURATION", "SIZE", "NAME", "flag"]
+Reader = Literal["workers", "`sqlq work`"]
+WORKERS: Reader = "workers"
+WORK: Reader = "`sqlq work`"
+_CHECKS: Mapping[Unit, Check] = {
+    "N": _whole,
+    "DURATION": milliseconds,
+    "SIZE": checked_bytes,
+    "NAME": checked_name,
+    "flag": checked_bool,
+}
 
 
-SETTINGS: Mapping[str, Check] = {
-    "processes": _whole,
-    "concurrency": _whole,
-    "lease": partial(_duration, least_ms=1_000, most_ms=24 * 3_600_000),
-    "grace": milliseconds,
-    "max_jobs": partial(_whole, most=1_000_000_000),
-    "max_rss": checked_bytes,
-    "wait": milliseconds,
+class Option(NamedTuple):
+    """A field of `WorkerOptions` as an argument, and an option of `sqlq work`."""
+
+    unit: Unit
+    help: str
+    default: str
+    """As people read it; empty where there is none."""
+    read_by: Reader | None
+    """The reader of its variable (SQLQ_LEASE for `lease`), and of its key of [tool.sqlq]; None where it has
+    neither. A worker in a program has no supervisor, which some of them are for."""
+    check: Check
+    letter: str | None
+
+
+def _option(
+    unit: Unit,
+    text: str,
+    read_by: Reader | None = None,
+    default: Any = None,
+    *,
+    check: Check | None = None,
+    shown: str = "",
+    letter: str | None = None,
+) -> Any:
+    if default is not None and unit != "flag":
+        shown = compact(default) if unit == "DURATION" else f"{default:,}"
+    option = Option(unit, text, shown, read_by, check or _CHECKS[unit], letter)
+    return field(default=default, metadata={"option": option})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """The options of a worker; `of` makes and checks them. A supervisor sends them to its workers."""
+
+    queues: tuple[str, ...] | None = None
+    concurrency: int = _option(
+        "N", "Jobs at a time in each worker process", WORKERS, CONCURRENCY, letter="-c"
+    )
+    lease_ms: int = _option(
+        *("DURATION", "Time after a crash until others take a job over", WORKERS, LEASE_MS),
+        check=partial(_between, 1_000, 24 * 3_600_000),
+    )
+    grace_ms: int = _option(
+        *("DURATION", "Time for running jobs to finish after a stop; then they are given back"),
+        *(WORKERS, 25_000),
+    )
+    processes: int = _option("N", "Number of worker processes", WORK, 1, letter="-p")
+    drain: bool = _option("flag", "Exit when no job is available", default=False)
+    max_jobs: int | None = _option(
+        *("N", "Replace a worker process after about this number of jobs", WORK),
+        check=partial(_whole, most=1_000_000_000),
+    )
+    isolate: bool = _option(
+        "flag", "Run each job in a process of its own, kept for the next one", default=False
+    )
+    max_rss: int | None = _option("SIZE", "Replace a worker process that uses more memory, as in 400MB", WORK)
+    """In bytes."""
+    max_idle_ms: int | None = _option("DURATION", "Exit when no job has come for this time", check=_max_idle)
     # a longer one would come to the time after which a worker takes its poller for dead
-    "poll": partial(_duration, least_ms=20, most_ms=5_000),
-    "claim_batch": _whole,
+    poll_ms: int | None = _option(
+        *("DURATION", "Poll interval when idle", WORKERS),
+        check=partial(_between, 20, 5_000),
+        shown="1.25s; SQLite 50ms",
+    )
+    """None for the default of its database."""
+    claim_batch: int = _option("N", "Most jobs of one claim", WORKERS, 1_000)
     # a job that has not started after a second is released
-    "ahead": partial(_duration, most_ms=1_000),
+    ahead_ms: int = _option(
+        *("DURATION", "Hold jobs that start within this time; 0s holds none", WORKERS, 100),
+        check=partial(_between, 0, 1_000),
+    )
+    name: str | None = _option("NAME", "Name of this worker, in sqlq workers and for operators")
+    wait_ms: int = _option(
+        "DURATION", "Time to wait for a database that is not ready yet, as in 60s", WORK, 0
+    )
+    weights: dict[str, int] | None = None
+    """How often each queue comes first, beside the others; None where queues come in the order given."""
+    retention_ms: int | None = None
+    """The retention of the App; None for the default."""
+
+    @classmethod
+    def of(
+        cls,
+        queues: Sequence[str] | Mapping[str, int] | None = None,
+        reader: Reader = WORKERS,
+        **arguments: Any,
+    ) -> WorkerOptions:
+        """Check arguments that are named as in `App.worker`. Settings without an argument are looked up, as
+        far as this `reader` reads them: `sqlq work` reads all."""
+        if isinstance(queues, str):
+            raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
+        if queues is not None and not queues:
+            raise ConfigurationError(
+                "queues is an empty list: name at least one queue, or leave it out to serve all"
+            )
+        values: dict[str, Any] = {}
+        for name, option in OPTIONS.items():
+            value = arguments.get(name)
+            if option.read_by in (WORKERS, reader):
+                value = setting(name, value)
+            elif value is not None:
+                value = option.check(value, name)
+            if value is not None:
+                values[f"{name}_ms" if option.unit == "DURATION" else name] = value
+        if queues is not None:
+            values["weights"] = checked_weights(queues) if isinstance(queues, Mapping) else None
+            values["queues"] = tuple(checked_queue(name) for name in queues)
+        return cls(**values)
+
+    def jittered(self) -> WorkerOptions:
+        """Return these options with up to a tenth fewer jobs, so that workers started together do not end
+        together."""
+        if self.max_jobs is None:
+            return self
+        return replace(self, max_jobs=self.max_jobs - int(self.max_jobs * random.uniform(0, 0.1)))
+
+
+OPTIONS: Mapping[str, Option] = {
+    each.name.removesuffix("_ms"): each.metadata["option"] for each in fields(WorkerOptions) if each.metadata
 }
-"""The settings of workers: each is an option of `sqlq work`, a variable, and a key of [tool.sqlq]."""
+"""The options by the names of arguments, in the order of the command's help."""
+SETTINGS = tuple(name for name, option in OPTIONS.items() if option.read_by)
+"""Those that are a variable of the environment, and a key of [tool.sqlq], too."""
 
 
-def setting(name: str, argument: Any, default: int | None = None) -> Any:
-    """Return a setting of workers: the argument, else the variable (SQLQ_LEASE for `lease`), else the key of
-    [tool.sqlq], else the default. Raises `ConfigurationError` for a wrong value."""
+def setting(name: str, argument: Any = None) -> Any:
+    """Return a setting: the argument, else the variable (SQLQ_LEASE for `lease`), else the key of
+    [tool.sqlq], else None. Raises `ConfigurationError` for a wrong value."""
     what, value = pyproject.setting(argument, name, f"SQLQ_{name.upper()}", name)
-    return default if value is None else SETTINGS[name](value, what)
-
-
-_LOOKED_UP = ("concurrency", "lease", "grace", "poll", "claim_batch", "ahead")
-_CHECKS: Mapping[str, Check] = {
-    "max_jobs": SETTINGS["max_jobs"],
-    "max_rss": checked_bytes,
-    "max_idle": _max_idle,
-    "name": checked_name,
-}
+    return None if value is None else OPTIONS[name].check(value, what)

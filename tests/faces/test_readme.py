@@ -422,7 +422,7 @@ def test_a_django_project(desk: Desk) -> None:
 
     shown: dict[str, Any] = {}
     exec(block("django", "sqlq_settings.py"), shown)
-    assert Configuration(**shown["SQLQ"] | {"task_modules": ("tasks",)}) == Configuration()
+    assert Configuration.of(shown["SQLQ"] | {"task_modules": ("tasks",)}) == Configuration()
 
 
 def test_deploying(desk: Desk) -> None:

@@ -20,7 +20,7 @@ from sqlq.cli.root import _COMMANDS
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.pyproject import _KEYS
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
-from sqlq.worker.options import SETTINGS
+from sqlq.worker.options import OPTIONS, SETTINGS, WORK, WORKERS, WorkerOptions
 from tests.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def reader_of(variable: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
     try:
         app.worker()
     except sqlq.errors.ConfigurationError as error:
-        return reference.WORKERS if str(error).startswith(f"{variable} is '?'") else str(error)
+        return WORKERS if str(error).startswith(f"{variable} is '?'") else str(error)
     except ImportError:  # the driver
         pass
     return None
@@ -140,12 +140,16 @@ def test_a_variable_is_read_by_whom_its_row_names(
     setting: reference.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if setting.reader in ("each App", reference.WORKERS):
+    if setting.reader in ("each App", WORKERS):
         assert reader_of(setting.variable, monkeypatch) == setting.reader
+        return
+    if setting.reader == WORK:
+        monkeypatch.setenv(setting.variable, "?")
+        with pytest.raises(sqlq.errors.ConfigurationError, match=rf"^{setting.variable} is '\?'"):
+            WorkerOptions.of(None, WORK)
         return
     files = {
         reference.COMMANDS: ("cli/context.py", f'"{setting.variable}"'),
-        reference.WORK: ("cli/work.py", f'"{setting.variable.removeprefix("SQLQ_").lower()}"'),
         reference.LOOKS: ("web/reading.py", "read_url"),
         reference.TESTS: ("testing/fixtures.py", f'"{setting.variable}"'),
     }
@@ -153,14 +157,12 @@ def test_a_variable_is_read_by_whom_its_row_names(
     assert reads in (ROOT / "sqlq" / file).read_text()
 
 
-def test_each_setting_of_workers_is_an_option_and_an_argument() -> None:
-    taken = inspect.signature(sqlq.App.worker).parameters
-    for each in reference.SETTINGS:
-        if each.reader in (reference.WORKERS, reference.WORK):
-            option = each.argument.removeprefix("work ")
-            assert option in options_of(command_line.commands["work"])
-            assert option.removeprefix("--").replace("-", "_") in taken or each.reader == reference.WORK
-            assert (each.key, each.variable) == (option[2:], f"SQLQ_{option[2:].replace('-', '_').upper()}")
+def test_each_option_of_workers_is_an_option_of_the_command_and_an_argument() -> None:
+    arguments = inspect.signature(sqlq.App.worker).parameters.keys() - {"self", "queues"}
+    of_the_command = {name for name in OPTIONS if OPTIONS[name].read_by == WORK} - {"max_jobs", "max_rss"}
+    assert arguments == OPTIONS.keys() - of_the_command - {"isolate"}
+    options = options_of(command_line.commands["work"])
+    assert options >= {f"--{name.replace('_', '-')}" for name in OPTIONS}
 
 
 def kinds_of(error: type[Exception]) -> set[type[Exception]]:

@@ -17,7 +17,7 @@ from sqlq.config.durations import milliseconds
 from sqlq.store.jobs import prune as pruning
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
-from sqlq.worker.options import SETTINGS
+from sqlq.worker.options import OPTIONS
 from sqlq.worker.wait import wake
 from tests.kit import NOW, drain, for_each, span, working
 from tests.waiting import wait_until
@@ -239,7 +239,7 @@ def test_a_resting_worker_releases_jobs_that_it_cannot_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held all jobs there were, found no more, and rested: nothing called it."""
-    monkeypatch.setitem(SETTINGS, "ahead", milliseconds)
+    monkeypatch.setitem(OPTIONS, "ahead", OPTIONS["ahead"]._replace(check=milliseconds))
     release = threading.Event()
     quick = app.task(name="quick")(lambda: None)
     slow = app.task(name="slow")(lambda: release.wait(120))
