@@ -35,13 +35,8 @@ if TYPE_CHECKING:
         linear as linear,
     )
     from sqlq.model.flow_status import FlowDetails as FlowDetails, StepDetails as StepDetails
-    from sqlq.model.flow import (
-        EnqueuedFlow as EnqueuedFlow,
-        Flow as Flow,
-        Step as Step,
-        chain as chain,
-        group as group,
-    )
+    from sqlq.model.flow import EnqueuedFlow as EnqueuedFlow, Flow as Flow
+    from sqlq.model.flow_parts import Step as Step, chain as chain, group as group
     from sqlq.model.history import AttemptRecord as AttemptRecord
     from sqlq.model.job import (
         Job as Job,
@@ -69,7 +64,8 @@ _MODULES = {
     ),
     "events": "JobEvent",
     "model.backoff": "exponential fibonacci fixed linear",
-    "model.flow": "EnqueuedFlow Flow Step chain group",
+    "model.flow": "EnqueuedFlow Flow",
+    "model.flow_parts": "Step chain group",
     "model.flow_status": "FlowDetails StepDetails",
     "model.history": "AttemptRecord",
     "model.job": "Job JobDetails JobResult NewJob Progress State",

@@ -23,7 +23,7 @@ from sqlq.config.constants import MAX_ATTEMPTS
 from sqlq.config.urls import DEFAULT_URL
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
 from sqlq.model.foreign_names import NameOfAnotherQueue
-from sqlq.model.job import Kept
+from sqlq.model.job_options import Kept
 from sqlq.worker.options import OPTIONS
 from sqlq.worker.options import SETTINGS as OF_WORK
 

@@ -87,7 +87,7 @@ class Jobs(Facet):
         task = self._tasks.get(job.task)
         if task is None:
             return job
-        task = task.for_queue(job.queue)
+        task = task._in_queue(job.queue)
         return replace(
             job,
             max_attempts=task.max_attempts if job.max_attempts is None else job.max_attempts,
@@ -457,5 +457,5 @@ def enqueued(
     for id, job in rows:
         if seal is not None:
             with suppress(SealError):
-                job = job.with_payload(seal.opened("payload", job.task, job.queue, job.payload))
+                job = job._with_payload(seal.opened("payload", job.task, job.queue, job.payload))
         yield id, job

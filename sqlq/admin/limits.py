@@ -11,7 +11,7 @@ from sqlq.config.command_hint import command
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
-from sqlq.model.limit import DeclaredLimits, Limit, LimitStatus
+from sqlq.model.limit import DeclaredLimits, Limit, LimitStatus, rule_of
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
 
@@ -40,7 +40,7 @@ class Limits(Facet):
         >>> app.limits.set("stripe", running=2)  # doctest: +SKIP
         """
         self._declared.check_key(key)
-        rule = Limit(key, running, rate).rule
+        rule = rule_of(Limit(key, running, rate))
         self._database.require_tables()
 
         def pin(conn: Connection) -> LimitStatus | None:

@@ -122,7 +122,7 @@ class Schedules(Facet):
         plan = planned(when, **options)
         template = self._prepare(checked_template(job, name))
         if (seal := self._database.seal) is not None:
-            template = template.sealed_by(seal)  # guard: schedules-are-sealed
+            template = template._sealed_by(seal)  # guard: schedules-are-sealed
         self._do(session, lambda conn: schedules.add(conn, name, plan, template))
 
     @audited("schedules pause")

@@ -31,9 +31,11 @@ from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Batch, Enqueuer, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import checked_queue, checked_word
-from sqlq.model.flow import FLOWS, Flow
+from sqlq.model.flow import Flow
+from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
-from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob, R
+from sqlq.model.job import Job, JobOrFlow, NewJob, R
+from sqlq.model.job_options import KEPT, Kept
 from sqlq.payload.encryption import How, Unsealed
 from sqlq.results.results import Waits
 
@@ -319,7 +321,7 @@ class App(Parts, Waits):
 
     def _batch(self, job: Any) -> Batch:
         """Return a job or flow as it is enqueued."""
-        return self._plan_of(job) if isinstance(job, FLOWS) else self._completed([job])
+        return self._plan_of(job) if isinstance(job, AnyFlow) else self._completed([job])
 
     def _spread(self, jobs: Iterable[NewJob], spread: Duration | None) -> Batch:
         return self._completed(spread_over(jobs, spread))
@@ -475,8 +477,8 @@ class App(Parts, Waits):
 def _answered(job: JobOrFlow[J], done: Any) -> J:
     """Return the answer of `enqueue` for a job or flow that is enqueued by now."""
     if isinstance(job, Flow):
-        job.is_enqueued = True
-    answer: J = done if isinstance(job, FLOWS) else done[0]
+        job._is_enqueued = True
+    answer: J = done if isinstance(job, AnyFlow) else done[0]
     return answer
 
 

@@ -17,7 +17,7 @@ from sqlq.database.database import ANY, LOOKS, Address, Database, Gate, Use
 from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
-from sqlq.model.job import KEPT, Kept
+from sqlq.model.job_options import KEPT, Kept
 from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 

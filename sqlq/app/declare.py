@@ -15,11 +15,13 @@ from sqlq.enqueue.stamps import Stamp, Stamps
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
-from sqlq.model.checks import checked_name, job_fields
-from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
+from sqlq.model.checks import checked_name
+from sqlq.model.flow import Plan, plan_of, without_expiry
+from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.foreign_names import hints
-from sqlq.model.job import Follows, JobOptions, NewJob
-from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
+from sqlq.model.job import Follows, NewJob
+from sqlq.model.job_options import JobOptions, job_fields, option_fields
+from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit, plain_key, suits
 from sqlq.model.middleware import Scope, around_scope, lifespan_scope
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
 from sqlq.model.task import AnyTask, Exceptions, Isolate, NamedTask, Registry, Task, make_task
@@ -148,23 +150,23 @@ class Declares:
             said = dict(options)
             if said.get("limit") is not None:
                 said["limit"] = self._limits.add(self._limits.find(said["limit"]))
-            elif self._fair is not None and "limit" not in said and self._fair.suits(function):
+            elif self._fair is not None and "limit" not in said and suits(self._fair, function):
                 said["limit"] = self._fair
             task = make_task(function, **self._defaults.over(said))
             elsewhere = {
                 queue: make_task(function, **self._defaults.over(said, queue))
                 for queue in self._defaults.queues - {task.queue}
             }
-            task = replace(task, elsewhere=elsewhere, says_expires=said.get("expires") is not None)
+            task = replace(task, _elsewhere=elsewhere, _says_expires=said.get("expires") is not None)
             plan = None if when is None else planned(when)
-            if plan is not None and (misfit := task.misfit((), {})) is not None:
+            if plan is not None and (misfit := task._interface.misfit((), {})) is not None:
                 raise ConfigurationError(
                     f"schedule is set, but {misfit}: declare it with its arguments, as in "
                     'app.schedule("nightly", task.new(…), cron="0 3 * * *")'
                 )
             self._tasks.add(task)
             if plan is not None:
-                self.schedule(task.name, task.without_arguments, plan)
+                self.schedule(task.name, task._blank, plan)
             return task
 
         if handler is None:
@@ -202,7 +204,7 @@ class Declares:
         >>> tenants = sqlq.App().fair(by="tenant:{tenant}", window=10)
         """
         limit = Limit(by, running=window)
-        if limit.is_plain:
+        if plain_key(limit) is not None:
             raise ConfigurationError(
                 f'by is {by!r}, which names no argument: write by="tenant:{{tenant}}", say'
             )
@@ -353,7 +355,7 @@ class Declares:
             new = [self._limited(job) for job in new]
         check_new(new)
         adds = self._stamps or self._tasks.adds_to_jobs
-        if not (adds or any(job.by_name_alone for job in new)):
+        if not (adds or any(job._by_name_alone for job in new)):
             return new
         carried = self._stamps.carried()
         done = []
@@ -364,7 +366,7 @@ class Declares:
 
     def _plan_of(self, flow: AnyFlow) -> Plan:
         """Return a flow as it is written, with what is declared for its jobs."""
-        plan = Flow.of(flow).plan()
+        plan = plan_of(flow)
         return plan._replace(jobs=[without_expiry(job) for job in self._completed(plan.jobs)])
 
     def _template(self, job: NewJob) -> NewJob:
@@ -380,18 +382,18 @@ class Declares:
         """Return a job with the options for its queue, and the headers that come with them. Where its task is
         not known here, the App's options count; the worker's task has the attempts and the timeout."""
         task = self._tasks.get(job.task)
-        if task is None and job.by_name_alone:
-            options = self._defaults.over({}, job.queue if "queue" in job.given else None)
+        if task is None and job._by_name_alone:
+            options = self._defaults.over({}, job.queue if "queue" in job._given else None)
             fields, headers = job_fields(options), options.get("headers") or {}
-            its_own = job.given | {"max_attempts", "timeout_ms"}
+            its_own = job._given | {"max_attempts", "timeout_ms"}
         elif task is None:
             return job, {}
-        elif job.queue == task.queue or not task.elsewhere:
+        elif job.queue == task.queue or not task._elsewhere:
             return job, task.headers
         else:
-            task = task.for_queue(job.queue)
-            fields, headers = task.option_fields(), task.headers
-            its_own = job.given | {"queue"}
+            task = task._in_queue(job.queue)
+            fields, headers = option_fields(task), task.headers
+            its_own = job._given | {"queue"}
         job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
         return job, headers
 

@@ -34,7 +34,7 @@ from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import UniqueUntil
-from sqlq.model.flow import EnqueuedFlow, Plan
+from sqlq.model.flow import EnqueuedFlow, Plan, plan_of
 from sqlq.model.job import ClaimedJob, NewJob, State
 from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
@@ -264,7 +264,7 @@ class Here:
                     job.unmet = f"{job.new.task} takes a result that is not there: {why}"
                 yield job
                 if job.grown is not None:
-                    jobs += steps_of(job.grown.plan(), job.flow_id, self._next, job)
+                    jobs += steps_of(plan_of(job.grown), job.flow_id, self._next, job)
 
     async def _attempt(self, job: InlineJob, call: Calls) -> None:
         """Make an attempt, and give the job its state afterwards."""
@@ -303,7 +303,7 @@ class Here:
         running.before = job.before
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
-        running.arguments = job.known.arguments(claimed.payload)
+        running.arguments = job.known._interface.arguments(claimed.payload)
         begin(running)
         return running
 

@@ -16,9 +16,9 @@ from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.model.backoff import backoff_from
-from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word
+from sqlq.model.checks import checked_queue, checked_word
 from sqlq.model.foreign_names import hints
-from sqlq.model.job import Kept
+from sqlq.model.job_options import JOB_OPTIONS, Kept
 from sqlq.payload import headers
 from sqlq.payload.encryption import Encryption, How, Unsealed
 

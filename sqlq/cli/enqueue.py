@@ -23,6 +23,7 @@ from sqlq.cli.options import (
 )
 from sqlq.cli.output import answer, naming_options
 from sqlq.errors import ArgumentsError
+from sqlq.model.task import new_from_json
 from sqlq.payload.annotations import hints_of
 from sqlq.payload.signatures import signature_of
 
@@ -86,7 +87,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         app = context.app_with_tasks("enqueue checks the job against its task")
         found = app.tasks.find(task)
         _refuse_assignments(args, positional, found.handler)
-        new = found.new_from_json(positional, by_name)
+        new = new_from_json(found, positional, by_name)
         _check_plain_types(found.handler, positional, by_name)
     changes = {name: value for name, value in options.items() if value is not None}
     for name in ("timeout", "retention"):

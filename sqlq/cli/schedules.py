@@ -28,6 +28,7 @@ from sqlq.cli.output import (
 )
 from sqlq.config.durations import milliseconds, readable, written
 from sqlq.model.schedule import Schedule
+from sqlq.model.task import new_from_json
 
 
 @listing
@@ -155,7 +156,7 @@ def add(
     with naming_options():
         plan = Schedule(**said)
     app = context.app_with_tasks("schedules add checks the job against its task")
-    job = app.tasks.find(task).new_from_json([argument(arg) for arg in args], kwargs or {})
+    job = new_from_json(app.tasks.find(task), [argument(arg) for arg in args], kwargs or {})
     with naming_options():
         job = job.set(queue=queue, priority=priority)
     app.schedules.add(name, job, plan)

@@ -100,7 +100,7 @@ class SqlqBackend(BaseTaskBackend):
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         registered = self.registered(task)
-        if (misfit := registered.misfit(args, kwargs)) is not None:
+        if (misfit := registered._interface.misfit(args, kwargs)) is not None:
             raise TypeError(misfit)
         run_after: datetime | None = task.run_after
         if run_after is not None and timezone.is_naive(run_after):

@@ -79,7 +79,7 @@ class Enqueuer:
         if not new:
             return []
         if (seal := self._database.seal) is not None:
-            new = [job.sealed_by(seal) for job in new]  # guard: jobs-are-sealed
+            new = [job._sealed_by(seal) for job in new]  # guard: jobs-are-sealed
         insert: Callable[[Connection], Any] = partial(inserting.insert, new=new)
         if isinstance(batch, Plan):
             insert = partial(flows.insert_flow, plan=batch._replace(jobs=list(new)))
@@ -197,7 +197,7 @@ class Enqueuer:
                 "paramstyle says"
             )
         if (seal := self._database.seal) is not None:
-            job = job.sealed_by(seal)
+            job = job._sealed_by(seal)
         return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
 
     def close(self) -> None:
@@ -344,8 +344,8 @@ def check_new(new: Sequence[NewJob]) -> None:
                 f"limit is {job.limit_key!r}: no limit of that name is declared; write "
                 f"app.limit({job.limit_key!r}, running=5)"
             )
-        if job.results:
+        if job._results:
             raise EnqueueError(
-                f"an argument of {job.task} is {job.results[0][1]!r}, and the job is no step of a flow: add "
+                f"an argument of {job.task} is {job._results[0][1]!r}, and the job is no step of a flow: add "
                 "it to that step's flow, and enqueue the flow"
             )

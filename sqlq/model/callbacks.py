@@ -117,7 +117,7 @@ def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
     new: NewJob = NewJob(follower.task, payload, follower.queue, None, follower.priority)
     new = replace(new, headers_text=_passed_on(job.headers))
-    return new if seal is None else new.sealed_by(seal)  # guard: follow-ups-are-sealed
+    return new if seal is None else new._sealed_by(seal)  # guard: follow-ups-are-sealed
 
 
 def _passed_on(headers: str | None) -> str | None:

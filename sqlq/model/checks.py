@@ -4,12 +4,11 @@ queues and Apps have."""
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args
 
 from sqlq.config.constants import LAST_ID, LONGEST_NAME, PRIORITIES
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds
@@ -22,8 +21,6 @@ T = TypeVar("T")
 
 UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
 OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
-NO_TIMEOUT_MS = 0
-"""In a job's row: it has no timeout, whatever its task has."""
 NOT_IN_TIME = "expired: it was not started in time"
 """Why a job was cancelled that had a time to be started in."""
 FOR_EVER_MS = LONGEST_MS
@@ -107,115 +104,6 @@ def checked_bool(value: Any, what: str) -> bool:
 
 def checked_priority(value: int, what: str = "priority") -> int:
     return checked_whole(value, what, PRIORITIES, "; larger runs first")
-
-
-def checked_follow_up(task: Any, option: str) -> str:
-    """Return the JSON for a job's row that names its follow-up task; `null` for None, after which none
-    follows."""
-    if task is None:
-        return "null"
-    if not hasattr(type(task), "as_follow_up"):
-        raise ConfigurationError(
-            f"{option} is {task!r}: it is a task, as in {option}=alarm, whose handler takes how the job ended"
-        )
-    text: str = task.as_follow_up(option)
-    return text
-
-
-def merge_cancel(changes: dict[str, Any], on_failure: str | None = None) -> None:
-    """Put the JSON of `on_cancel` among these changes into that of `on_failure`, which holds both. A column
-    for that would cost all jobs, and few have one."""
-    if not changes.keys() & {"on_failure", "on_cancel"}:
-        return
-    now = json.loads(on_failure or "{}") or {}
-    cancel = now.pop("on_cancel", None)
-    if "on_failure" in changes:
-        now = json.loads(changes["on_failure"]) or {}
-    if "on_cancel" in changes:
-        cancel = json.loads(changes.pop("on_cancel"))
-    both = {**now, "on_cancel": cancel} if cancel else now or None
-    changes["on_failure"] = json.dumps(both, ensure_ascii=False)
-
-
-class Limits(Protocol):
-    """A limit at which jobs wait for their turn: a `sqlq.Limit` or `sqlq.Serial`."""
-
-    def on_one_job(self) -> tuple[str, Rule]: ...
-
-
-def checked_limit(limit: Any, what: str) -> tuple[str | None, Rule | None]:
-    """Return key and rule of the limit of a single job."""
-    if isinstance(limit, str):
-        return checked_name(limit, what), None
-    if not hasattr(type(limit), "on_one_job"):
-        raise ConfigurationError(
-            f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
-            "one that app.limit has declared"
-        )
-    found: tuple[str, Rule] = limit.on_one_job()
-    return found
-
-
-class JobOption(NamedTuple):
-    """The field of jobs that holds an option, and the check that makes its value. The check gets the name of
-    the option, too."""
-
-    field: str
-    check: Callable[[Any, str], Any]
-    none_is_unset: bool = False
-    """Whether None stands for no such option, where a task, a queue or the App has it."""
-    instead_of: Mapping[str, Any] = {}
-    """The fields of options whose place it takes, and their values for none."""
-    none: Mapping[str, Any] | None = None
-    """The fields of a job that None sets. They are none where it stands for an option that is not given. None
-    where the check makes them."""
-
-    def fields(self, value: Any, name: str) -> dict[str, Any]:
-        """Return the fields that the option sets. Raises `ConfigurationError` for a wrong value."""
-        is_unset = value is None and self.none_is_unset
-        return {} if is_unset else {self.field: self.check(value, name)}
-
-
-def _checked_span(value: Duration, what: str) -> int:
-    """Return the milliseconds of a duration in which something has to be possible."""
-    ms = milliseconds(value, what)
-    if ms == 0:
-        raise ConfigurationError(
-            f"{what} is zero: no job could be started or finished in it; leave it out for no limit"
-        )
-    return ms
-
-
-def _checked_retention(value: Duration | None, what: str) -> int:
-    """Return how long a job is kept after its end; None stands for ever."""
-    return FOR_EVER_MS if value is None else milliseconds(value, what)
-
-
-UNSET: Mapping[str, Any] = {}
-JOB_OPTIONS: Mapping[str, JobOption] = {
-    "queue": JobOption("queue", checked_queue, none=UNSET),
-    "priority": JobOption("priority", checked_priority, none=UNSET),
-    "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
-    "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True, none={"timeout_ms": NO_TIMEOUT_MS}),
-    "retention": JobOption("retention_ms", _checked_retention),
-    "expires": JobOption(
-        *("expires_ms", _checked_span),
-        none_is_unset=True,
-        instead_of={"start_by": None},
-        none={"expires_ms": None, "start_by": None},
-    ),
-}
-"""The options of a job that its task, its queue and the App have, too."""
-
-
-def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields for the options of the table that are set. Raises `ConfigurationError` for a wrong
-    value."""
-    fields: dict[str, Any] = {}
-    for name, option in JOB_OPTIONS.items():
-        if name in options:
-            fields |= option.fields(options[name], name)
-    return fields
 
 
 # -- arguments -----------------------------------------------------------------------------------------------

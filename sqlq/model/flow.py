@@ -7,16 +7,15 @@ cycle. An impossible step is refused where it is written, before anything is sen
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, EnqueueError
 from sqlq.model.checks import checked_name, checked_word, refusing_by
-from sqlq.model.job import Job, NewJob, R, R_co
-
-T = TypeVar("T")
+from sqlq.model.flow_parts import AnyFlow, Chain, Group, Result, Step, Steps, kind
+from sqlq.model.job import Job, NewJob, R
 
 When: TypeAlias = Literal["success", "failure", "ended"]
 MOST_STEPS = 100_000
@@ -48,73 +47,6 @@ class Plan(NamedTuple):
     """Whether its result is a list, whatever their number."""
 
 
-class Result:
-    """Stands in the arguments of a job for the result of an earlier step, or for a list of several
-    results."""
-
-    __slots__ = ("is_list", "source")
-
-    def __init__(self, source: Step | Steps | Group, *, is_list: bool) -> None:
-        self.source = source
-        self.is_list = is_list
-
-    def __repr__(self) -> str:
-        return "the results of a group" if self.is_list else f"the result of {self.source!r}"
-
-    def __str__(self) -> str:  # guard: a-result-is-no-text
-        raise EnqueueError(
-            f"{self!r} is not known yet, and so is no part of a text: give it as an argument of its own, and "
-            "make the text in the handler"
-        )
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
-
-
-class Step(Generic[R_co]):
-    """A job of a flow. Other steps may wait for it, and take its result."""
-
-    def __init__(self, flow: Flow, number: int, job: NewJob[R_co]) -> None:
-        self._flow = flow
-        self.number = number
-        self.job = job
-
-    @property
-    def result(self) -> R_co:
-        """The result of this step, as an argument of a later one, whose handler gets the value.
-
-        It is no value yet: give it to `task.new` as an argument of its own, and to nothing else.
-
-        >>> flow.add(ship.new(7, paid.result), after=[paid])  # doctest: +SKIP
-        """
-        return cast(R_co, Result(self, is_list=False))
-
-    def on_success(self, job: NewJob[T]) -> Step[T]:
-        """Add a step that runs when this one has finished; the same as `flow.add(job, after=[step])`."""
-        return self._flow.add(job, after=[self])
-
-    def on_failure(self, job: NewJob[T]) -> Step[T]:
-        """Add a step that runs when this one has failed for good."""
-        return self._flow.add(job, after=[self], when="failure")
-
-    def is_of(self, flow: Flow) -> bool:
-        return self._flow is flow
-
-    def __repr__(self) -> str:
-        return f"step {self.number + 1} ({self.job.task})"
-
-
-class Steps(tuple[Step[R_co], ...]):
-    """The steps at the end of a chain or group that was added to a flow: those that others wait for."""
-
-    __slots__ = ()
-
-    @property
-    def results(self) -> list[R_co]:
-        """The results of these steps, in their order, as one argument of a later step."""
-        return cast("list[R_co]", Result(self, is_list=True))
-
-
 class _Laid(NamedTuple):
     """A part that was added to a flow. `ends` are the steps at its end; a step after the part waits for those
     in `gate`."""
@@ -130,75 +62,7 @@ class _Laid(NamedTuple):
         return tuple(step.result for step in self.ends)
 
 
-class _Composed(Generic[R_co]):
-    if TYPE_CHECKING:
-
-        @property
-        def _becomes(self) -> EnqueuedFlow: ...
-
-    def __init__(self, parts: Iterable[Any]) -> None:
-        self.parts = [_checked_part(part) for part in parts]
-
-    def then(self, *parts: Any) -> Chain:
-        """Return a chain of this and the parts after it."""
-        return Chain([self, *parts])
-
-
-class Chain(_Composed[R_co]):
-    """Jobs that run one after the other; see `sqlq.chain`."""
-
-
-class Group(_Composed[R_co]):
-    """Jobs that run side by side; see `sqlq.group`."""
-
-    @property
-    def results(self) -> list[R_co]:
-        """The results of this group's jobs, in their order, as one argument of a job that comes after it.
-
-        >>> prices = sqlq.group(ask.new("a"), ask.new("b"))  # doctest: +SKIP
-        >>> prices.then(choose.new(7, prices.results))  # doctest: +SKIP
-        """
-        return cast("list[R_co]", Result(self, is_list=True))
-
-
-def chain(*parts: Any) -> Chain:
-    """Return jobs that run one after the other, each when the one before it has finished.
-
-    A part is a job, a chain, a group, or a task. A task is called with the result of the part before it, or
-    the list of results of a group. When one fails, those after it stay blocked until it is retried. Give the
-    chain to `app.enqueue` or `flow.add`. Raises `EnqueueError` for anything else as a part.
-
-    >>> app.enqueue(sqlq.chain(fetch.new(url), parse, store))  # doctest: +SKIP
-    """
-    return Chain(parts)
-
-
-@overload
-def group(*parts: NewJob[Coroutine[Any, Any, R]]) -> Group[R]: ...
-
-
-@overload
-def group(*parts: NewJob[R]) -> Group[R]: ...
-
-
-@overload
-def group(*parts: Any) -> Group: ...
-
-
-def group(*parts: Any) -> Group:
-    """Return jobs that run side by side; `.then(…)` adds the part that comes when all have finished.
-
-    A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order. A chain in it
-    has the result of its last job, a group in it those of its jobs. An empty group inside a
-    flow has finished at once, and its results are an empty list. Raises `EnqueueError` for anything else as a
-    part.
-
-    >>> app.enqueue(sqlq.group(ask.new("a"), ask.new("b")).then(choose))  # doctest: +SKIP
-    """
-    return Group(parts)
-
-
-class Flow:
+class Flow(AnyFlow):
     """Jobs, some of which wait for others: enqueued whole or not at all.
 
     A `name` is for people, and need not be the only one of its kind. A flow is enqueued once, and takes no
@@ -214,11 +78,6 @@ class Flow:
 
     _grows = False
 
-    if TYPE_CHECKING:
-
-        @property
-        def _becomes(self) -> EnqueuedFlow: ...
-
     def __init__(self, name: str | None = None) -> None:
         with refusing_by(EnqueueError):
             self.name = None if name is None else checked_name(name, "the flow's name")
@@ -228,16 +87,7 @@ class Flow:
         self._of: _Laid | None = None
         """The chain or group that the flow is."""
         self._laid: dict[int, tuple[Group, _Laid]] = {}
-        self.is_enqueued = False
-
-    @classmethod
-    def of(cls, part: Flow | Chain | Group) -> Flow:
-        """Return a flow of a chain or group; a flow is returned as it is."""
-        if isinstance(part, Flow):
-            return part
-        flow = cls()
-        flow._of = flow.lay(part, {}, ())
-        return flow
+        self._is_enqueued = False
 
     @overload
     def add(
@@ -266,21 +116,21 @@ class Flow:
         if isinstance(job, NewJob):
             return self._put(job, waits)
         if isinstance(job, (Chain, Group)):
-            return Steps(self.lay(job, waits, ()).ends)
+            return Steps(self._lay(job, waits, ()).ends)
         raise EnqueueError(
-            f"flow.add takes a job, a chain or a group, not {_kind(job)}: write flow.add(task.new(…))"
+            f"flow.add takes a job, a chain or a group, not {kind(job)}: write flow.add(task.new(…))"
         )
 
-    def lay(self, part: Any, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
+    def _lay(self, part: Any, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
         """Add a part, and return its place in the flow; `given` are the arguments for a task."""
         if isinstance(part, Chain):
             laid = _Laid([], dict(waits), is_list=False)
-            for each in part.parts:
-                laid = self.lay(each, laid.gate, given)
+            for each in part._parts:
+                laid = self._lay(each, laid.gate, given)
                 given = laid.given()
             return laid
         if isinstance(part, Group):
-            ends = [end for each in part.parts for end in self.lay(each, waits, given).ends]
+            ends = [end for each in part._parts for end in self._lay(each, waits, given).ends]
             gate: dict[int, When] = {end.number: "success" for end in ends}
             laid = _Laid(ends, gate or dict(waits), is_list=True)
             self._laid[id(part)] = (part, laid)
@@ -296,18 +146,6 @@ class Flow:
             ) from None
         step = self._put(job, waits)
         return _Laid([step], {step.number: "success"}, is_list=False)
-
-    def plan(self) -> Plan:
-        """Return the flow as it is to be written. Raises `EnqueueError` for a flow without steps, and one
-        that is enqueued."""
-        if self.is_enqueued:  # guard: a-flow-is-enqueued-once
-            raise EnqueueError(
-                f"{self!r} is enqueued already, and a second time would make another one: make it anew, with "
-                "sqlq.Flow()"
-            )
-        if not self.steps:
-            raise EnqueueError(f"{self!r} has no steps: add some with flow.add(task.new(…))")
-        return Plan(self.name, [step.job for step in self.steps], list(self._edges), *self._ends())
 
     def _ends(self) -> tuple[tuple[int, ...], bool]:
         """Return the steps whose results are the flow's, and whether they are a list whatever their number.
@@ -336,7 +174,7 @@ class Flow:
         return "a flow" if self.name is None else f"the flow {self.name!r}"
 
     def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
-        if self.is_enqueued:  # guard: an-enqueued-flow-takes-no-steps
+        if self._is_enqueued:  # guard: an-enqueued-flow-takes-no-steps
             raise EnqueueError(
                 f"{job.task} is added to {self!r}, which is enqueued already: add steps before that, or in "
                 "the handler of one, by sqlq.current_job().flow.add(…)"
@@ -347,7 +185,7 @@ class Flow:
                 "a job that is there already may be a step of another flow; enqueue the flow from a job that "
                 "has the key"
             )
-        if job.start_by is not None or (job.expires_ms is not None and "expires_ms" in job.given):
+        if job.start_by is not None or (job.expires_ms is not None and "expires_ms" in job._given):
             raise EnqueueError(
                 f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
                 "it waits for others; say .set(expires=None), or let the step look at its moment itself"
@@ -358,7 +196,7 @@ class Flow:
                 f"{self!r} has {MOST_STEPS:,} steps, which is the most: let a step enqueue flows of its own"
             )
         all_waits = dict(waits)
-        wanted = [(where, self._sources(job, result), result.is_list) for where, result in job.results]
+        wanted = [(where, self._sources(job, result), result.is_list) for where, result in job._results]
         for _, numbers, _ in wanted:
             for number in numbers:
                 if all_waits.setdefault(number, "success") != "success":
@@ -408,9 +246,9 @@ class Flow:
     def _own(self, step: Any) -> Step:
         if not isinstance(step, Step):
             raise EnqueueError(
-                f"after holds {_kind(step)}: it lists steps, as in after=[paid] with paid = flow.add(…)"
+                f"after holds {kind(step)}: it lists steps, as in after=[paid] with paid = flow.add(…)"
             )
-        if not step.is_of(self):
+        if step._flow is not self:
             raise EnqueueError(
                 f"{step!r} is a step of another flow: a step waits for steps of its own flow, {self!r}, only"
             )
@@ -420,7 +258,7 @@ class Flow:
         if isinstance(after, Step):
             after = [after]
         if not isinstance(after, Iterable):
-            raise EnqueueError(f"after is {_kind(after)}: it is a list of steps, as in after=[paid]")
+            raise EnqueueError(f"after is {kind(after)}: it is a list of steps, as in after=[paid]")
         each = list(after.items() if isinstance(after, Mapping) else ((step, when) for step in after))
         with refusing_by(EnqueueError):
             for how in (when, *(how for _, how in each)):
@@ -457,21 +295,33 @@ class Growth(Flow):
         self.id = id
         self.step: Step = Step(self, GROWN_FROM, job)
         """The running step, whose result those that it adds may take."""
-        self.is_closed = False
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"flow {self.id}"
 
     def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
-        if self.is_closed:
+        if self._is_closed:
             raise EnqueueError(
                 f"{job.task} is added to {self!r} after complete() was called: add steps before that"
             )
         return super()._put(job, waits)
 
 
-AnyFlow: TypeAlias = "Flow | Chain | Group"
-FLOWS = (Flow, Chain, Group)
+def plan_of(part: AnyFlow) -> Plan:
+    """Return a flow, a chain or a group as it is to be written. Raises `EnqueueError` for a flow without
+    steps, and one that is enqueued."""
+    flow = part if isinstance(part, Flow) else Flow()
+    if flow is not part:
+        flow._of = flow._lay(part, {}, ())
+    if flow._is_enqueued:  # guard: a-flow-is-enqueued-once
+        raise EnqueueError(
+            f"{flow!r} is enqueued already, and a second time would make another one: make it anew, with "
+            "sqlq.Flow()"
+        )
+    if not flow.steps:
+        raise EnqueueError(f"{flow!r} has no steps: add some with flow.add(task.new(…))")
+    return Plan(flow.name, [step.job for step in flow.steps], list(flow._edges), *flow._ends())
 
 
 class EnqueuedFlow(NamedTuple):
@@ -490,27 +340,6 @@ class EnqueuedFlow(NamedTuple):
         return self.jobs[step.number]
 
 
-def without_results(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[dict[int | str, Result], list[Any], dict[str, Any]]:
-    """Return which arguments are results of steps, by their places and names, and the arguments with None in
-    place of these. A list of nothing but results is one."""
-    each: Iterator[tuple[int | str, Any]] = iter([*enumerate(args), *kwargs.items()])
-    results = {place: found for place, value in each if (found := _as_result(value)) is not None}
-    known = [None if i in results else value for i, value in enumerate(args)]
-    return results, known, {name: None if name in results else value for name, value in kwargs.items()}
-
-
-def _as_result(value: Any) -> Result | None:
-    if isinstance(value, Result):
-        return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(each, Result) for each in value):
-        if any(each.is_list or not isinstance(each.source, Step) for each in value):
-            raise EnqueueError("a list of results holds results of single steps: give a group's as it is")
-        return Result(Steps([each.source for each in value]), is_list=True)
-    return None
-
-
 def without_expiry(job: NewJob[R]) -> NewJob[R]:
     """Return a step without a time by which it has to start, which its queue may have for jobs."""
     return job if job.expires_ms is None else replace(job, expires_ms=None)
@@ -526,19 +355,4 @@ def _with_results(job: NewJob[R], places: list[tuple[int | str, int | list[int]]
             f"the arguments of {job.task} take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} "
             "allowed: it takes the results of too many steps"
         )
-    return replace(job, payload=payload, results=())
-
-
-def _checked_part(part: Any) -> Any:
-    if isinstance(part, (NewJob, _Composed)) or hasattr(type(part), "as_follow_up"):
-        return part
-    raise EnqueueError(
-        f"{_kind(part)} is no part of a chain or group: give jobs, as in sqlq.chain(charge.new(7), ship), "
-        "tasks, chains or groups"
-    )
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Flow):
-        return f"{value!r}"
-    return f"the {type(value).__name__} {value!r}"[:100]
+    return replace(job, payload=payload, _results=())

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from enum import Enum, StrEnum
-from functools import partial
+from enum import StrEnum
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,34 +21,17 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
-    TypedDict,
     Unpack,
 )
 from typing import TypeVar as PlainTypeVar
 
-from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.config.json_text import AsJson
 from sqlq.errors import EnqueueError
-from sqlq.model import backoff as backoffs
-from sqlq.model.backoff import BackoffOption
-from sqlq.model.checks import (
-    JOB_OPTIONS,
-    UNSET,
-    JobOption,
-    Limits,
-    OnConflict,
-    Rule,
-    UniqueUntil,
-    checked_follow_up,
-    checked_limit,
-    checked_name,
-    checked_word,
-    merge_cancel,
-    refusing_by,
-)
+from sqlq.model.checks import OnConflict, Rule, UniqueUntil, refusing_by
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
 from sqlq.model.history import AttemptRecord
+from sqlq.model.job_options import OF_A_KEY, JobOptions, changed_fields, merge_cancel
 from sqlq.payload import headers as headings
 from sqlq.payload.codec import HasArguments
 from sqlq.payload.encryption import Encryption
@@ -65,15 +47,6 @@ else:
     R = TypeVar("R")
     R_co = TypeVar("R_co", covariant=True)
 """The return type of a job's handler; known to type checkers alone."""
-
-
-class Kept(Enum):
-    """Stands for an option that is not given, where None is a value of its own."""
-
-    KEPT = "kept"
-
-
-KEPT = Kept.KEPT
 
 
 class State(StrEnum):
@@ -144,31 +117,6 @@ Follows = TakesEnding[JobResult] | TakesEnding[dict[str, Any]]
 """A task that may follow the end of a job: its handler takes a `JobResult`, or that as a dict."""
 
 
-class JobOptions(TypedDict, total=False):
-    """The options of a job; see `NewJob.set`."""
-
-    queue: str | None
-    delay: Duration | None
-    available_at: datetime | None
-    priority: int | None
-    max_attempts: int | None
-    timeout: Duration | Kept | None
-    backoff: BackoffOption | None
-    retention: Duration | Kept | None
-    unique_key: str | None
-    unique_until: UniqueUntil | None
-    on_conflict: OnConflict | None
-    at_most: Duration | None
-    expires: Duration | datetime | Kept | None
-    on_success: Follows | Kept | None
-    on_failure: Follows | Kept | None
-    on_cancel: Follows | Kept | None
-    label: str | None
-    group: str | None
-    headers: Mapping[str, Any] | None
-    limit: Limits | str | Kept | None
-
-
 @dataclass(frozen=True)
 class NewJob(HasArguments, Generic[R_co]):
     """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
@@ -213,11 +161,11 @@ class NewJob(HasArguments, Generic[R_co]):
     """The key of the limit that it waits for; None where there is none."""
     rule: Rule | None = None
     """The rule of that limit; None where only its key is given, and the App defines it."""
-    results: tuple[tuple[int | str, Any], ...] = field(default=(), repr=False)
+    _results: tuple[tuple[int | str, Any], ...] = field(default=(), repr=False)
     """The arguments that are results of steps before it, by place or name, each a `flow.Result`."""
-    by_name_alone: bool = field(default=False, compare=False, repr=False)
+    _by_name_alone: bool = field(default=False, compare=False, repr=False)
     """Whether its task is known by its name alone, so that the App's defaults count for it."""
-    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    _given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """The options that `.set` was given."""
 
     if TYPE_CHECKING:
@@ -230,7 +178,7 @@ class NewJob(HasArguments, Generic[R_co]):
         """The headers that `.set` was given, read-only."""
         return headings.shown(self.headers_text)
 
-    def with_payload(self, payload: str) -> NewJob[R_co]:
+    def _with_payload(self, payload: str) -> NewJob[R_co]:
         """Return this job with other arguments, as JSON text; in a fifth of the time of making it anew."""
         fields = vars(self).copy()
         fields["payload"] = payload
@@ -238,9 +186,9 @@ class NewJob(HasArguments, Generic[R_co]):
         object.__setattr__(new, "__dict__", fields)
         return new
 
-    def sealed_by(self, seal: Encryption) -> NewJob[R_co]:
+    def _sealed_by(self, seal: Encryption) -> NewJob[R_co]:
         """Return this job with its payload signed or encrypted, for the task and queue that it has."""
-        return self.with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
+        return self._with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
 
     @refuse_unknown_options(EnqueueError, JobOptions.__annotations__)
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
@@ -270,24 +218,14 @@ class NewJob(HasArguments, Generic[R_co]):
         """
         if options.get("delay") is not None and options.get("available_at") is not None:
             raise EnqueueError("both delay and available_at are set: give one of them")
-        changes: dict[str, Any] = {}
         with refusing_by(EnqueueError):
-            for name, value in options.items():
-                is_deadline = name == "expires" and isinstance(value, datetime)
-                option = _OPTIONS["start_by" if is_deadline else name]
-                if value is None and option.none is not None:
-                    changes |= option.none
-                elif not isinstance(value, Kept):
-                    changes |= {**option.instead_of, **option.fields(value, name)}
-        if "limit" in changes:
-            changes["limit_key"], changes["rule"] = changes.pop("limit")
-        if "headers" in changes:
-            both = {**self.headers, **changes.pop("headers")}
-            with refusing_by(EnqueueError):
+            changes = changed_fields(options)
+            if "headers" in changes:
+                both = {**self.headers, **changes.pop("headers")}
                 changes["headers_text"] = headings.encode(both, "the headers")
         merge_cancel(changes, self.on_failure)
-        new = replace(self, **changes, given=self.given | changes.keys())
-        for name, default in _OF_A_KEY.items():
+        new = replace(self, **changes, _given=self._given | changes.keys())
+        for name, default in OF_A_KEY.items():
             value = options.get(name)
             if new.unique_key is None and value not in (None, default):
                 raise EnqueueError(f'{name}="{value}" is about a unique key: set unique_key together with it')
@@ -302,31 +240,6 @@ class NewJob(HasArguments, Generic[R_co]):
                 "one of the two out, or take the task's limit away with .set(limit=None)"
             )
         return new
-
-
-_OPTIONS: Mapping[str, JobOption] = {
-    **JOB_OPTIONS,
-    "start_by": JobOption("start_by", aware, instead_of={"expires_ms": None}),
-    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}, none=UNSET),
-    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}, none=UNSET),
-    "backoff": JobOption("backoff", backoffs.stored, none=UNSET),
-    "unique_key": JobOption(
-        *("unique_key", checked_name),
-        none={"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
-    ),
-    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil), none=UNSET),
-    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict), none=UNSET),
-    "at_most": JobOption("at_most_ms", milliseconds, none=UNSET),
-    "on_success": JobOption("on_success", checked_follow_up),
-    "on_failure": JobOption("on_failure", checked_follow_up),
-    "on_cancel": JobOption("on_cancel", checked_follow_up),
-    "label": JobOption("label", checked_name, none={"label": None}),
-    "group": JobOption("group_key", checked_name, none={"group_key": None}),
-    "headers": JobOption("headers", headings.checked, none=UNSET),
-    "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
-}
-_OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
-"""The options that need a unique key, and their values without one."""
 
 
 @dataclass(frozen=True, slots=True)

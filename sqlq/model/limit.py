@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from string import Formatter
@@ -39,78 +39,7 @@ class _Filling(Formatter):
 
 
 @dataclass(frozen=True)
-class _Keyed:
-    """The base of both kinds of limits: the key and its rule."""
-
-    key: Key
-
-    @property
-    def rule(self) -> Rule:
-        raise NotImplementedError
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the key is the same for all jobs."""
-        return isinstance(self.key, str) and not any(_fields(self.key))
-
-    @property
-    def plain_key(self) -> str:
-        """The key that is the same for all jobs."""
-        assert isinstance(self.key, str)
-        return self.key.format()
-
-    def on_one_job(self) -> tuple[str, Rule]:
-        """Return key and rule as `NewJob.set` takes them. Raises `EnqueueError` where the key is made from
-        arguments, which are JSON by then."""
-        if not self.is_plain:
-            raise EnqueueError(
-                f"the key of {self!r} is made from arguments: .set(limit=…) takes a key as text, as in "
-                'sqlq.Limit(f"customer:{id}", …)'
-            )
-        return self.plain_key, self.rule
-
-    def suits(self, handler: Callable[..., Any]) -> bool:
-        """Whether a handler has all the parameters that the key names."""
-        try:
-            names = signature_of(handler).parameters.keys()
-        except (TypeError, ValueError):
-            return False
-        return isinstance(self.key, str) and names >= set(_fields(self.key))
-
-    def check_for(self, task: str, signature: inspect.Signature) -> None:
-        """Raise `ConfigurationError` where the key names anything but parameters of the task's handler."""
-        if not isinstance(self.key, str):
-            return
-        parameters = signature.parameters.values()
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        for name in _fields(self.key):
-            if name not in names and not (takes_any and name.isidentifier()):
-                raise ConfigurationError(
-                    f"{task}: the key {self.key!r} of its limit names {name or '{}'!r}, and its parameters "
-                    f"are {', '.join(names) or 'none'}"
-                )
-
-    def key_for(self, task: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> str:
-        """Return the key of a job with these arguments, which fit the signature. Raises `ArgumentsError`
-        where they make none."""
-        what = f"{task}: the key of its limit"
-        if not isinstance(self.key, str):
-            made = self.key(*args, **kwargs)
-        else:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            known = {**bound.arguments, **bound.kwargs}
-            try:
-                made = _Filling().vformat(self.key, (), known)
-            except (LookupError, AttributeError, ValueError, TypeError) as error:
-                raise ArgumentsError(f"{what} cannot be made from {self.key!r}: {error!r}") from None
-        with refusing_by(ArgumentsError):
-            return checked_name(made, what)
-
-
-@dataclass(frozen=True)
-class Limit(_Keyed):
+class Limit:
     """At most `running` jobs of a key at a time, over all workers; or no more than a `rate`; or both.
 
     The `key` is text, a template of the arguments ("customer:{customer_id}"), or a function that is called
@@ -123,6 +52,7 @@ class Limit(_Keyed):
     Limit(key='stripe', running=5, rate=None)
     """
 
+    key: Key
     running: int | None = None
     rate: str | None = None
 
@@ -133,19 +63,11 @@ class Limit(_Keyed):
                 f"the limit {self.key!r} says nothing: give running=, rate= or both, as in "
                 'sqlq.Limit("stripe", running=5, rate="100/1m")'
             )
-        _ = self.rule
-
-    @property
-    def rule(self) -> Rule:
-        running = self.running
-        if running is not None:
-            running = checked_whole(running, "running", range(1, MOST_RUNNING + 1))
-        rate, period_ms = (None, None) if self.rate is None else checked_rate(self.rate)
-        return Rule(running, rate, period_ms)
+        rule_of(self)
 
 
 @dataclass(frozen=True)
-class Serial(_Keyed):
+class Serial:
     """One job of a key at a time, in the order in which they were enqueued, retries included. While one waits
     for its next attempt, those after it wait, too.
 
@@ -157,18 +79,94 @@ class Serial(_Keyed):
     Serial(key='account:{id}', on_failure='go on')
     """
 
+    key: Key
     on_failure: OnFailure = "go on"
 
     def __post_init__(self) -> None:
         _check_key(self)
         checked_word(self.on_failure, "on_failure", choice=OnFailure)
 
-    @property
-    def rule(self) -> Rule:
-        return Rule(max_running=1, in_order=True, holds=self.on_failure == "hold")
-
 
 AnyLimit = Limit | Serial
+
+
+# -- what a limit means --------------------------------------------------------------------------------------
+
+
+def rule_of(limit: AnyLimit) -> Rule:
+    """Return the rule of a limit. Raises `ConfigurationError` for a number or rate that cannot be."""
+    if isinstance(limit, Serial):
+        return Rule(max_running=1, in_order=True, holds=limit.on_failure == "hold")
+    running = limit.running
+    if running is not None:
+        running = checked_whole(running, "running", range(1, MOST_RUNNING + 1))
+    return Rule(running, *((None, None) if limit.rate is None else checked_rate(limit.rate)))
+
+
+def plain_key(limit: AnyLimit) -> str | None:
+    """Return the key that is the same for all jobs; None where each job's arguments make its own."""
+    return None if callable(limit.key) or any(_fields(limit.key)) else limit.key.format()
+
+
+def checked_limit(limit: Any, what: str) -> tuple[str, Rule | None]:
+    """Return key and rule of the limit of a single job. Raises `ConfigurationError` for anything but a limit
+    whose key is plain text: arguments are JSON by then."""
+    if isinstance(limit, str):
+        return checked_name(limit, what), None
+    if not isinstance(limit, AnyLimit):
+        raise ConfigurationError(
+            f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
+            "one that app.limit has declared"
+        )
+    if (key := plain_key(limit)) is None:
+        raise ConfigurationError(
+            f"the key of {limit!r} is made from arguments: .set(limit=…) takes a key as text, as in "
+            'sqlq.Limit(f"customer:{id}", …)'
+        )
+    return key, rule_of(limit)
+
+
+def suits(limit: Limit, handler: Callable[..., Any]) -> bool:
+    """Whether a handler has all the parameters that the limit's key names."""
+    try:
+        names = signature_of(handler).parameters.keys()
+    except (TypeError, ValueError):
+        return False
+    return isinstance(limit.key, str) and names >= set(_fields(limit.key))
+
+
+def check_parameters(limit: AnyLimit, task: str, signature: inspect.Signature) -> None:
+    """Raise `ConfigurationError` where the key names anything but parameters of the task's handler."""
+    if callable(limit.key):
+        return
+    parameters = signature.parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    for name in _fields(limit.key):
+        if name not in names and not (takes_any and name.isidentifier()):
+            raise ConfigurationError(
+                f"{task}: the key {limit.key!r} of its limit names {name or '{}'!r}, and its parameters "
+                f"are {', '.join(names) or 'none'}"
+            )
+
+
+def key_for(
+    limit: AnyLimit, task: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Return the key of a job with these arguments, which fit the signature. Raises `ArgumentsError` where
+    they make none."""
+    what = f"{task}: the key of its limit"
+    if callable(limit.key):
+        key = limit.key(*args, **kwargs)
+    else:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        try:
+            key = _Filling().vformat(limit.key, (), {**bound.arguments, **bound.kwargs})
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
+            raise ArgumentsError(f"{what} cannot be made from {limit.key!r}: {error!r}") from None
+    with refusing_by(ArgumentsError):
+        return checked_name(key, what)
 
 
 class DeclaredLimits(dict[str, AnyLimit]):
@@ -188,7 +186,7 @@ class DeclaredLimits(dict[str, AnyLimit]):
 
     def find(self, limit: Any) -> AnyLimit:
         """Return the limit that a task's option means. Raises `ConfigurationError`."""
-        if isinstance(limit, (Limit, Serial)):
+        if isinstance(limit, AnyLimit):
             return limit
         if isinstance(limit, str) and limit in self:
             return self[limit]
@@ -202,7 +200,7 @@ class DeclaredLimits(dict[str, AnyLimit]):
         """Raise `ConfigurationError` for a key as a limit has it that is made from arguments: each job has
         another one."""
         limit = self.get(key)
-        if limit is not None and not limit.is_plain:  # guard: a-template-is-no-key
+        if limit is not None and plain_key(limit) is None:  # guard: a-template-is-no-key
             raise ConfigurationError(
                 f"the key {key!r} is made from arguments: name the key that those of a job have made, as "
                 f"{re.sub(r'{[^{}]*}', '42', key)!r}"
@@ -211,13 +209,13 @@ class DeclaredLimits(dict[str, AnyLimit]):
     def declared(self, key: str) -> Rule | None:
         """Return the rule of a key's limit, where the key alone determines it."""
         limit = self.get(key)
-        return limit.rule if limit is not None and limit.is_plain else None
+        return rule_of(limit) if limit is not None and plain_key(limit) is not None else None
 
     def names(self, key: str) -> bool:
         """Whether a declared limit has this key, or may make it from arguments: the key then begins as its
         template does."""
         return any(
-            key == template or (not limit.is_plain and key.startswith(template.partition("{")[0]))
+            key == template or (plain_key(limit) is None and key.startswith(template.partition("{")[0]))
             for template, limit in self.items()
         )
 

@@ -335,9 +335,9 @@ def checked_template(job: Any, name: str) -> NewJob:
         raise ConfigurationError(
             f"the schedule {name!r} was given {type(job).__name__}: it takes what task.new(…) returns"
         )
-    if job.results:  # guard: a-schedule-takes-no-results
+    if job._results:  # guard: a-schedule-takes-no-results
         raise ConfigurationError(
-            f"an argument of the job of the schedule {name!r} is {job.results[0][1]!r}: a schedule has no "
+            f"an argument of the job of the schedule {name!r} is {job._results[0][1]!r}: a schedule has no "
             "steps; give it a job that enqueues the flow"
         )
     if job.available_at is not None or job.start_by is not None:
@@ -375,7 +375,7 @@ class Declarations:
 
 
 _IN_COLUMNS = frozenset({"task", "queue", "payload"})
-_NOT_KEPT = frozenset({"available_at", "given", "schedule", "scheduled_for"})
+_NOT_KEPT = frozenset({"available_at", "_given", "schedule", "scheduled_for"})
 
 
 def options_text(job: NewJob) -> str:

@@ -15,32 +15,17 @@ from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, UnknownTaskError
 from sqlq.model.backoff import backoff_from
 from sqlq.model.callbacks import Follower
-from sqlq.model.checks import (
-    JOB_OPTIONS,
-    checked_follow_up,
-    checked_name,
-    job_fields,
-    merge_cancel,
-    refusing_by,
-)
-from sqlq.model.flow import Group, Result, Step, without_results
+from sqlq.model.checks import checked_name, refusing_by
+from sqlq.model.flow_parts import Group, Result, Step, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
+from sqlq.model.interface import Interface
 from sqlq.model.job import JobResult, NewJob
-from sqlq.model.limit import AnyLimit
+from sqlq.model.job_options import checked_follow_up, job_fields, merge_cancel, option_fields
+from sqlq.model.limit import AnyLimit, check_parameters, key_for, plain_key, rule_of
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
 from sqlq.model.retry import RetryPolicy
-from sqlq.payload.annotations import (
-    Conversion,
-    Conversions,
-    awaited,
-    conversion_of,
-    hints_of,
-    may_become,
-    never_none,
-    positional_names,
-    takes_object,
-)
-from sqlq.payload.codec import Arguments, MisfitError, decode, encode, encode_plain
+from sqlq.payload.annotations import hints_of, may_become, takes_object
+from sqlq.payload.codec import encode, encode_plain
 from sqlq.payload.headers import NO_HEADERS
 from sqlq.payload.headers import checked as checked_headers
 from sqlq.payload.signatures import signature_of
@@ -78,28 +63,27 @@ class Task(Generic[P, R]):
     """The limit at which its jobs wait for their turn."""
     aliases: tuple[str, ...] = ()
     """Names it had before, under which its jobs may still wait."""
-    around: tuple[Scope, ...] | None = ()
-    """Its own middleware, beside that of all tasks; None where neither is to run."""
     retention_ms: int | None = None
     """How long its jobs are kept after their end; None where the App defines it."""
     expires_ms: int | None = None
     """How long after they are due its jobs may be started; None for no limit."""
-    says_expires: bool = False
-    """Whether the task itself defines that, and not its queue or the App."""
     headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
     """The headers of its jobs, where they do not set others."""
-    elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
+    _around: tuple[Scope, ...] | None = field(default=(), repr=False)
+    """Its own middleware, beside that of all tasks; None where neither is to run."""
+    _says_expires: bool = field(default=False, repr=False)
+    """Whether the task itself defines that, and not its queue or the App."""
+    _elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
     """The task as it is in other queues than its own, by their names, where they have options of their
     own."""
-    surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
+    _surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
     """All middleware of its attempts, the outermost first; chosen by the registry."""
-    app: Any = field(default=None, init=False, repr=False, compare=False)
+    _app: Any = field(default=None, init=False, repr=False, compare=False)
     """The App that it is registered with."""
-    _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.app is not None:
-            self.app._called(self.name)
+        if self._app is not None:
+            self._app._called(self.name)
         return self.handler(*args, **kwargs)
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:
@@ -114,41 +98,34 @@ class Task(Generic[P, R]):
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
-        least, most = self._positional
+        interface = self._interface
+        least, most = interface.positional
         is_usual = not kwargs and least <= len(args) <= most and self._is_plain
         if is_usual and (text := encode_plain(args)) is not None:
-            return self.without_arguments.with_payload(text)
-        if (misfit := self.misfit(args, kwargs)) is not None:
+            return self._blank._with_payload(text)
+        if (misfit := interface.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
-        if any(value is None for value in (*args, *kwargs.values())):
-            arguments = self._signature.bind(*args, **kwargs).arguments
-            for name in self._never_none & arguments.keys():
-                if arguments[name] is None:
-                    raise ArgumentsError(
-                        f"{self.name}: {name} is None, but it is annotated as never None: if it is a new "
-                        "row's id, call session.flush() first"
-                    )
+        interface.refuse_none(args, kwargs)
         results, known, named = without_results(args, kwargs)
         for place, result in results.items():
             self._refuse_result(place, result)
-        where = f"{self.name}: "
-        if (conversions := self._conversions) is not None:
-            known, named = conversions.converted("encode", known, named, where, but=results)
-        job = self.without_arguments.with_payload(encode(known, named, where, self._positional_names))
+        job = self._blank._with_payload(interface.encoded(known, named, but=results))
         if results:
-            job = replace(job, results=tuple(results.items()))
-        if self.limit is not None and not self.limit.is_plain:
-            job = replace(job, limit_key=self.limit.key_for(self.name, self._signature, args, kwargs))
+            job = replace(job, _results=tuple(results.items()))
+        if self.limit is not None and job.limit_key is None:
+            job = replace(job, limit_key=key_for(self.limit, self.name, interface.signature, args, kwargs))
         return job
 
     @cached_property
-    def _positional_names(self) -> list[str]:
-        return positional_names(self._signature)
+    def _interface(self) -> Interface:
+        return Interface(self.name, self.handler)
 
     @cached_property
     def _is_plain(self) -> bool:
         """Whether neither annotations nor a limit's key make something of numbers and text."""
-        return self._conversions is None and (self.limit is None or self.limit.is_plain)
+        return self._interface.conversions is None and (
+            self.limit is None or plain_key(self.limit) is not None
+        )
 
     def map(self, items: Iterable[Any]) -> Group[R]:
         """Return a group of one job for each item, which is its one argument; see `sqlq.group`.
@@ -167,42 +144,38 @@ class Task(Generic[P, R]):
         """Raise `ArgumentsError` where the handler certainly does not take the result of a step."""
         if result.is_list or not isinstance(result.source, Step):
             return
-        before = None if self.app is None else self.app.tasks.get(result.source.job.task)
+        before = None if self._app is None else self._app.tasks.get(result.source.job.task)
         if before is None:
             return
-        names = list(self._signature.parameters)  # of which the last may stand for many
+        names = list(self._interface.signature.parameters)  # of which the last may stand for many
         name = names[min(where, len(names) - 1)] if isinstance(where, int) else where
-        wanted, returned = self._hints.get(name, Any), before.returns
-        if not may_become(returned, wanted):
+        hint, returned = self._interface.hints.get(name, Any), before._interface.returns
+        if not may_become(returned, hint):
             raise ArgumentsError(
                 f"{self.name}: {name} is the result of {before.name}, which returns {_shown(returned)}, and "
-                f"it is annotated as {_shown(wanted)}"
+                f"it is annotated as {_shown(hint)}"
             )
 
     @cached_property
-    def without_arguments(self) -> NewJob[R]:
+    def _blank(self) -> NewJob[R]:
         """A job without arguments, whose annotations are not looked at: they may name what comes later."""
         return NewJob(
             task=self.name,
             payload="{}",
-            **self.option_fields(),
+            **option_fields(self),
             on_success=self.on_success,
             on_failure=self.on_failure,
-            limit_key=self.limit.plain_key if self.limit is not None and self.limit.is_plain else None,
-            rule=None if self.limit is None else self.limit.rule,
-            given=frozenset({"expires_ms"} if self.says_expires else ()),
+            limit_key=None if self.limit is None else plain_key(self.limit),
+            rule=None if self.limit is None else rule_of(self.limit),
+            _given=frozenset({"expires_ms"} if self._says_expires else ()),
         )
 
-    def option_fields(self) -> dict[str, Any]:
-        """Return the fields of its jobs for the options that queues and the App have, too."""
-        return {option.field: getattr(self, option.field) for option in JOB_OPTIONS.values()}
-
-    def as_follow_up(self, option: str) -> str:
+    def _as_follow_up(self, option: str) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises
         `ConfigurationError` where its handler does not take how a job ended as its one argument."""
-        misfit = self.misfit([None], {})
+        misfit = self._interface.misfit([None], {})
         if misfit is None:
-            name = next(iter(self._signature.parameters))
+            name = next(iter(self._interface.signature.parameters))
             # read anew when it is called: annotations may name what comes later
             hint = hints_of(self.handler).get(name, Any)
             fits = hint is JobResult or takes_object(hint, asdict(_AN_ENDING))
@@ -215,88 +188,28 @@ class Task(Generic[P, R]):
             )
         return Follower(self.name, self.queue, self.priority).as_text()
 
-    def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
-        """Return a job from arguments as JSON has them, as a command line or a web page knows them. A UUID or
-        a time is text, a dataclass an object. Otherwise as `new`."""
-        args, kwargs = self.from_json([*args], {**(kwargs or {})})
-        make: Callable[..., NewJob] = self.new
-        return make(*args, **kwargs)
-
-    def arguments(self, payload: str | bytes) -> Arguments:
-        """Return the arguments in a payload, as the handler gets them. Raises as `from_json`, and
-        `ArgumentsError` for a payload that cannot be read."""
-        return self.from_json(*decode(payload))
-
-    def from_json(self, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Return the arguments that this JSON stands for, by the handler's annotations.
-
-        Raises `MisfitError` where the handler here does not take them, but the handler of another release
-        may. Raises `ArgumentsError` for a value that does not fit its annotation.
-        """
-        if (misfit := self.misfit(args, kwargs)) is not None:
-            raise MisfitError(misfit)
-        if (conversions := self._conversions) is None:
-            return args, kwargs
-        return conversions.converted("decode", args, kwargs, f"{self.name}: ")
-
-    def for_queue(self, queue: str) -> Task[P, R]:
+    def _in_queue(self, queue: str) -> Task[P, R]:
         """Return the task as it is in a queue."""
-        return self.elsewhere.get(queue, self)
+        return self._elsewhere.get(queue, self)
 
-    def surround(self, common: Sequence[Scope], always: Sequence[Scope] = ()) -> None:
+    def _surround(self, common: Sequence[Scope], always: Sequence[Scope] = ()) -> None:
         """Choose the middleware of the attempts: `always` outermost, inside it `common` to all tasks, and
         inside that the task's own."""
-        scopes = () if self.around is None else (*common, *self.around)  # guard: arounds-nest-in-order
-        object.__setattr__(self, "surroundings", surrounding((*always, *scopes), self.name, self.is_async))
-        for other in self.elsewhere.values():
-            other.surround(common, always)
+        scopes = () if self._around is None else (*common, *self._around)  # guard: arounds-nest-in-order
+        object.__setattr__(self, "_surroundings", surrounding((*always, *scopes), self.name, self.is_async))
+        for other in self._elsewhere.values():
+            other._surround(common, always)
 
-    def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """Return why the handler does not take these arguments; None when it does."""
-        least, most = self._positional
-        if not kwargs and least <= len(args) <= most:
-            return None
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            return f"{self.name}{self._signature}: {error}"
-        return None
 
-    @cached_property
-    def _positional(self) -> tuple[int, int]:
-        """The least and the largest number of positional arguments that fit, with no others, without binding
-        them one by one. None does where the least is larger."""
-        parameters = self._signature.parameters
-        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
-            return (1, 0)
-        names = self._positional_names
-        return sum(parameters[name].default is inspect.Parameter.empty for name in names), len(names)
+AnyTask = Task[..., Any]
 
-    @cached_property
-    def _never_none(self) -> frozenset[str]:
-        """The parameters annotated as something that cannot be None; read late, for annotations may name what
-        comes later."""
-        return frozenset(never_none(self._signature, self._hints))
 
-    @cached_property
-    def _hints(self) -> dict[str, Any]:
-        return hints_of(self.handler)
-
-    @cached_property
-    def _conversions(self) -> Conversions | None:
-        """The conversions of arguments by their annotations; None where they are plain JSON. Read late,
-        too."""
-        return Conversions(self._signature, self._hints) or None
-
-    @cached_property
-    def returns(self) -> Any:
-        """The annotation of its results."""
-        return awaited(self._hints.get("return", Any))
-
-    @cached_property
-    def result_conversion(self) -> Conversion | None:
-        """The conversion of results by the return annotation; None where they are plain JSON."""
-        return conversion_of(self.returns)
+def new_from_json(task: AnyTask, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
+    """Return a job from arguments as JSON has them, as a command line or a web page knows them. A UUID or a
+    time is text, a dataclass an object. Otherwise as `Task.new`."""
+    args, kwargs = task._interface.from_json([*args], {**(kwargs or {})})
+    make: Callable[..., NewJob] = task.new
+    return make(*args, **kwargs)
 
 
 _AN_ENDING = JobResult(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
@@ -323,7 +236,7 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         )
     is_async = is_kind(handler, inspect.iscoroutinefunction)
     if (limit := options.get("limit")) is not None:
-        limit.check_for(name, signature)
+        check_parameters(limit, name, signature)
     retry_on, headers = options.get("retry_on"), options.get("headers")
     follow_ups: dict[str, Any] = {
         name: checked_follow_up(task, name)
@@ -345,9 +258,8 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         **follow_ups,
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
-        around=task_arounds(options.get("around", ()), name),
+        _around=task_arounds(options.get("around", ()), name),
         headers=checked_headers(headers, "headers") if headers else NO_HEADERS,
-        _signature=signature,
     )
 
 
@@ -398,9 +310,6 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
     return found
 
 
-AnyTask = Task[..., Any]
-
-
 class NamedTask:
     """A task whose name is known, and nothing else; see `App.named`."""
 
@@ -424,10 +333,9 @@ class NamedTask:
         payload = encode(known, named, where)
         job: NewJob = NewJob(self.name, payload, self._defaults["queue"], max_attempts=None)
         # guard: a-named-task-takes-results
-        return replace(job, results=tuple(results.items()), by_name_alone=True)
+        return replace(job, _results=tuple(results.items()), _by_name_alone=True)
 
-    def as_follow_up(self, option: str) -> str:
-        """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
+    def _as_follow_up(self, option: str) -> str:
         return Follower(self.name, self._defaults["queue"], self._defaults["priority"]).as_text()
 
     def __repr__(self) -> str:
@@ -455,7 +363,7 @@ class Registry(Mapping[str, AnyTask]):
         if any(scope.function is other.function for other in self._arounds):
             raise ConfigurationError(f"around is {scope.name} a second time: register it once")
         for task in self._tasks.values():
-            task.surround([*self._arounds, scope], self._always)
+            task._surround([*self._arounds, scope], self._always)
         self._arounds.append(scope)
 
     def add(self, task: AnyTask) -> None:
@@ -470,10 +378,10 @@ class Registry(Mapping[str, AnyTask]):
                     f"{_defined_at(task.handler)}): give one of them a name= of its own, or "
                     "take the alias away"
                 )
-        task.surround(self._arounds, self._always)
-        self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task.elsewhere)
-        for each in (task, *task.elsewhere.values()):
-            object.__setattr__(each, "app", self._app)
+        task._surround(self._arounds, self._always)
+        self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task._elsewhere)
+        for each in (task, *task._elsewhere.values()):
+            object.__setattr__(each, "_app", self._app)
         # anew, since workers go through them meanwhile
         self._tasks = {**self._tasks, task.name: task}
         self._found = {**self._found, **dict.fromkeys(names, task)}

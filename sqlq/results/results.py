@@ -319,7 +319,7 @@ class Results:
         if isinstance(result, Unopened):  # guard: a-result-that-is-not-opened-is-none
             raise SealError(f"the result of job {job.id} cannot be read: {result.why}")
         task = self._tasks.get(job.task)
-        if result is None or raw or task is None or (conversion := task.result_conversion) is None:
+        if result is None or raw or task is None or (conversion := task._interface.result_conversion) is None:
             return result
         try:
             return conversion.decode(result, f"the result of job {job.id}")

@@ -271,7 +271,7 @@ def follow(
         here = moment(conn)
         for name in sorted(found.added):
             new = declared[name]
-            job = new.job if database.seal is None else new.job.sealed_by(database.seal)
+            job = new.job if database.seal is None else new.job._sealed_by(database.seal)
             values = {
                 **_job_columns(job),
                 **_begun(new.plan, here),
@@ -328,7 +328,7 @@ def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str,
         payload, sealed = looked_into(seal, "payload", new.job.task, new.job.queue, row.payload)
         is_stale = payload != new.job.payload or seal.writes not in (None, sealed)
         if is_stale:  # guard: a-sealed-schedule-stays
-            values["payload"] = new.job.sealed_by(seal).payload
+            values["payload"] = new.job._sealed_by(seal).payload
     if row.retired_at is not None or row.plan != new.plan.as_text():
         values["retired_at"] = None
         values |= _begun(new.plan, row.moment, ticks=row.ticks, paused=row.paused_at is not None)

@@ -14,7 +14,8 @@ from sqlq.app.app import App
 from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
-from sqlq.model.job import JobOptions, NewJob
+from sqlq.model.job import NewJob
+from sqlq.model.job_options import JobOptions
 from sqlq.model.task import AnyTask, NamedTask, Task
 from sqlq.payload.codec import decode
 from sqlq.payload.signatures import signature_of
@@ -167,7 +168,7 @@ def _job(found: AnyTask | str, id: int, new: NewJob) -> Enqueued:
         args, kwargs = decode(new.payload)
         if not isinstance(found, str):
             # plain SQL may have enqueued it for another version of the handler, which has the JSON then
-            args, kwargs = found.from_json(args, kwargs)
+            args, kwargs = found._interface.from_json(args, kwargs)
     return Enqueued(id, new.task, new.queue, args, kwargs, new.priority, new.unique_key, new)
 
 
@@ -221,7 +222,7 @@ def _as_handled(
     if isinstance(task, str) or isinstance(args, (str, bytes)):
         return args, kwargs
     try:
-        return task.arguments(task.new(*args, **kwargs).payload)
+        return task._interface.arguments(task.new(*args, **kwargs).payload)
     except ArgumentsError:
         return args, kwargs
 

@@ -16,7 +16,8 @@ from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
 from sqlq.model.checks import checked_bool, checked_name, checked_queue, checked_whole
-from sqlq.model.flow import AnyFlow, Plan
+from sqlq.model.flow import Plan
+from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.middleware import Scope
 from sqlq.model.schedule import Declarations
 from sqlq.model.task import Registry

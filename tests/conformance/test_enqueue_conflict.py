@@ -132,7 +132,7 @@ def test_on_conflict_does_not_replace_a_running_job(
     new = index.new(1).set(unique_key="k", unique_until=until, on_conflict="replace")
     first = app.enqueue(new)
     (held,) = claim_all(app)
-    again = app.enqueue(new.with_payload('{"args": [2]}'))
+    again = app.enqueue(new._with_payload('{"args": [2]}'))
     assert (again.created, again.replaced, again.id == first.id) == (created, False, not created)
     assert app.jobs.get(first.id).payload == {"args": [1]}
     settle(app, held, Completed())

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.model.job import JobOptions
+from sqlq.model.job_options import JobOptions
 from sqlq.testing import (
     Tally,
     adrain,

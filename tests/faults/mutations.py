@@ -681,7 +681,7 @@ GUARDS = [
     Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
     Guard("jobs-are-flushed-in-tests-alone", "is_testing() and ", "", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
     # middleware and lifespans
-    Guard("arounds-nest-in-order", "(*common, *self.around)", "(*self.around, *common)", AROUND + "test_middleware_runs_around_each_attempt_in_order_of_registration[sqlite-def]"),
+    Guard("arounds-nest-in-order", "(*common, *self._around)", "(*self._around, *common)", AROUND + "test_middleware_runs_around_each_attempt_in_order_of_registration[sqlite-def]"),
     Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_context_set_by_middleware_reaches_its_handler_alone[sqlite-def]"),
     Guard("a-swallowed-stop-is-not-finished", None, "pass", AROUND + "test_a_stopped_job_is_released_when_middleware_swallows_its_exception[sqlite]"),
     Guard("a-lifespan-does-not-outlive-the-grace", "may_wait", "lambda: True", LIFESPAN + "test_a_hanging_lifespan_ends_with_the_grace_time[sqlite-hanging_when_left]"),

@@ -10,7 +10,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.model.flow import plan_of
 from sqlq.model.job import NewJob
+from sqlq.model.limit import rule_of
 from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
@@ -178,7 +180,9 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
         insert.insert(conn, [NewJob("waiting", "{}", "default", 5)])
         insert.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)])
-        one = NewJob("limited", "{}", "limits", 5, limit_key="one", rule=sqlq.Limit("one", running=1).rule)
+        one = NewJob(
+            "limited", "{}", "limits", 5, limit_key="one", rule=rule_of(sqlq.Limit("one", running=1))
+        )
         later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
         insert.insert(conn, [one, later])
         assert admit.look_on(conn, (), most=9).number == 1
@@ -189,7 +193,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         passing = flow.add(NewJob("passing", "{}", "flows", 5))
         passing.on_failure(NewJob("alarm", "{}", "flows", 5))
         passing.on_success(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
-        flows.insert_flow(conn, flow.plan())
+        flows.insert_flow(conn, plan_of(flow))
         held = {job.task: job for job in claim.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("passing", Completed()), ("failing", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])

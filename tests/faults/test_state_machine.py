@@ -35,6 +35,7 @@ from sqlq.admin.flows import SKIPPED
 from sqlq.database.database import Database
 from sqlq.model import history
 from sqlq.model.callbacks import settlement
+from sqlq.model.flow import plan_of
 from sqlq.model.job import NewJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
@@ -185,7 +186,7 @@ class Contract(Model, RuleBasedStateMachine):
         join = flow.add(NewJob("t", "{}", "q", 2, delay_ms=delay * HOUR), after=edges)
         join.on_success(NewJob("t", "{}", "q", 2))
         with self.transaction(crash) as conn:
-            made = [job.id for job in flows.insert_flow(conn, flow.plan()).jobs]
+            made = [job.id for job in flows.insert_flow(conn, plan_of(flow)).jobs]
         if crash:
             return
         assert made == sorted(made)

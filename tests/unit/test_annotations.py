@@ -43,7 +43,7 @@ import sqlq
 from sqlq import App
 from sqlq.errors import ArgumentsError
 from sqlq.model.job import NewJob
-from sqlq.model.task import Task, make_task
+from sqlq.model.task import Task, make_task, new_from_json
 from sqlq.payload.codec import MisfitError
 from tests.kit import for_each
 
@@ -246,17 +246,17 @@ def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, va
     task = task_of(hint)
     job = task.new(value)
     assert forms(job) == [form]
-    assert task.arguments(job.payload) == ([value], {})
-    (arrived,) = task.arguments(job.payload)[0]
+    assert task._interface.arguments(job.payload) == ([value], {})
+    (arrived,) = task._interface.arguments(job.payload)[0]
     assert type(arrived) is type(value)
     by_name = task.new(value=value)
     assert json.loads(by_name.payload) == {"kwargs": {"value": form}}
-    assert task.arguments(by_name.payload) == ([], {"value": value})
+    assert task._interface.arguments(by_name.payload) == ([], {"value": value})
 
 
 @for_each(("hint", "value", "form"), ROUND_TRIPS)
 def test_the_json_of_a_value_is_accepted_for_it(hint: Any, value: Any, form: Any) -> None:
-    assert forms(task_of(hint).new_from_json([form])) == [form]
+    assert forms(new_from_json(task_of(hint), [form])) == [form]
     if hint is not bytes:  # any text might be meant as base64
         assert forms(task_of(hint).new(form)) == [form]
 
@@ -310,8 +310,8 @@ def test_any_annotated_value_arrives_equal(data: st.DataObject) -> None:
     value = data.draw(strategy)
     task = task_of(hint)
     payload = task.new(value).payload
-    assert task.arguments(payload) == ([value], {})
-    assert task.new(*task.arguments(payload)[0]).payload == payload
+    assert task._interface.arguments(payload) == ([value], {})
+    assert task.new(*task._interface.arguments(payload)[0]).payload == payload
 
 
 # -- what is refused -----------------------------------------------------------------------------------------
@@ -369,17 +369,17 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         lambda inner, _: {"at": "2030-01-01", "next": inner}, range(90_000), cast("Any", None)
     )
     with pytest.raises(ArgumentsError, match="nested too deep"):
-        task_of(Node).new_from_json([deep])
+        new_from_json(task_of(Node), [deep])
     for depth in (100, 101):
         deep = functools.reduce(lambda inner, _: {"at": "2030-01-01", "next": inner}, range(depth), None)
         if depth == 100:
-            assert task_of(Node).arguments(task_of(Node).new_from_json([deep]).payload)
+            assert task_of(Node)._interface.arguments(new_from_json(task_of(Node), [deep]).payload)
         else:
             with pytest.raises(ArgumentsError, match=r"value\['next'\].* nested deeper than 100 levels"):
-                task_of(Node).new_from_json([deep])
+                new_from_json(task_of(Node), [deep])
     for depth in range(200, 1_100, 100):
         with pytest.raises(ArgumentsError, match=r"nested deeper than 100 levels|recursion"):
-            task_of(Node).arguments(
+            task_of(Node)._interface.arguments(
                 '{"args": [' + '{"at": "2030-01-01", "next": ' * depth + "null" + "}" * depth + "]}"
             )
 
@@ -398,7 +398,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 )
 def test_a_compatible_value_arrives_as_its_annotation(hint: Any, value: Any, arrives: Any) -> None:
     task = task_of(hint)
-    (arrived,) = task.arguments(task.new(value).payload)[0]
+    (arrived,) = task._interface.arguments(task.new(value).payload)[0]
     assert (arrived, type(arrived)) == (arrives, type(arrives))
 
 
@@ -414,7 +414,7 @@ def test_a_compatible_value_arrives_as_its_annotation(hint: Any, value: Any, arr
 )
 def test_a_value_that_equals_nothing_is_not_refused(value: Unequal) -> None:
     task = task_of(list[Unequal])
-    (arrived,) = task.arguments(task.new([value]).payload)[0][0]
+    (arrived,) = task._interface.arguments(task.new([value]).payload)[0][0]
     assert arrived.at.isoformat() == value.at.isoformat()
 
 
@@ -422,9 +422,9 @@ def test_a_value_that_equals_nothing_is_not_refused(value: Unequal) -> None:
 def test_other_texts_of_a_key_are_accepted(text: str) -> None:
     payload = json.dumps({"args": [{text: {"sku": "tea", "price": "1", "count": 1}}]})
     task = task_of(dict[UUID, Line])
-    assert task.arguments(payload) == ([{ID: Line("tea", Decimal(1))}], {})
+    assert task._interface.arguments(payload) == ([{ID: Line("tea", Decimal(1))}], {})
     assert (
-        task.new_from_json(*json.loads(payload).values()).payload
+        new_from_json(task, *json.loads(payload).values()).payload
         == task.new({ID: Line("tea", Decimal(1))}).payload
     )
     assert forms(task.new({text: Line("tea", Decimal(1))})) == json.loads(payload)["args"]
@@ -447,7 +447,7 @@ def test_plain_json_is_stored_unchanged_for_json_annotations(hint: Any) -> None:
     task = task_of(hint)
     for value in ("7", 7, 7.5, True, [1, "a"], {"a": [None]}, (1, 2)):
         assert forms(task.new(value)) == json.loads(json.dumps([value]))
-        assert task.arguments(task.new(value).payload) == (json.loads(json.dumps([value])), {})
+        assert task._interface.arguments(task.new(value).payload) == (json.loads(json.dumps([value])), {})
 
 
 @for_each(
@@ -471,7 +471,7 @@ def test_an_unsupported_annotation_takes_json_and_explains_refusals(hint: Any, w
     for task in (task_of(hint), task_of(hint, default=None)):
         for value in ("7", 7, [1, {"a": None}]):
             assert forms(task.new(value)) == [value]
-            assert task.arguments(task.new(value).payload) == ([value], {})
+            assert task._interface.arguments(task.new(value).payload) == ([value], {})
     with pytest.raises(ArgumentsError) as refusal:
         task_of(hint).new([ID])
     assert str(refusal.value).startswith(
@@ -485,8 +485,8 @@ def only_for_checkers(id: UUID, session: Session | None = None) -> None: ...
 
 def test_an_unresolvable_annotation_does_not_affect_others() -> None:
     task = make_task(only_for_checkers)
-    assert task.arguments(task.new(ID).payload) == ([ID], {})
-    assert task.arguments(task.new(ID, None).payload) == ([ID, None], {})
+    assert task._interface.arguments(task.new(ID).payload) == ([ID], {})
+    assert task._interface.arguments(task.new(ID, None).payload) == ([ID, None], {})
     with pytest.raises(
         ArgumentsError, match="its annotation is of no use here: name 'Session' is not defined"
     ):
@@ -540,11 +540,11 @@ def test_annotations_may_name_what_is_not_there_when_a_task_is_declared() -> Non
     exec(compile(ORDER, "shop.py", "exec", dont_inherit=True), module)
 
     order = module["Order"](1)
-    assert later.arguments(later.new(order).payload) == ([order], {})
+    assert later._interface.arguments(later.new(order).payload) == ([order], {})
     with pytest.raises(ArgumentsError, match="it is annotated as never None"):
         later.new(None)
     for task in (returned, surrounded, limited, service):
-        assert task.arguments(task.new(7).payload) == ([7], {})
+        assert task._interface.arguments(task.new(7).payload) == ([7], {})
     assert limited.new(7).limit_key == "of:7"
     with pytest.raises(ArgumentsError, match="of no use here: name 'Nowhere' is not defined"):
         checkers.new(7, order)
@@ -576,7 +576,7 @@ def test_every_kind_of_parameter_is_converted() -> None:
         "args": [str(ID), 7, "2030-01-01", "2031-01-01"],
         "kwargs": {"three": str(ID), "four": "x", "one": "1.5"},
     }
-    assert task.arguments(job.payload) == ([*args], kwargs)
+    assert task._interface.arguments(job.payload) == ([*args], kwargs)
     with pytest.raises(ArgumentsError, match=r"everywhere: args\[2\] does not fit its annotation"):
         task.new(ID, 7, "x")  # type: ignore[arg-type]
     with pytest.raises(ArgumentsError, match=r"everywhere: five does not fit its annotation"):
@@ -610,14 +610,14 @@ def two(number: int, id: UUID, nowhere: NoSuchType = 0) -> None: ...  # type: ig
 )  # fmt: skip
 def test_every_kind_of_handler_is_read(handler: Callable[..., Any]) -> None:
     task: Task[..., Any] = make_task(handler, name="shop.take")
-    assert task.arguments(task.new(ID).payload) == ([ID], {})
+    assert task._interface.arguments(task.new(ID).payload) == ([ID], {})
 
 
 def test_a_default_reaches_the_handler_unchanged() -> None:
     task = task_of(UUID, default=None)
     assert task.new().payload == "{}"
-    assert task.arguments(task.new(None).payload) == ([None], {})
-    assert task.arguments(task_of(Mailer, default=Mailer()).new().payload) == ([], {})
+    assert task._interface.arguments(task.new(None).payload) == ([None], {})
+    assert task._interface.arguments(task_of(Mailer, default=Mailer()).new().payload) == ([], {})
 
 
 # -- what arrives --------------------------------------------------------------------------------------------
@@ -641,7 +641,7 @@ def test_a_default_reaches_the_handler_unchanged() -> None:
 )  # fmt: skip
 def test_fields_of_another_release_release_the_job(hint: Any, form: Any, message: str) -> None:
     with pytest.raises(MisfitError, match=message):
-        task_of(hint).arguments(json.dumps({"args": [form]}))
+        task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
 
 
 @for_each(
@@ -662,18 +662,18 @@ def test_fields_of_another_release_release_the_job(hint: Any, form: Any, message
 )
 def test_a_value_of_a_wrong_form_fails_the_job(hint: Any, form: Any) -> None:
     with pytest.raises(ArgumentsError, match=r"^shop.take: value.* (does not fit|cannot be read)") as refusal:
-        task_of(hint).arguments(json.dumps({"args": [form]}))
+        task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
     assert not isinstance(refusal.value, MisfitError)
     if form is not None:  # which has a sentence of its own there
         with pytest.raises(ArgumentsError) as at_enqueue:
-            task_of(hint).new_from_json([form])
+            new_from_json(task_of(hint), [form])
         assert str(at_enqueue.value) == str(refusal.value)
 
 
 def test_errors_about_stored_arguments_contain_no_value() -> None:
     for hint, form in ((UUID, "s3cret"), (Color, "s3cret"), (Customer, {"id": "s3cret", "born": "s3cret"}), (dict[date, int], {"s3cret": 1}), (dict[str, UUID], {"s3cret": "s3cret"}), (dict[str, Line], {"s3cret": {"sku": "s3cret", "price": "1", "x": 1}}), (Cat | Dog, {"type": "s3cret"})):  # fmt: skip
         with pytest.raises(ArgumentsError) as refusal:
-            task_of(hint).arguments(json.dumps({"args": [form]}))
+            task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
         assert "s3cret" not in str(refusal.value)
 
 
@@ -681,14 +681,14 @@ def test_errors_about_stored_arguments_contain_no_value() -> None:
 def test_a_value_that_looks_like_a_path_is_not_in_the_error(secret: str) -> None:
     for hint, form in ((Color, secret), (list[Color], [secret]), (Cat | Dog, {"type": secret})):
         with pytest.raises(MisfitError, match=r"none of the values|not the tag") as refusal:
-            task_of(hint).arguments(json.dumps({"args": [form]}))
+            task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
         assert "s3cret" not in str(refusal.value)
 
 
 def test_a_large_value_that_does_not_fit_is_refused_at_once() -> None:
     began = process_time()
     with pytest.raises(MisfitError):
-        task_of(Color).arguments(json.dumps({"args": [" - at `$" * 120_000]}))
+        task_of(Color)._interface.arguments(json.dumps({"args": [" - at `$" * 120_000]}))
     assert process_time() - began < 1.0
 
 
@@ -703,10 +703,10 @@ def test_a_return_annotation_is_read_through_awaitables() -> None:
         return coroutine()
 
     for handler in (coroutine, awaitable):
-        conversion = make_task(handler, name="shop.take").result_conversion
+        conversion = make_task(handler, name="shop.take")._interface.result_conversion
         assert conversion is not None
         assert conversion.shown(ID) == str(ID)
-    assert task_of(UUID).result_conversion is None
+    assert task_of(UUID)._interface.result_conversion is None
 
 
 # -- what it costs -------------------------------------------------------------------------------------------
@@ -719,13 +719,13 @@ from datetime import date
 app = sqlq.App()
 @app.task(name="plain")
 def plain(id: int, names: list[str], more: "dict[str, int] | None" = None) -> str: ...
-plain.arguments(plain.new(7, ["a"]).payload)
-assert plain.result_conversion is None
+plain._interface.arguments(plain.new(7, ["a"]).payload)
+assert plain._interface.result_conversion is None
 assert "msgspec" not in sys.modules
 @app.task(name="typed")
 def typed(day: date): ...
 assert "msgspec" not in sys.modules
-assert typed.arguments(typed.new(date(2030, 1, 1)).payload) == ([date(2030, 1, 1)], {})
+assert typed._interface.arguments(typed.new(date(2030, 1, 1)).payload) == ([date(2030, 1, 1)], {})
 assert "msgspec" in sys.modules and "pydantic" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -59,8 +59,8 @@ def test_a_job_in_another_queue_has_the_options_of_that_queue() -> None:
     slow = task.new().set(queue="slow")
     assert options_of(stamped(app, slow)) == ("slow", -5, 7, 3_600_000, None)
     assert options_of(stamped(app, slow.set(timeout=None, priority=1)))[1:4] == (1, 7, 0)
-    assert task.for_queue("slow").timeout_ms == 3_600_000
-    assert task.for_queue("any other") is task
+    assert task._in_queue("slow").timeout_ms == 3_600_000
+    assert task._in_queue("any other") is task
 
 
 def test_headers_of_all_layers_are_merged() -> None:

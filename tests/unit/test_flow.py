@@ -80,7 +80,7 @@ REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda f, s: sqlq.chain(count.new(1), 7), "the int 7 is no part of a chain or group"),
     (lambda f, s: sqlq.group([count.new(1)]), "the list .* is no part of a chain or group"),
     (lambda f, s: sqlq.Flow(""), "the flow's name is ''"),
-    (lambda f, s: sqlq.Flow("b").plan(), "the flow 'b' has no steps"),
+    (lambda f, s: flows.plan_of(sqlq.Flow("b")), "the flow 'b' has no steps"),
     (
         lambda f, s: app.enqueue(taking(s)),
         "an argument of count is the result of step 1 .count., and the job",
@@ -135,7 +135,7 @@ def test_a_flow_is_written_as_jobs_and_edges() -> None:
     one, two = flow.add(count.new(1)), flow.add(count.new(2))
     three = flow.add(total.new([two.result, one.result]), after={two: "success"})
     flow.add(say.new("x"), after=[three, one], when="failure")
-    plan = flow.plan()
+    plan = flows.plan_of(flow)
     assert plan.edges == [
         *(Edge(2, 1, "success", 0), Edge(2, 0, "success", 1)),
         *(Edge(3, 2, "failure", 0), Edge(3, 0, "failure", 1)),
@@ -150,7 +150,7 @@ def test_steps_that_come_after_another_way_of_ending_are_taken() -> None:
     flow.add(say.new("a"), after={one: "ended"})
     flow.add(say.new("a"), after=[])
     one.on_failure(say.new("a"))
-    assert [edge.when for edge in flow.plan().edges] == ["failure", "ended", "failure"]
+    assert [edge.when for edge in flows.plan_of(flow).edges] == ["failure", "ended", "failure"]
 
 
 def test_a_flow_is_enqueued_once_and_takes_no_steps_after_that(app_here: sqlq.App) -> None:

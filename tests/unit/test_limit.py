@@ -12,7 +12,8 @@ import pytest
 import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import Rule
-from sqlq.model.limit import DeclaredLimits, Limit, Serial, checked_rate, said
+from sqlq.model.limit import DeclaredLimits, Limit, Serial, checked_rate, rule_of, said
+from sqlq.model.task import new_from_json
 from tests.kit import for_each
 
 
@@ -28,7 +29,7 @@ def test_a_key_is_the_same_for_positional_and_keyword_arguments(app: sqlq.App) -
     id = uuid.UUID(int=7)
     for job in (bill.new(id), bill.new(customer=id), bill.new(id, "eu"), bill.new(id, region="eu")):
         assert job.limit_key == f"eu:{id}"
-    assert bill.new_from_json([str(id), "us"]).limit_key == f"us:{id}"
+    assert new_from_json(bill, [str(id), "us"]).limit_key == f"us:{id}"
 
 
 def test_a_key_may_use_an_item_of_an_argument(app: sqlq.App) -> None:
@@ -192,7 +193,7 @@ def test_rates(text: str, rate: tuple[int, int]) -> None:
 
 def test_a_limit_is_described_in_words() -> None:
     assert said(Rule(5, 100, 60_000)) == "5 running, 100/1m"
-    assert said(Serial("a", on_failure="hold").rule) == "in order, held by failures"
+    assert said(rule_of(Serial("a", on_failure="hold"))) == "in order, held by failures"
     assert said(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
     assert said(Rule()) == "no limit"
 

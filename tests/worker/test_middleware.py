@@ -410,7 +410,7 @@ def test_a_timeout_covers_synchronous_middleware(app: sqlq.App) -> None:
 def test_an_attempt_without_middleware_calls_none(kind: str) -> None:
     app = sqlq.App("sqlite://")
     task = app.task(name="t")(handler_of(kind, lambda: None))
-    assert task.surroundings == ()
+    assert task._surroundings == ()
     called: set[str] = set()
 
     def note(frame: Any, event: str, arg: object) -> None:

@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.model.flow import AnyFlow, Growth, Plan
+from sqlq.model.flow import Growth, Plan
+from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.job import ClaimedJob, Progress
 from sqlq.model.task import Task
 from sqlq.payload.codec import Arguments
@@ -114,8 +115,8 @@ class Attempt:
         self.claimed = claimed
         self.right: Right = (claimed.id, claimed.lease_token)
         """Id and lease token: they entitle to write to the job's row."""
-        if task is not None and task.elsewhere:
-            task = task.for_queue(claimed.queue)
+        if task is not None and task._elsewhere:
+            task = task._in_queue(claimed.queue)
         self.task_found = task
         self.trusted_until = trusted_until
         """Until when, by this machine's monotonic clock, the lease is certainly ours."""

@@ -128,7 +128,7 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
     try:
-        attempt.arguments = task.arguments(job.payload)
+        attempt.arguments = task._interface.arguments(job.payload)
     except MisfitError as misfit:
         return _misfit(job, str(misfit))  # guard: misfits-are-put-back
     if job.headers is not None:
@@ -148,7 +148,7 @@ def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
     """
     task = attempt.task_found
     assert task is not None
-    if task.surroundings:
+    if task._surroundings:
         # context variables of middleware do not reach the next job; guard: a-context-for-each-attempt
         return contextvars.copy_context().run(_call_surrounded, attempt, task, run)
     return _call(attempt, task, run)
@@ -158,7 +158,7 @@ def acall_handler(attempt: Attempt) -> Coroutine[Any, Any, Any]:
     """Return the call of an `async def` handler, to be awaited. Otherwise as `call_handler`."""
     task = attempt.task_found
     assert task is not None
-    return _acall_surrounded(attempt, task) if task.surroundings else _acall(attempt, task)
+    return _acall_surrounded(attempt, task) if task._surroundings else _acall(attempt, task)
 
 
 def _call(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
@@ -187,7 +187,7 @@ async def _acall(attempt: Attempt, task: Task[..., Any]) -> Any:
 def _call_surrounded(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
     job = current_job()
     with ExitStack() as stack:
-        for scope in task.surroundings:
+        for scope in task._surroundings:
             stack.enter_context(scope.open(job))
         return _call(attempt, task, run)
     return _swallowed(attempt)
@@ -196,7 +196,7 @@ def _call_surrounded(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
 async def _acall_surrounded(attempt: Attempt, task: Task[..., Any]) -> Any:
     job = current_job()
     async with AsyncExitStack() as stack:
-        for scope in task.surroundings:
+        for scope in task._surroundings:
             if scope.is_async:
                 await stack.enter_async_context(scope.open(job))
             else:

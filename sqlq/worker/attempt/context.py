@@ -178,9 +178,9 @@ class JobContext:
     def app(self) -> AnyApp:
         """The App of the job, for a handler that enqueues more jobs."""
         task = self._attempt.task_found
-        if task is None or task.app is None:
+        if task is None or task._app is None:
             raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
-        app: AnyApp = task.app
+        app: AnyApp = task._app
         return app
 
     @property
@@ -325,7 +325,7 @@ class JobContext:
             return None
         task = None if step.task is None else self._attempt.target.tasks.get(step.task)
         form = json.loads(step.result)
-        if task is None or (conversion := task.result_conversion) is None:
+        if task is None or (conversion := task._interface.result_conversion) is None:
             return form
         return conversion.decode(form, f"the result of job {step.id}")
 

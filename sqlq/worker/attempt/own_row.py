@@ -113,7 +113,7 @@ class OwnRow:
         done = completion(result, attempt.claimed, attempt.task_found)
         attempt.has_result = result is not None
         if attempt.growth is not None:
-            attempt.growth.is_closed = True
+            attempt.growth._is_closed = True
         if not attempt.has_row:
             attempt.completed = True
             note_write(session)
@@ -171,7 +171,7 @@ class OwnRow:
         assert attempt.target.plan is not None
         grown = attempt.target.plan(attempt.growth)
         if (encryption := attempt.target.encryption) is not None:
-            encrypted = [job.sealed_by(encryption) for job in grown.jobs]
+            encrypted = [job._sealed_by(encryption) for job in grown.jobs]
             grown = grown._replace(jobs=encrypted)  # guard: growth-is-sealed
         # guard: growth-goes-with-the-ending
         flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
@@ -218,7 +218,7 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Com
     if result is None:
         return NO_RESULT
     try:
-        if task is not None and (conversion := task.result_conversion) is not None:
+        if task is not None and (conversion := task._interface.result_conversion) is not None:
             result = conversion.shown(result)
         text = json.dumps(result, ensure_ascii=False, allow_nan=False, default=as_text)
         if "\\u0000" in text or any("\ud800" <= c <= "\udfff" for c in text):

@@ -1,0 +1,203 @@
+"""The options of jobs: those of one job, and those that its task, its queue and the App have, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from sqlq.config.durations import Duration, aware, milliseconds
+from sqlq.errors import ConfigurationError
+from sqlq.model import backoff as backoffs
+from sqlq.model.backoff import BackoffOption
+from sqlq.model.checks import (
+    FOR_EVER_MS,
+    OnConflict,
+    UniqueUntil,
+    checked_name,
+    checked_priority,
+    checked_queue,
+    checked_whole,
+    checked_word,
+)
+from sqlq.model.limit import AnyLimit, checked_limit
+from sqlq.payload import headers as headings
+
+if TYPE_CHECKING:
+    from sqlq.model.job import Follows
+
+NO_TIMEOUT_MS = 0
+"""In a job's row: it has no timeout, whatever its task has."""
+
+
+class Kept(Enum):
+    """Stands for an option that is not given, where None is a value of its own."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a job; see `NewJob.set`."""
+
+    queue: str | None
+    delay: Duration | None
+    available_at: datetime | None
+    priority: int | None
+    max_attempts: int | None
+    timeout: Duration | Kept | None
+    backoff: BackoffOption | None
+    retention: Duration | Kept | None
+    unique_key: str | None
+    unique_until: UniqueUntil | None
+    on_conflict: OnConflict | None
+    at_most: Duration | None
+    expires: Duration | datetime | Kept | None
+    on_success: Follows | Kept | None
+    on_failure: Follows | Kept | None
+    on_cancel: Follows | Kept | None
+    label: str | None
+    group: str | None
+    headers: Mapping[str, Any] | None
+    limit: AnyLimit | str | Kept | None
+
+
+def checked_follow_up(task: Any, option: str) -> str:
+    """Return the JSON for a job's row that names its follow-up task; `null` for None, after which none
+    follows."""
+    if task is None:
+        return "null"
+    if not hasattr(type(task), "_as_follow_up"):
+        raise ConfigurationError(
+            f"{option} is {task!r}: it is a task, as in {option}=alarm, whose handler takes how the job ended"
+        )
+    text: str = task._as_follow_up(option)
+    return text
+
+
+def merge_cancel(changes: dict[str, Any], on_failure: str | None = None) -> None:
+    """Put the JSON of `on_cancel` among these changes into that of `on_failure`, which holds both. A column
+    for that would cost all jobs, and few have one."""
+    if not changes.keys() & {"on_failure", "on_cancel"}:
+        return
+    now = json.loads(on_failure or "{}") or {}
+    cancel = now.pop("on_cancel", None)
+    if "on_failure" in changes:
+        now = json.loads(changes["on_failure"]) or {}
+    if "on_cancel" in changes:
+        cancel = json.loads(changes.pop("on_cancel"))
+    both = {**now, "on_cancel": cancel} if cancel else now or None
+    changes["on_failure"] = json.dumps(both, ensure_ascii=False)
+
+
+class JobOption(NamedTuple):
+    """The field of jobs that holds an option, and the check that makes its value. The check gets the name of
+    the option, too."""
+
+    field: str
+    check: Callable[[Any, str], Any]
+    none_is_unset: bool = False
+    """Whether None stands for no such option, where a task, a queue or the App has it."""
+    instead_of: Mapping[str, Any] = {}
+    """The fields of options whose place it takes, and their values for none."""
+    none: Mapping[str, Any] | None = None
+    """The fields of a job that None sets. They are none where it stands for an option that is not given. None
+    where the check makes them."""
+
+    def fields(self, value: Any, name: str) -> dict[str, Any]:
+        """Return the fields that the option sets. Raises `ConfigurationError` for a wrong value."""
+        is_unset = value is None and self.none_is_unset
+        return {} if is_unset else {self.field: self.check(value, name)}
+
+
+def _checked_span(value: Duration, what: str) -> int:
+    """Return the milliseconds of a duration in which something has to be possible."""
+    ms = milliseconds(value, what)
+    if ms == 0:
+        raise ConfigurationError(
+            f"{what} is zero: no job could be started or finished in it; leave it out for no limit"
+        )
+    return ms
+
+
+def _checked_retention(value: Duration | None, what: str) -> int:
+    """Return how long a job is kept after its end; None stands for ever."""
+    return FOR_EVER_MS if value is None else milliseconds(value, what)
+
+
+UNSET: Mapping[str, Any] = {}
+JOB_OPTIONS: Mapping[str, JobOption] = {
+    "queue": JobOption("queue", checked_queue, none=UNSET),
+    "priority": JobOption("priority", checked_priority, none=UNSET),
+    "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
+    "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True, none={"timeout_ms": NO_TIMEOUT_MS}),
+    "retention": JobOption("retention_ms", _checked_retention),
+    "expires": JobOption(
+        *("expires_ms", _checked_span),
+        none_is_unset=True,
+        instead_of={"start_by": None},
+        none={"expires_ms": None, "start_by": None},
+    ),
+}
+"""The options of a job that its task, its queue and the App have, too."""
+
+
+def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields for the options of the table that are set. Raises `ConfigurationError` for a wrong
+    value."""
+    fields: dict[str, Any] = {}
+    for name, option in JOB_OPTIONS.items():
+        if name in options:
+            fields |= option.fields(options[name], name)
+    return fields
+
+
+_OPTIONS: Mapping[str, JobOption] = {
+    **JOB_OPTIONS,
+    "start_by": JobOption("start_by", aware, instead_of={"expires_ms": None}),
+    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}, none=UNSET),
+    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}, none=UNSET),
+    "backoff": JobOption("backoff", backoffs.stored, none=UNSET),
+    "unique_key": JobOption(
+        *("unique_key", checked_name),
+        none={"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
+    ),
+    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil), none=UNSET),
+    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict), none=UNSET),
+    "at_most": JobOption("at_most_ms", milliseconds, none=UNSET),
+    "on_success": JobOption("on_success", checked_follow_up),
+    "on_failure": JobOption("on_failure", checked_follow_up),
+    "on_cancel": JobOption("on_cancel", checked_follow_up),
+    "label": JobOption("label", checked_name, none={"label": None}),
+    "group": JobOption("group_key", checked_name, none={"group_key": None}),
+    "headers": JobOption("headers", headings.checked, none=UNSET),
+    "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
+}
+OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
+"""The options that need a unique key, and their values without one."""
+
+
+def option_fields(task: Any) -> dict[str, Any]:
+    """Return the fields of a task's jobs for the options that queues and the App have, too."""
+    return {option.field: getattr(task, option.field) for option in JOB_OPTIONS.values()}
+
+
+def changed_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job that these options of it change. Raises `ConfigurationError` for a wrong
+    value."""
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        is_deadline = name == "expires" and isinstance(value, datetime)
+        option = _OPTIONS["start_by" if is_deadline else name]
+        if value is None and option.none is not None:
+            changes |= option.none
+        elif not isinstance(value, Kept):
+            changes |= {**option.instead_of, **option.fields(value, name)}
+    if "limit" in changes:
+        changes["limit_key"], changes["rule"] = changes.pop("limit")
+    return changes
