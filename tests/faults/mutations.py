@@ -251,7 +251,7 @@ GUARDS = [
     Guard("forked-children-take-signals-here", "handle_here(number, note)", "signal.signal(number, note)", "tests/faults/test_stops.py::test_a_child_forked_beside_a_worker_takes_signals"),
     Guard("forks-lose-no-signal", "(signal.SIG_BLOCK, _replaced)", "(signal.SIG_BLOCK, ())", "tests/faults/test_stops.py::test_a_child_forked_beside_a_worker_takes_signals"),
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_a_snooze_counts_no_attempt_up_to_a_maximum"),
-    Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
+    Guard("retry-keeps-the-token", '"lease_token", BigInteger)', '"lease_token", BigInteger, "reset")', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     Guard("a-backoff-that-fails-loses-nothing", "except BaseException as error:", "except Exception as error:", "tests/unit/test_retry.py::test_a_callable_that_fails_gets_the_default_and_a_warning"),
     Guard("execute-raises-nothing", "except BaseException as second:", "except ZeroDivisionError as second:", OUTCOMES + "test_an_attempt_whose_outcome_cannot_be_computed_fails[sqlite-False]"),
     Guard("a-slot-outlives-its-isolate", "except BaseException as error:", "except ZeroDivisionError as error:", "tests/worker/test_subprocesses.py::test_an_exception_of_the_subprocess_pool_costs_no_slot"),
