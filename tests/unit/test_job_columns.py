@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import sqlq
-from sqlq.model import job as jobs_model
-from sqlq.model.job import JobDetails, JobOptions, NewJob
+from sqlq.model import job_options
+from sqlq.model.job import JobDetails, NewJob
 from sqlq.schema.tables import names_of
 from sqlq.store.jobs.rows import FIELDS
 
@@ -33,7 +33,7 @@ def test_each_column_that_an_enqueue_writes_is_shown_by_details() -> None:
 
 
 def test_each_job_option_has_its_check() -> None:
-    assert jobs_model._OPTIONS.keys() - {"start_by"} == JobOptions.__annotations__.keys()
+    assert job_options._OPTIONS.keys() - {"start_by"} == job_options.JobOptions.__annotations__.keys()
 
 
 # -- a new one -----------------------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ PLACES: dict[str, tuple[str, Callable[[str], str]]] = {
         "sqlq/schema/tables.py",
         before(r'()(^    _of_job\("label")', '    _of_job("note", NAME, *USUAL, "plain", "viewed"),'),
     ),
-    "option": ("sqlq/model/job.py", of_class("JobOptions", "note: str | None")),
+    "option": ("sqlq/model/job_options.py", of_class("JobOptions", "note: str | None")),
     "field": ("sqlq/model/job.py", of_class("NewJob", "note: str | None = None")),
     "check": (
-        "sqlq/model/job.py",
+        "sqlq/model/job_options.py",
         before(
             r'()(^    "label": JobOption)',
             '    "note": JobOption("note", checked_name, none={"note": None}),',
