@@ -168,7 +168,7 @@ class Worker(Background):
             None
             if database.dialect.in_a_file
             else Poller(
-                *(database, options, self._sent),
+                *(database, options, self._wake.hinted),
                 last_look=self._last_look,
                 looked=self._looked,
                 workers=lambda: [self.id],
@@ -259,7 +259,6 @@ class Worker(Background):
         codec.read_quickly()
         if self._app.events.wants("started"):
             self._intake.on_start = self._reporter.started
-        self._last_look.begin()
         self._wake.start()
         if self._poller is not None:
             self._poller.start()
@@ -350,11 +349,6 @@ class Worker(Background):
     def _looked(self, look: Look, at: float) -> None:
         self._control.heed(look.wanted)
         self._maintenance.looked(look, at)
-
-    def _sent(self, *, again: bool) -> float:
-        if not again:
-            self._wake.hinted()
-        return NEVER
 
     def _stop_for(self, fault: SqlqError) -> None:
         """Stop in good order: this sqlq cannot go on, or a migration has left it behind."""

@@ -71,17 +71,16 @@ class PolledService:
     """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
     rhythm."""
 
-    _looked_at: Callable[[], float]
-    """Returns the time of the last look, by the monotonic clock."""
+    _is_watched: Callable[[], bool]
+    """Returns whether a poller looks."""
     _every: float = RESCUE_MS / 1000
 
     calls = _answered = 0
     """How often a poller has found work, and how many of these times it was done."""
 
     def run(self) -> float:
-        has_poller = monotonic() - self._looked_at() < 2 * self._every
         # guard: the-poller-asks-for-maintenance
-        if has_poller and self.calls == self._answered:
+        if self._is_watched() and self.calls == self._answered:
             return jittered(self._every)
         calls = self.calls
         if (wait := self.turn()) is not None:
@@ -94,9 +93,9 @@ class PolledService:
         raise NotImplementedError
 
 
-def never() -> float:
-    """Return the time of a look that never was."""
-    return -NEVER
+def unwatched() -> bool:
+    """Return that no poller looks."""
+    return False
 
 
 def at_once(database: Database, began: float) -> float:
@@ -133,9 +132,9 @@ class Rescue(PolledService):
         tell: Callable[[Iterable[settle.Rescued], str], object],
         rescued: Callable[[], None],
         *,
-        looked_at: Callable[[], float] = never,
+        is_watched: Callable[[], bool] = unwatched,
     ) -> None:
-        super().__init__(looked_at, min(RESCUE_MS, lease_ms / 4) / 1000)
+        super().__init__(is_watched, min(RESCUE_MS, lease_ms / 4) / 1000)
         self._database = database
         self._tell = tell
         self._patience = lease_ms / 2000
@@ -263,9 +262,9 @@ class Admit(PolledService):
     """The key after which the sweep goes on; None between two of them."""
 
     def __init__(
-        self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
+        self, database: Database, freed: Callable[[], None], *, is_watched: Callable[[], bool] = unwatched
     ) -> None:
-        super().__init__(looked_at)
+        super().__init__(is_watched)
         self._database = database
         self._freed = freed
 
@@ -329,14 +328,14 @@ class Ticks:
         self,
         database: Database,
         *,
-        looked_at: Callable[[], float] = never,
+        is_watched: Callable[[], bool] = unwatched,
         ticked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`looked_at` returns the time of the last look of a poller, which also reads when a schedule is due.
-        `ticked` is called when there are new jobs."""
+        """`is_watched` returns whether a poller looks, which also reads when a schedule is due. `ticked` is
+        called when there are new jobs."""
         self._ticked = ticked
         self._database = database
-        self._looked_at = looked_at
+        self._is_watched = is_watched
         self._longest = TICK_SECONDS if database.dialect.in_a_file else RESCUE_MS / 1000
 
     def expect(self, moment: float) -> None:
@@ -346,7 +345,7 @@ class Ticks:
     def run(self) -> float:
         here = monotonic()
         if here < self._due_at:
-            if here - self._looked_at() < 2 * self._longest:  # guard: the-lookout-asks-for-all
+            if self._is_watched():  # guard: the-lookout-asks-for-all
                 return min(self._due_at - here, self._longest)
             wait_ms = schedules.next_in(self._database)
             if wait_ms is None or wait_ms > 0:
