@@ -20,6 +20,7 @@ from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
+from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.kit import execute, span, working
 from tests.waiting import wait_until
@@ -209,7 +210,7 @@ def refuse(engine: Engine, on: str, refuses: str, *, after_a_deadlock: bool) -> 
 @contextmanager
 def dead(app: sqlq.App, *, started: bool) -> Iterator[None]:
     """Have a supervisor release the jobs of a worker that died."""
-    keeper, (here, there) = Heartbeat(60_000), Pipe.pair()
+    keeper, (here, there) = Heartbeat(60_000, Totals()), Pipe.pair()
     keeper.keep(Facts.of("alive", app.database, WorkerOptions()), here)
     keeper.worker_died("dead", None if started else set(), "died")
     try:

@@ -16,7 +16,8 @@ from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, SchemaWatch, Ticks
+from sqlq.worker.maintain.control import Control
+from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
 from tests.kit import working
 from tests.waiting import wait_until
 
@@ -94,13 +95,13 @@ def test_a_worker_of_an_older_deploy_does_not_revert_schedules(app: sqlq.App, da
 
 
 def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, served = SchemaWatch.run, threading.Event()
+    run, served = Control.run, threading.Event()
 
-    def noted(service: SchemaWatch) -> float:  # the service behind the one that declares
+    def noted(service: Control) -> float:  # the service behind the one that declares
         served.set()
         return run(service)
 
-    monkeypatch.setattr(SchemaWatch, "run", noted)
+    monkeypatch.setattr(Control, "run", noted)
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
     app.enqueue(app.task(name="t")(lambda: served.wait(60)).new())
     assert drain(app).completed == 1

@@ -31,6 +31,7 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent
 from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.report.meter import Totals
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise import child as child_module
 from sqlq.worker.supervise import supervisor
@@ -292,7 +293,7 @@ def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
 
     said: list[tuple[str, bool]] = []
     children = [child("first")]
-    host = Dispatcher(lambda: children, Heartbeat(LEASE_MS))
+    host = Dispatcher(lambda: children, Heartbeat(LEASE_MS, Totals()))
     host.pause_all(paused=True)
     children.append(child("second"))
     for _ in range(2):
@@ -305,7 +306,7 @@ def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
 
 @pytest.fixture
 def keeper() -> Iterator[Heartbeat]:
-    keeper = Heartbeat(LEASE_MS)
+    keeper = Heartbeat(LEASE_MS, Totals())
     yield keeper
     keeper.close()
 

@@ -53,7 +53,7 @@ class ServiceLoop(Loop):
             service: Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue))
             for service in (*services, *shared)
         }
-        self._due = dict.fromkeys(self._outages, monotonic())
+        self._due = {service: monotonic() + service.first_wait for service in self._outages}
         self._serving = threading.Lock()
 
     def call(self, service: Service) -> None:
@@ -159,4 +159,4 @@ class Maintenance(ServiceLoop):
     def expect_end_of_pause(self, pause_ms: float | None) -> None:
         """Resume the queues whose pause ends in so many milliseconds."""
         if pause_ms is not None:
-            self.at(self._end_pauses, self._end_pauses.expect(pause_ms))
+            self.at(self._end_pauses, monotonic() + max(0.0, pause_ms) / 1000)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Protocol
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.config.durations import since_boot
@@ -55,19 +54,21 @@ SHORTEST_RHYTHM = 0.8
 """The shortest wait of a service, as a share of its rhythm."""
 
 
-class Service(Protocol):
+class Service:
     """A part of the maintenance."""
 
     doing: str
     """Its name in the log: "rescuing jobs"."""
+    first_wait = 0.0
+    """In how many seconds its first turn is due."""
 
     def run(self) -> float:
         """Do one turn; return in how many seconds the next is due. May raise any error of the database."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(eq=False)
-class PolledService:
+class PolledService(Service):
     """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
     rhythm."""
 
@@ -164,7 +165,7 @@ class Rescue(PolledService):
         return max(0.0, goes_on_at - monotonic()) if has_more else None  # the others had the time since
 
 
-class Prune:
+class Prune(Service):
     """Deletes finished jobs whose retention is over, and failed ones that have a retention of their own. One
     batch a turn; the next at once where there may be more."""
 
@@ -174,12 +175,10 @@ class Prune:
         self._database = database
         # guard: ended-jobs-are-seen
         self._older_than_ms = None if retention_ms is None else max(retention_ms, SEEN_MS)
-        self._waits = random.uniform(0, PRUNE_SECONDS)
+        # workers that start together do not prune together
+        self.first_wait = random.uniform(0, PRUNE_SECONDS)
 
     def run(self) -> float:
-        if self._waits:  # workers that start together do not prune together
-            waits, self._waits = self._waits, 0.0
-            return waits
         began = monotonic()
         pruned = 0
         with self._database.begin() as conn:
@@ -190,7 +189,7 @@ class Prune:
 
 
 @dataclass(eq=False)
-class Sweep:
+class Sweep(Service):
     """Deletes the rows of workers that fell silent a day ago, and keys of limits unused for a month. One
     batch a turn."""
 
@@ -207,7 +206,7 @@ class Sweep:
 
 
 @dataclass(eq=False)
-class Unblock:
+class Unblock(Service):
     """Unblocks the steps that a dead process has left blocked. Every few seconds it looks at the steps after
     jobs that ended lately. Now and then it looks at all steps, for at most a fiftieth of the time.
 
@@ -282,7 +281,7 @@ class Admit(PolledService):
 
 
 @dataclass(eq=False)
-class SchemaWatch:
+class SchemaWatch(Service):
     """Checks whether a migration has left this sqlq behind."""
 
     _database: Database
@@ -290,17 +289,15 @@ class SchemaWatch:
     _left_behind: Callable[[SchemaVersionError], None]
 
     doing = "looking at the tables"
-
-    _seen = False
+    first_wait = SCHEMA_SECONDS
+    """The worker has looked just now, as it entered."""
 
     def run(self) -> float:
-        if self._seen:  # else the worker has looked just now, as it entered
-            try:
-                with self._database.read() as conn:
-                    self._watch.look(conn, self._database.schema)
-            except SchemaVersionError as error:
-                self._left_behind(error)
-        self._seen = True
+        try:
+            with self._database.read() as conn:
+                self._watch.look(conn, self._database.schema)
+        except SchemaVersionError as error:
+            self._left_behind(error)
         return jittered(SCHEMA_SECONDS)
 
 
@@ -311,7 +308,7 @@ TAKEN_SECONDS = 0.05
 SHORTEST_TICK_SECONDS = 0.001
 
 
-class Ticks:
+class Ticks(Service):
     """Enqueues the jobs of schedules, each at its time by the database's clock.
 
     Any number of workers tick, and none is a leader. A worker locks the row of a schedule while it decides
@@ -384,7 +381,7 @@ class Ticks:
 
 
 @dataclass(eq=False)
-class Follow:
+class Follow(Service):
     """Writes the declared schedules, once, when a worker starts."""
 
     _database: Database
@@ -414,31 +411,22 @@ class Follow:
 
 
 @dataclass(eq=False)
-class EndPauses:
+class EndPauses(Service):
     """Resumes queues that were paused until a time, when that has come. Any number of hosts may do so."""
 
     _database: Database
     _ended: Callable[[list[str]], None]
 
     doing = "ending pauses"
-
-    _due_at = NEVER
-
-    def expect(self, pause_ms: float) -> float:
-        """Note that the next pause ends in so many milliseconds. Return that time by the monotonic clock."""
-        self._due_at = monotonic() + max(0.0, pause_ms) / 1000
-        return self._due_at
+    first_wait = UNCALLED_SECONDS
 
     def run(self) -> float:
-        if (wait := self._due_at - monotonic()) > 0:
-            return min(wait, UNCALLED_SECONDS)
         with self._database.begin() as conn:
             queues = pauses.end_pauses(conn)
             _, next_ms = pauses.read(conn)
-        self._due_at = NEVER
         for name in queues:
             which = "all queues" if name == pauses.ALL else f"the queue {name}"
             log.info("the pause of %s is over", which, event="resumed")
         if queues:
             self._ended(queues)
-        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - monotonic()
+        return UNCALLED_SECONDS if next_ms is None else max(0.0, next_ms) / 1000

@@ -85,8 +85,8 @@ class Child(Process):
         return self.box.last_pulse() > max(self.box.last_turn(), self.sent_at)
 
     def has_left(self) -> bool:
-        """Whether it has closed its pipe, or has ended and had time to be read. A process that a handler forked
-        may keep the pipe open."""
+        """Whether it has closed its pipe, or has ended and had time to be read. A process that a handler
+        forked may keep the pipe open."""
         if self._gone_since is None and self.has_ended():
             self._gone_since = monotonic()
         return self._gone_since is not None and monotonic() > self._gone_since + TICK_SECONDS

@@ -5,7 +5,6 @@ It renews their leases, and releases at once the jobs of a child that died.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from math import inf
@@ -24,14 +23,12 @@ from sqlq.store.workers import workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
-from sqlq.worker.log import log
 from sqlq.worker.loop import Loop, Outage
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
 from sqlq.worker.supervise.deaths import Dead, Deaths
 
-LONGEST_PAUSE_SECONDS = 10.0
 MOST_UNTOLD = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
 """How long the supervisor waits at its end for jobs that are still to be released, and without such jobs."""
@@ -58,10 +55,11 @@ class Heartbeat(Loop):
 
     _database: Database | None = None
     _next_beat = -inf
-    _failures = 0
+    _away = (DBAPIError, SqlqError)
 
-    def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
-        super().__init__("sqlq-heartbeat", Outage("standing in for the workers"))
+    def __init__(self, lease_ms: int, totals: Totals) -> None:
+        # the workers meet the same outage, and log it
+        super().__init__("sqlq-heartbeat", Outage("standing in for the workers", quiet=True))
         self._lease_ms = lease_ms
         self._totals = totals
         self._every = heartbeat_seconds(lease_ms)
@@ -111,9 +109,8 @@ class Heartbeat(Loop):
 
     def tell(self, events: list[JobEvent]) -> None:
         """Have a worker report events to its listeners, now or when there is one, and count them here."""
-        if self._totals is not None:
-            for event in events:
-                self._totals.event(event)  # guard: deaths-are-counted
+        for event in events:
+            self._totals.event(event)  # guard: deaths-are-counted
         with self._lock:
             self._untold = (self._untold + events)[-MOST_UNTOLD:]
             link = next(iter(self._kept.values()), None)
@@ -150,22 +147,16 @@ class Heartbeat(Loop):
             self._beat()
         wait = min(self.deaths.release(self.database), self._next_beat - monotonic())
         self._say_who_is_stuck()
-        self._failures = 0
+        self._outage.over()
         return wait
 
     def _is_over(self) -> bool:
         return super()._is_over() and not self.deaths.waiting
 
     def _failed(self, error: Exception) -> float:
-        if not isinstance(error, (DBAPIError, SqlqError)):
-            return self._outage.failed(error)
         if self._closed.is_set():
             self.deaths.waiting.clear()  # their leases run out
-        # at debug level: the workers meet the same outage, and log it
-        log.debug("the supervisor cannot use the database: %s", error)
-        self._failures += 1
-        longest: float = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10))
-        return longest * random.uniform(0.5, 1.0)
+        return super()._failed(error)
 
     def _beat(self) -> None:
         with self._lock:

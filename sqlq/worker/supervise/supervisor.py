@@ -173,18 +173,18 @@ class Supervisor:
         self,
         command: Sequence[str],
         options: SupervisorOptions,
-        totals: Totals | None = None,
         setup: Message | None = None,
     ) -> None:
-        """`command` starts a child; `setup` has its options; `totals` takes the numbers of all."""
+        """`command` starts a child; `setup` has its options."""
         self._command = command
         self._setup = setup or {}
-        self.totals = totals
+        self.totals = Totals()
+        """The numbers of all children."""
         self._options = options
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls that other threads leave to the one that runs."""
         self._children: list[Child] = []
-        self._heartbeat = Heartbeat(options.lease_ms, totals)
+        self._heartbeat = Heartbeat(options.lease_ms, self.totals)
         self._vigil = Watchdog(self._heartbeat, options)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._began_at = monotonic()
@@ -237,11 +237,6 @@ class Supervisor:
         return sum(child.worker is not None for child in self._children)
 
     @property
-    def is_well(self) -> bool:
-        """Whether all children are at work, and give signs of life."""
-        return self._vigil.all_is_well(self._children)
-
-    @property
     def idle_ms(self) -> float:
         """For how long no child has had work."""
         return min((child.idle_ms for child in self._children), default=0.0)  # guard: all-are-idle
@@ -274,22 +269,19 @@ class Supervisor:
             return
         try:
             for _ in range(self._missing()):
-                self._children.append(self._start())
+                setup = {
+                    **self._setup,
+                    "generation": self._started,
+                    "warm": self._warm,
+                    "began_at": self._began_at,
+                    "paused": self._is_paused,
+                }
+                self._started += 1
+                self._children.append(Child(self._command, self._hear, setup))
                 self._warm = 0
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, event="worker_lost")
             self._places.start_at = monotonic() + SHORTAGE_SECONDS
-
-    def _start(self) -> Child:
-        setup = {
-            **self._setup,
-            "generation": self._started,
-            "warm": self._warm,
-            "began_at": self._began_at,
-            "paused": self._is_paused,
-        }
-        self._started += 1
-        return Child(self._command, self._hear, setup)
 
     # -- messages of children --------------------------------------------------------------------------------
 
@@ -300,8 +292,7 @@ class Supervisor:
         elif "more" in message:
             self._dispatcher.more(child)  # at once: others wait for it
         elif "metrics" in message:
-            if self.totals is not None:
-                self.totals.add(message["metrics"])  # in this thread: before the event of the child's end
+            self.totals.add(message["metrics"])  # in this thread: before the event of the child's end
         else:
             self._events.put(partial(self._follow, child, message))
 
@@ -415,6 +406,6 @@ class Supervisor:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
         elif self._options.health_file is not None:
-            self._options.health_file.tick(is_well=self.is_well)
+            self._options.health_file.tick(is_well=self._vigil.all_is_well(self._children))
         if os.getpid() == 1:
             bury_orphans()

@@ -172,8 +172,8 @@ class Poller(Loop):
         check: Callable[[], object] | None = None,
         quiet: bool = False,
     ) -> None:
-        """`send` has a worker of this host claim. Soon after it `check` has another do so, where that one does
-        not. `looked` is called with each look, and the time of its answer by the monotonic clock.
+        """`send` has a worker of this host claim. Soon after it `check` has another do so, where that one
+        does not. `looked` is called with each look, and the time of its answer by the monotonic clock.
         `workers` returns the workers whose requests are read. With `quiet` others report an outage of the
         database.
         """
