@@ -7,7 +7,6 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,12 +19,12 @@ from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
+from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.claim import Claimer
+from sqlq.worker.decide import Turn, claim_size
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.isolated import IsolatedProcesses
-from sqlq.worker.supervise.deaths import Dead, Deaths
-from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.worker import Worker
 from tests import claims as claiming
 
@@ -38,6 +37,18 @@ def worker_of(
 ) -> Worker:
     """Return a worker as `sqlq work` has it."""
     return app._worker(WorkerOptions.of(**options), supervision, isolates)
+
+
+def claim_size_of(claimer: Claimer, running: int = 0) -> int:
+    """Return how many jobs a worker with this claimer claims while none wait."""
+    turn = Turn(running, ahead=claimer.ahead(0, 0.0), most=claimer.most)
+    return claim_size(claimer._options, turn)
+
+
+def run_isolated(isolates: IsolatedProcesses, job: Attempt) -> Outcome:
+    """Run a job in a process of its own, as a slot does."""
+    assert isolates.let_in(job)
+    return isolates.execute(job, lambda job: None, lambda: None)
 
 
 @contextmanager
@@ -53,23 +64,6 @@ def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
         worker.stop()
         thread.join(20)
         assert not thread.is_alive()
-
-
-@contextmanager
-def supervising(supervisor: Supervisor) -> Iterator[Future[int]]:
-    """Run a supervisor in a thread of this process, and stop it at the end; its exit code is yielded."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            yield pool.submit(supervisor.run)
-        finally:
-            supervisor.stop()
-
-
-def deaths(*worker: str, started: set[tuple[int, int]] | None = frozenset()) -> Deaths:  # type: ignore[assignment]
-    """Return the deaths of workers, as their supervisor has them."""
-    found = Deaths(Reporter())
-    found.waiting += [Dead(each, started, "died", time.monotonic() + 60) for each in worker]
-    return found
 
 
 def drain(app: sqlq.App, **options: Any) -> Any:

@@ -158,6 +158,9 @@ EXIT_SECONDS = 5.0
 
 def leave(code: int) -> NoReturn:
     """Leave without waiting for anything but what was written, and for that not long."""
+    from sqlq.cli import logs
+
+    logs.finish()
     # a handler may have filled a pipe that nobody reads
     flushing = threading.Thread(target=_flush, daemon=True)
     try:
@@ -188,6 +191,6 @@ def leave_in_time(code: int) -> None:
 
 
 def _flush() -> None:
-    for written in (*logging.getLogger().handlers, sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a handler may have closed or replaced it
-            written.flush()
+            stream.flush()

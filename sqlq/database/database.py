@@ -174,8 +174,7 @@ class Database:
         """The requested schema; None means the connection's default one."""
         self._create = create
         self._file_seen: tuple[int, int] | None = None
-        self.on_another_file: Callable[[], None] = lambda: None
-        """Called when the file of the URL is another one than before."""
+        self._on_another_file: Callable[[], None] = lambda: None
         _FORKABLE.add(self)
         # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
         weakref.finalize(self, dispose, engine).atexit = False
@@ -387,13 +386,22 @@ class Database:
         if self.dialect.in_a_file:
             self.mind_the_file()
 
+    @contextmanager
+    def watching_its_file(self, replaced: Callable[[], None]) -> Iterator[None]:
+        """Within the block call `replaced` when the file of the URL is another one than before."""
+        self._on_another_file = replaced
+        try:
+            yield
+        finally:
+            self._on_another_file = lambda: None
+
     def mind_the_file(self) -> None:
         """Raise an error where the file is missing. Where another one has taken its place, go over to that.
         Nobody would read what connections to the old one write."""
         file = _mind_the_file(self.engine.url, self._create)
         if file != self._file_seen:
             if self._file_seen is not None:
-                self.on_another_file()
+                self._on_another_file()
                 self.close()  # guard: a-file-made-anew-is-opened-anew
             self._file_seen = file
 

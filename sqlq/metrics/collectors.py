@@ -75,6 +75,8 @@ class WorkCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         supervisor = self._supervisor
+        if supervisor.totals is None:
+            return
         counts, times = supervisor.totals.now()
         now = {
             names.SLOTS: supervisor.slots,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import inf
 from time import monotonic
@@ -20,7 +21,7 @@ from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
 from sqlq.model.retry import describe, given_back, put_off_without_key
-from sqlq.model.task import Registry, Task
+from sqlq.model.task import Task
 from sqlq.payload.encryption import HEAD, NO_KEYS, Encryption
 from sqlq.store.flows.flows import Filled, filled, takes_results
 from sqlq.store.jobs import claim as claiming
@@ -29,7 +30,8 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.log import log
-from sqlq.worker.options import WorkerOptions
+from sqlq.worker.options import AppParts, WorkerOptions
+from sqlq.worker.report.reporter import Reporter
 
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
@@ -138,16 +140,14 @@ class Claimer:
     next_due = inf
     """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
     _turn = 0
-    passes_again_at = -inf
-    """When jobs may be claimed again past those that are held until they get processes of their own."""
 
     def __init__(
         self,
         database: Database,
         owner: str,
         options: WorkerOptions,
-        *,
         tasks: Mapping[str, Task[..., Any]] | None = None,
+        *,
         newest_first: frozenset[str] = frozenset(),
     ) -> None:
         self._options = options
@@ -163,26 +163,13 @@ class Claimer:
         self._claimed_from: set[str] = set()
         """The queues of the jobs that were claimed since the last look."""
         self._seen_tasks: tuple[Any, ...] = ()
-        self._most = options.claim_batch
+        self.most = options.claim_batch
         """How many jobs a claim may bring, by the time and the bytes that the last ones took."""
 
-    def demand(
-        self, running: int, waiting: int, ended: int, busy_seconds: float, *, blocked: bool = False
-    ) -> int:
-        """Return how many jobs to claim now: none while more than half of the jobs held ahead still wait.
-
-        If all jobs held ahead are `blocked`, waiting for subprocesses, a job behind them might start in a
-        free slot at once. A claim past them may be in vain, and its jobs are then released. So the worker
-        tries it once in a while. A drain never does: it would leave the released jobs behind.
-        """
-        ahead = int(self._pace.measure(ended, busy_seconds) * self._options.ahead_ms / 1000)
-        free = self._options.concurrency - running
-        if free <= 0 and waiting * 2 > ahead:
-            return 0
-        wanted = free + ahead - waiting
-        if wanted <= 0 and blocked and not self._options.drain and monotonic() >= self.passes_again_at:
-            wanted = free
-        return min(max(0, wanted), self._most)
+    def ahead(self, ended: int, busy_seconds: float) -> int:
+        """Return how many jobs start within the time of the option `ahead`. The pace goes by the number of
+        jobs ended so far, and how long they ran together."""
+        return int(self._pace.measure(ended, busy_seconds) * self._options.ahead_ms / 1000)
 
     def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
         """Claim at most `limit` jobs, in a transaction that is committed when this returns.
@@ -208,14 +195,14 @@ class Claimer:
         self._short = len(claimed) < limit
         seconds = monotonic() - began
         # guard: slow-claims-get-smaller
-        self._most = (
+        self.most = (
             max(1, int(len(claimed) / seconds))
             if seconds > SLOW_SECONDS
-            else min(2 * self._most, self._options.claim_batch)
+            else min(2 * self.most, self._options.claim_batch)
         )
         if payload_bytes := sum(len(job.payload) for job in claimed):
             fits = len(claimed) * CLAIM_BYTES // payload_bytes
-            self._most = max(1, min(self._most, fits))  # guard: large-claims-get-smaller
+            self.most = max(1, min(self.most, fits))  # guard: large-claims-get-smaller
         return claimed
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
@@ -245,18 +232,18 @@ class Claimer:
         return claimed
 
     def _run(self, wanted: ClaimRequest) -> list[ClaimedJob]:
-        by, dialect = self._claimant(), self._database.dialect
+        dialect = self._database.dialect
+        by = Claimant(self._owner, self._options.lease_ms, self._attempts_of_tasks())
         return self._database.run_raw(lambda ask: claiming.claim(ask, dialect, wanted, by))
 
-    def _claimant(self) -> Claimant:
-        """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts, for
-        rows without any."""
+    def _attempts_of_tasks(self) -> str:
+        """Return the attempts of each task, for rows without a number of them."""
         tasks = tuple(self._tasks.values())
         if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
             self._seen_tasks = tasks
             named = {name: task.max_attempts for task in tasks for name in (task.name, *task.aliases)}
             self._tasks_say = json.dumps(named, ensure_ascii=False)
-        return Claimant(self._owner, self._options.lease_ms, self._tasks_say)
+        return self._tasks_say
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Return the queues in the order of this claim. Queues without a given order take turns, so that a
@@ -285,24 +272,28 @@ class Claimer:
 class Intake:
     """Makes attempts of the jobs that one worker has claimed."""
 
-    _database: Database
     _worker: str
-    _tasks: Registry
-    _progress: ProgressWriter
-    _lifespan: Lifespan | None
-    _has_isolates: bool
     _all_isolated: bool
+    _has_isolates: bool
+    _app: AppParts
+    _progress: ProgressWriter
+    _lifespan: Lifespan
+    _reporter: Reporter
 
-    target: Target = field(init=False)
-    """The place where a handler completes its job; known once the worker has its row in the database."""
+    @cached_property
+    def target(self) -> Target:
+        """The place where a handler completes its job; known once the worker has its row in the database."""
+        app, database = self._app, self._app.database.for_loops
+        return Target(lambda: app.database, database.seal, database.schema, app.tasks, app.plan)
 
-    on_start: Callable[[Attempt], None] | None = None
-    """Called with each job that starts; None without listeners."""
+    @cached_property
+    def _on_start(self) -> Callable[[Attempt], None] | None:
+        return self._reporter.started if self._app.events.wants("started") else None
 
     def readable(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
         arguments."""
-        seal = self._database.seal
+        seal = self._app.database.for_loops.seal
         if seal is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
             return self._with_results(claimed)
         opened = opened_by(seal, claimed)
@@ -314,7 +305,7 @@ class Intake:
         if not [job for job in claimed if job.flow_id is not None]:
             return Filled(claimed, [])
         try:
-            return filled(self._database, claimed)
+            return filled(self._app.database.for_loops, claimed)
         except Exception as error:
             log.warning(
                 "the results of earlier steps could not be read (%s); their jobs are given back", error
@@ -326,7 +317,7 @@ class Intake:
 
     def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
         """Return a claimed job as its handler sees it, with its task and how it is to run."""
-        task = self._tasks.get(job.task)
+        task = self._app.tasks.get(job.task)
         if task is not None and (task.on_success is not None or task.on_failure is not None):
             # guard: a-row-without-follow-ups-has-its-tasks
             job = job._replace(
@@ -338,13 +329,13 @@ class Intake:
         running = Attempt(job, task, trusted_until, self.target, isolated=isolates and self._has_isolates)
         running.worker = self._worker
         running.alone = task is not None and task.isolate == "fresh"
-        if self._lifespan is not None:
+        if self._lifespan.exists:
             running.lifespan = self._lifespan.value
-        if self.on_start is not None:
-            running.on_start = self.on_start
+        if self._on_start is not None:
+            running.on_start = self._on_start
         running.on_progress = self._progress.note
         if task is not None and task.retention_ms is not None:
-            self._progress.in_use = True
+            self._progress.use()
         return running
 
 

@@ -111,10 +111,11 @@ class Outage:
         if self._failures == 1 and was_rolled_back(error):
             log.debug("the database rolled back a transaction while %s: %s", self._doing, error)
             return SHORTEST_SECONDS * random.uniform(0.0, 1.0)
-        if is_refused(error):
-            self._speak_of_refusal(error)
-        elif not self._quiet:
-            self._speak_of(error)
+        with self._shared.lock:
+            if is_refused(error):
+                self._log_refusal(error)
+            elif not self._quiet:
+                self._log_outage(error)
         seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
@@ -144,29 +145,26 @@ class Outage:
         fault, self._shared.fault = self._shared.fault, None
         return fault
 
-    def _speak_of(self, error: BaseException) -> None:
-        with self._shared.lock:
-            if self._shared.since is None:
-                self._shared.since = monotonic()
-            trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
-            trouble = "does not have its tables" if isinstance(error, SchemaVersionError) else trouble
-            if self._is_to_be_said(trouble):
-                log.warning(
-                    "the database %s (while %s: %s); trying again until it does",
-                    *(trouble, self._doing, refusal(error)),
-                    event="database_away",
-                )
+    def _log_outage(self, error: BaseException) -> None:
+        if self._shared.since is None:
+            self._shared.since = monotonic()
+        trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
+        trouble = "does not have its tables" if isinstance(error, SchemaVersionError) else trouble
+        if self._is_to_be_said(trouble):
+            log.warning(
+                "the database %s (while %s: %s); trying again until it does",
+                *(trouble, self._doing, refusal(error)),
+                event="database_away",
+            )
 
-    def _speak_of_refusal(self, error: BaseException) -> None:
-        grant = missing_grant(error, kind="worker")
-        with self._shared.lock:
-            # guard: what-is-refused-is-told
-            if self._is_to_be_said(self._doing):
-                log.error(
-                    "the database refuses what %s needs: %s%s; trying again once it is mended",
-                    *(self._doing, refusal(error), f"; {grant}" if grant else ""),
-                    event="database_refuses",
-                )
+    def _log_refusal(self, error: BaseException) -> None:
+        if self._is_to_be_said(self._doing):  # guard: what-is-refused-is-told
+            grant = missing_grant(error, kind="worker")
+            log.error(
+                "the database refuses what %s needs: %s%s; trying again once it is mended",
+                *(self._doing, refusal(error), f"; {grant}" if grant else ""),
+                event="database_refuses",
+            )
 
     def _is_to_be_said(self, trouble: str) -> bool:
         """Whether it was last logged long ago. Notes that it is logged now."""

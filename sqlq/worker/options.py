@@ -88,6 +88,11 @@ def checked_bytes(value: str | int, what: str) -> int:
     return number
 
 
+def readable_bytes(number: int) -> str:
+    """Format a size: "412 MB", "1.5 GB"."""
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{max(1, round(number / 1e6)):,} MB"
+
+
 def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
     """Return the weights of queues. Raises `ConfigurationError` for a weight that is no whole number in
     range."""

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +21,7 @@ from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.ipc.pipe import handle_here
 from sqlq.worker.log import log
 from sqlq.worker.loop import begins
-from sqlq.worker.options import WorkerOptions
+from sqlq.worker.options import readable_bytes
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
 
@@ -126,7 +125,7 @@ class Grace:
     def await_running(self, executors: Executor) -> None:
         """Wait for running jobs. After a stop it waits for the grace time at most. Without one it waits as
         long as they take, but not for handlers past their timeouts, which cannot be stopped."""
-        running, _ = executors.load()
+        running = executors.load().running
         is_told = False
         while self.lasts():
             self.pulse()
@@ -153,20 +152,16 @@ def resident_bytes() -> int:
         return most if sys.platform == "darwin" else most * 1024
 
 
-def readable_bytes(number: int) -> str:
-    """Format a size: "412 MB", "1.5 GB"."""
-    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{max(1, round(number / 1e6)):,} MB"
-
-
 class Bounds:
-    """Watches the bounds of one worker."""
+    """Measures by which a worker may end: its memory, and the time without work."""
 
     _measured_at = -inf
+    _resident = 0
     _worked_at: float | None = None  # guard: idleness-begins-with-a-look
     """When there was work last, or the first look found none; None while that is unknown."""
 
-    def __init__(self, options: WorkerOptions) -> None:
-        self._max_rss, self._max_idle_ms = options.max_rss, options.max_idle_ms
+    def __init__(self, max_rss: int | None) -> None:
+        self._max_rss = max_rss
 
     def begin(self) -> None:
         """Begin to count. Raises `ConfigurationError` where the process is too large before its first job: it
@@ -194,51 +189,28 @@ class Bounds:
         """Return for how long there has been no work."""
         return 0.0 if self._worked_at is None else (monotonic() - self._worked_at) * 1000
 
-    def is_idle_for_long(self) -> bool:
-        """Whether a worker with `max_idle` has waited for work for that long."""
-        return self._max_idle_ms is not None and self.idle_ms() >= self._max_idle_ms
-
-    def is_too_large(self) -> str | None:
-        """Return why this process should be replaced; None while it need not be."""
-        if self._max_rss is None or monotonic() < self._measured_at + MEASURE_SECONDS:
-            return None
-        self._measured_at = monotonic()
-        size = resident_bytes()
-        if size <= self._max_rss:  # guard: large-processes-are-replaced
-            return None
-        return f"it has {readable_bytes(size)} in use, more than {readable_bytes(self._max_rss)}"
+    def resident(self) -> int:
+        """Return how much memory the process has, as measured within the last second; 0 without a bound."""
+        if self._max_rss is not None and monotonic() >= self._measured_at + MEASURE_SECONDS:
+            self._measured_at, self._resident = monotonic(), resident_bytes()
+        return self._resident
 
 
-@dataclass(eq=False)
-class Lifespans:
-    """All lifespans of one worker: in its own process, and in those of single jobs."""
-
-    _lifespan: Lifespan | None
-    """The lifespan of this process, where the App has one."""
-    _isolates: IsolatedProcesses | None
-    _grace: Grace
-
-    @contextmanager
-    def around(self) -> Iterator[bool]:
-        """Enter the App's lifespan, and leave it after the block, here and in processes of single jobs. One
-        that does not end within the rest of the grace time is left behind. Yields False when the worker was
-        stopped before it was entered."""
-        lifespan, isolates = self._lifespan, self._isolates
-        try:
-            yield lifespan is None or lifespan.enter(self._grace.lasts)
-        finally:
-            may_wait = self._grace.last_wait()
-            if isolates is not None:
-                # guard: isolates-leave-their-lifespan
-                isolates.leave(fresh=lifespan is not None)
-            if lifespan is not None:
-                # guard: a-lifespan-does-not-outlive-the-grace
-                has_left = lifespan.leave(may_wait)
-                if not has_left:
-                    log.error("the lifespan %s does not end, and is left behind", lifespan.name)
-            if isolates is not None:
-                isolates.await_left(may_wait)
-
-    def is_open(self) -> bool:
-        """Return whether the lifespan of this process has not ended."""
-        return self._lifespan is not None and self._lifespan.is_open()
+@contextmanager
+def lifespans(lifespan: Lifespan, isolates: IsolatedProcesses | None, grace: Grace) -> Iterator[bool]:
+    """Enter the App's lifespan, and leave it after the block, here and in processes of single jobs. One that
+    does not end within the rest of the grace time is left behind. Yields False when the worker was stopped
+    before it was entered."""
+    try:
+        yield lifespan.enter(grace.lasts)
+    finally:
+        may_wait = grace.last_wait()
+        if isolates is not None:
+            # guard: isolates-leave-their-lifespan
+            isolates.leave(fresh=lifespan.exists)
+        # guard: a-lifespan-does-not-outlive-the-grace
+        has_left = lifespan.leave(may_wait)
+        if not has_left:
+            log.error("the lifespan %s does not end, and is left behind", lifespan.name)
+        if isolates is not None:
+            isolates.await_left(may_wait)

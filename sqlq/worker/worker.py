@@ -13,12 +13,11 @@ writer of progress begin when they are needed. No handler ever sees these connec
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import uuid
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -33,18 +32,30 @@ from sqlq.errors import (
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
-from sqlq.schema import version
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.workers import WORKING
-from sqlq.worker.attempt.attempt import Attempt, Target
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import STARTED_BEFORE, Background
 from sqlq.worker.claim import Claimer, Intake
+from sqlq.worker.decide import (
+    Act,
+    AwaitFreed,
+    AwaitRoom,
+    Claim,
+    Claimed,
+    Event,
+    Freed,
+    Retire,
+    Stop,
+    Turn,
+    decide,
+)
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.log import log
-from sqlq.worker.loop import Outage, begins, passing_over
+from sqlq.worker.loop import Loop, Outage, begins, passing_over
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import Follow, SchemaWatch
@@ -53,9 +64,10 @@ from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
-from sqlq.worker.settle.after import Admissions, AfterSettling, Unblocker
+from sqlq.worker.run.signals import Signals
+from sqlq.worker.settle.after import Admissions, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
-from sqlq.worker.stop import Bounds, Grace, Lifespans, stopped_by_signals
+from sqlq.worker.stop import Bounds, Grace, lifespans, stopped_by_signals
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
 
@@ -73,10 +85,12 @@ class Worker(Background):
     lost a worker, run in its threads like all others. A crash takes every job of the process along. A `def`
     handler past its timeout keeps its slot until it ends."""
 
-    _retiring: str | None = None
+    _retirement: Retire | None = None
     _has_left = False
     """Whether outcomes come too late."""
     _claimed = 0
+    _passes_at = -inf
+    """When jobs may be claimed again past those that wait for subprocesses."""
     _fault: SqlqError | None = None
     """Why it has stopped by itself, for `run` to raise."""
 
@@ -90,89 +104,80 @@ class Worker(Background):
     ) -> None:
         super().__init__()
         self.id = str(uuid.uuid4())
-        self._bounds = Bounds(options)
-        self._app = app
+        self._app, self._options, self._isolates = app, options, isolates
         self._database = database = app.database.for_loops
-        self._options = options
-        self._supervision = supervision or NoParent()
-        self._meter = self._supervision.meter(app.tasks)
+        self._supervision = supervision = supervision or NoParent()
+        self._meter = supervision.meter(app.tasks)
         self._reporter = reporter = Reporter(app.events, self._meter)
-        self._grace = Grace(options.grace_ms, self._supervision.pulse)
+        self._grace = Grace(options.grace_ms, supervision.pulse)
+        self._bounds = Bounds(options.max_rss)
         self._ending = threading.Lock()
-        self._last_look = LastLook(self._supervision, options.poll_ms)
+        self._last_look = LastLook(supervision, options.poll_ms)
         self._wake = wake_for(database, self._last_look.is_recent, options.poll_ms)
-        self._deadlines = Deadlines(self._stuck, self._supervision.beat)
-        schema = version.Watch()
-        self._control = Control(
-            *(database, self.id, options, self._wake, self._grace, schema, self._supervision, self._retire)
-        )
-        self._control.leases = self._leases = Leases(
-            database,
-            self._control.sign_of_life,
-            options.lease_ms,
-            reporter,
+        signals = self._signals()
+        # settle
+        self._deadlines = Deadlines(self._stuck, supervision.beat)
+        self._control = Control(database, self.id, options, self._wake, self._grace, supervision, signals)
+        self._leases = Leases(
+            *(database, self._control.sign_of_life, options.lease_ms, reporter),
             deadlines=self._deadlines,
-            box=self._supervision.box,
+            box=supervision.box,
         )
         self._progress = ProgressWriter(database)
-        self._unblocker = Unblocker(database, self._wake.call, self._after_unblocking)
-        self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=app.has_limits)
+        self._unblocker = Unblocker(database, signals)
+        self._admissions = Admissions(database, signals, in_use=app.has_limits)
         self._settler = Settler(
-            database,
-            self._leases,
-            reporter,
-            self._progress,
-            AfterSettling(self._unblocker, self._admissions, self._wake.at, self._after_settling),
-            worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
+            *(database, self.id, self._leases, reporter, self._progress),
+            *(self._unblocker, self._admissions, signals),
         )
-        self._executors = Executor(
-            options.concurrency,
-            self._leases.starting,
-            self._settle,
-            isolates,
-            may_start=self._settler.has_room,
-        )
-        own_lifespan = (
-            None
-            if app.lifespan is None
-            else Lifespan(app.lifespan, self._executors.run_coroutine, self._lifespan_fell)
-        )
-        self._lifespans = Lifespans(own_lifespan, isolates, self._grace)
+        # run
+        starting, may_start = self._leases.starting, self._settler.has_room
+        self._executors = Executor(options.concurrency, starting, self._settle, may_start, isolates)
+        self._lifespan = Lifespan(app.lifespan, self._executors.run_coroutine, self._lifespan_fell)
+        # take
+        self._claimer = Claimer(database, self.id, options, app.tasks, newest_first=app.newest_first)
         self._intake = Intake(
-            database,
-            self.id,
-            app.tasks,
-            self._progress,
-            own_lifespan,
-            isolates is not None,
-            options.isolate,
+            *(self.id, options.isolate, isolates is not None, app),
+            *(self._progress, self._lifespan, reporter),
         )
-        self._claimer = Claimer(*(database, self.id, options), tasks=app.tasks, newest_first=app.newest_first)
-        follow = Follow(
-            *(database, app.schedules, app.tasks),
-            self._supervision.began_at or monotonic(),
+        self._maintenance = self._services(signals)
+        self._poller = None if database.dialect.in_a_file else self._own_poller()
+
+    def _signals(self) -> Signals:
+        return Signals(
+            work_freed=self._wake.call,
+            due_at=self._wake.at,
+            settled=self._after_settling,
+            followed=self._after_unblocking,
+            cancel=lambda rights: self._leases.cancel(rights),  # noqa: PLW0108 - made later
+            state_changed=lambda: self._maintenance.call(self._control),
+            pause_ends=lambda ms: self._maintenance.expect_end_of_pause(ms),  # noqa: PLW0108 - made later
+            retire=self._retire,
+            fail=self._stop_for,
         )
-        self._control.maintenance = self._maintenance = Maintenance(
-            *(database, options),
+
+    def _services(self, signals: Signals) -> Maintenance:
+        app, database, began_at = self._app, self._database, self._supervision.began_at
+        follow = Follow(database, app.schedules, app.tasks, began_at or monotonic())
+        return Maintenance(
+            *(database, self._options),
             [
-                *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
-                SchemaWatch(database, schema, self._stop_for),
+                *([] if self._options.drain else [follow]),  # guard: a-drain-does-not-tick
+                SchemaWatch(database, self._control.schema, signals.fail),
                 self._control,
             ],
-            reporter=reporter,
-            freed=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
+            reporter=self._reporter,
+            freed=signals.work_freed,  # on SQLite it would see the commit up to 50 ms later
             pauses_ended=self._control.pauses_ended,
             last_look=self._last_look,
         )
-        self._poller = (
-            None
-            if database.dialect.in_a_file
-            else Poller(
-                *(database, options, self._wake.hinted),
-                last_look=self._last_look,
-                looked=self._looked,
-                workers=lambda: [self.id],
-            )
+
+    def _own_poller(self) -> Poller:
+        return Poller(
+            *(self._database, self._options, self._sent),
+            last_look=self._last_look,
+            looked=self._looked,
+            workers=lambda: [self.id],
         )
 
     # -- from outside ----------------------------------------------------------------------------------------
@@ -237,15 +242,9 @@ class Worker(Background):
         )
         with stopped_by_signals(self.stop), waits_while(self._grace.patience):
             if self._control.enter(patient=patient):
-                self._intake.target = Target(
-                    lambda: self._app.database,
-                    self._database.seal,
-                    self._database.schema,
-                    self._app.tasks,
-                    self._app.plan,
-                )
+                within_lifespan = lifespans(self._lifespan, self._isolates, self._grace)
                 try:
-                    with closing(self._executors), self._lifespans.around() as entered:
+                    with closing(self._executors), within_lifespan as entered:
                         if entered:
                             self._start_and_work()
                 finally:
@@ -257,43 +256,35 @@ class Worker(Background):
     def _start_and_work(self) -> None:
         self._bounds.begin()
         codec.read_quickly()
-        if self._app.events.wants("started"):
-            self._intake.on_start = self._reporter.started
+        self._last_look.begin()
         self._wake.start()
         if self._poller is not None:
             self._poller.start()
-        self._leases.start()
-        self._deadlines.start()
-        self._settler.start()
-        self._admissions.start()
-        self._maintenance.start()
+        for part in (self._leases, self._deadlines, self._settler, self._admissions, self._maintenance):
+            part.start()
         self._supervision.ready(Facts.of(self.id, self._database, self._options))
         self._control.ready()
         self._is_ready.set()
-        self._database.on_another_file = self._another_file
-        try:
-            self._work()
-        finally:
-            self._shut_down()
-            self._database.on_another_file = lambda: None
+        with self._database.watching_its_file(self._another_file):
+            try:
+                self._work()
+            finally:
+                self._shut_down()
 
     def _report(self) -> dict[str, Any]:
-        running = self._executors.load()[0]
-        self._has_work()
-        state = self._control.state
+        running, state = self._executors.load().running, self._control.state
         return {
             "tally": vars(self.tally),
             "running": running,
-            "idle_ms": self._bounds.idle_ms(),
+            "idle_ms": self._idle_ms(),
             "state": state if state != WORKING else "busy" if running else "idle",
         }
 
-    def _has_work(self) -> bool:
-        """Whether this worker holds jobs, or is paused and so waits for none."""
-        works = self._executors.load()[0] > 0 or len(self._leases) > 0 or self._control.is_paused
-        if works:
+    def _idle_ms(self) -> float:
+        """Return for how long this worker has held no jobs, and was not paused either."""
+        if self._executors.load().running or len(self._leases) or self._control.is_paused:
             self._bounds.works()
-        return works
+        return self._bounds.idle_ms()
 
     @property
     def tally(self) -> Tally:
@@ -302,11 +293,10 @@ class Worker(Background):
 
     # -- events from its parts -------------------------------------------------------------------------------
 
-    def _retire(self, why: str, *, replace: bool = True) -> None:
-        """Claim no more, and end when all running jobs have ended, however long that takes."""
-        if self._retiring is None:
-            self._retiring = why
-            self._supervision.leaving(why, replace=replace)
+    def _retire(self, retirement: Retire) -> None:
+        if self._retirement is None:
+            self._retirement = retirement
+            self._supervision.leaving(retirement.why, replace=retirement.replace)
             self._wake.call()
 
     def _stuck(self, job: Attempt) -> None:
@@ -315,7 +305,7 @@ class Worker(Background):
         text = "%s goes on past its timeout, and a thread cannot be stopped; %s"
         if self._supervision.supervised:
             job.log_error("stuck", text, job.task, "this process ends when its other jobs have")
-            self._retire("a handler does not stop")
+            self._retire(Retire("a handler does not stop"))
         else:
             job.log_error("stuck", text, job.task, "its slot is lost until it ends")
 
@@ -335,7 +325,7 @@ class Worker(Background):
         log.error(
             "the lifespan has ended by itself: this worker claims no more, and ends when what it runs has"
         )
-        self._retire("its lifespan has ended")
+        self._retire(Retire("its lifespan has ended"))
 
     def _renewed_for_us(self, message: dict[str, Any]) -> None:
         renewed = {(id, token): cancelled for id, token, cancelled in message["rights"]}
@@ -350,6 +340,11 @@ class Worker(Background):
         self._control.heed(look.wanted)
         self._maintenance.looked(look, at)
 
+    def _sent(self, *, again: bool) -> float:
+        if not again:
+            self._wake.hinted()
+        return NEVER
+
     def _stop_for(self, fault: SqlqError) -> None:
         """Stop in good order: this sqlq cannot go on, or a migration has left it behind."""
         if self._fault is None:  # the service that found it may have another turn before its thread ends
@@ -363,116 +358,83 @@ class Worker(Background):
 
     def _work(self) -> None:
         outage = Outage("claiming jobs", self._database, is_vital=True)
-        quiet = is_last = False
-        while not (self._grace.stopping.is_set() or self._retiring):
-            self._supervision.pulse()
-            if (fault := outage.fault()) is not None:
-                self._stop_for(ExecutionError(fault))
-                return
-            if (why := self._bounds.is_too_large()) is not None:
-                self._retire(why)
-                return
-            if self._bounds.is_idle_for_long() and not self._has_work():
-                self._retire("nothing has come for long", replace=False)
-                return
-            if self._is_held_up():
-                continue
-            limit = self._room()
-            # a drain would leave behind jobs due later; guard: drains-keep-what-waits-for-processes
-            if not self._options.drain:
-                self._executors.release_crowded()
-            self._executors.release_unstarted()  # guard: give-back-unstarted
-            if limit == 0:
-                if self._claimed == self._options.max_jobs and not self._executors.load()[1]:
-                    self._retire("it has had its number of jobs")
-                    return
-                continue
-            # Read before the claim: the claim sees jobs that were settled by then and are due again.
-            # A job is handed to the unblocker before it is dropped from the leases.
-            held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
-            held_nothing = held_nothing and self._admissions.is_idle  # guard: drain-awaits-a-look-under-way
-            try:
-                with self._leases.claiming():  # guard: the-loop-says-that-it-claims
-                    claimed = self._claim(limit, quiet)
-            except Exception as error:
-                self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
-                self._grace.stopping.wait(outage.wait_after(error))
-                continue
-            outage.over(wrote=claimed > 0)
-            self._bounds.looked()
-            if claimed:
-                self._bounds.works()
-                self._wake.found_work()
-            if self._options.drain and not claimed and held_nothing:
-                if is_last:
-                    self._retire("nothing is available", replace=False)
-                    return
-                # The next claim sees jobs that a service, or the admitting thread, has freed since this one.
-                self._maintenance.await_turn()  # guard: drain-awaits-maintenance
-                is_last = not self._admissions.look_now()  # guard: drain-claims-once-more
-                if is_last:
-                    quiet = False
-                    continue
-            is_last = False
-            if claimed == limit:
-                self._supervision.more()
-                quiet = False
-            else:
-                self._admissions.look()
-                quiet = not self._wake.wait(self._claimer.next_due)
-                quiet = quiet and not self._rested_until_called()
+        event: Event | None = None
+        quiet = False
+        while not self._ends:
+            action = decide(self._options, event or self._turn(outage))
+            event = None
+            match action:
+                case Claim():
+                    event = self._try_to_claim(action, outage, quiet=quiet)
+                    quiet = quiet and event is None
+                case Act.AWAIT_WORK:
+                    self._admissions.look()
+                    quiet = not (self._wake.wait(self._claimer.next_due) or self._rested_until_called())
+                case Act.REPORT_MORE:
+                    self._supervision.more()
+                case AwaitRoom(low_water):
+                    self._executors.wait_for_room(low_water, UNSTARTED_SECONDS / 4)
+                case Act.AWAIT_SETTLING:
+                    self._grace.stopping.wait(BACKLOG_SECONDS)
+                case AwaitFreed(claim):
+                    self._maintenance.await_turn()  # guard: drain-awaits-maintenance
+                    event = Freed(claim, self._admissions.look_now())
+                case Act.PAUSE:
+                    self._executors.release_ready()
+                    self._wake.wait()
+                case Retire():
+                    self._retire(action)
+                case Stop(fault):
+                    self._stop_for(ExecutionError(fault))
+            self._control.look()
 
-    def _is_held_up(self) -> bool:
-        """Whether an operator has paused this worker, or it retires. A paused worker first waits for
-        something to happen."""
-        self._control.look()
-        if not self._control.is_paused:  # guard: paused-workers-claim-nothing
-            return self._retiring is not None
-        self._executors.release_ready()
-        self._wake.wait()
-        return True
+    @property
+    def _ends(self) -> bool:
+        """Whether this worker claims no more."""
+        return self._retirement is not None or self._grace.stopping.is_set()
 
-    def _rested_until_called(self) -> bool:
-        """Rest as long as a poller looks for this worker. Return whether something happened. The rest is
-        short while jobs wait for slots: no other thread sees when they have waited for too long."""
-        # only this worker knows jobs that are due before the poller can see them
-        seen_by = monotonic() + look_seconds(self._options.poll_ms)
-        due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
-        began = rested_since = monotonic()
-        while self._wake.rests and not (self._grace.stopping.is_set() or self._retiring):
-            self._supervision.pulse(rests=True)
-            if self._wake.wait(due):
-                return True
-            if self._bounds.is_idle_for_long() and not self._has_work():
-                break
-            # guard: who-holds-jobs-rests-no-longer
-            if self._executors.load()[1] and monotonic() >= began + UNSTARTED_SECONDS / 4:
-                break
-            if monotonic() >= rested_since + IDLE_SECONDS:
-                rested_since = monotonic()
-                self._close_idle_connections()
-        return False
+    def _turn(self, outage: Outage) -> Turn:
+        """Show that the loop turns, and release the jobs that have waited for long. Return the state of this
+        worker."""
+        self._supervision.pulse()
+        executors = self._executors
+        # a drain would leave behind jobs due later; guard: drains-keep-what-waits-for-processes
+        if not self._options.drain:
+            executors.release_crowded()
+        executors.release_unstarted()  # guard: give-back-unstarted
+        load = executors.load()
+        return Turn(
+            *(load.running, load.waiting),
+            ahead=self._claimer.ahead(executors.ended, executors.busy_seconds),
+            most=self._claimer.most,
+            passes=load.waits_for_isolates and monotonic() >= self._passes_at,
+            claimed=self._claimed,
+            can_settle=self._settler.has_room(),
+            paused=self._control.is_paused,
+            idle_ms=self._idle_ms(),
+            resident=self._bounds.resident(),
+            fault=outage.fault(),
+        )
 
-    def _close_idle_connections(self) -> None:
-        """Close connections that a busy time has left open: all workers together would have many."""
-        with passing_over("idle connections could not be closed"):
-            self._app.database.close_idle()
-            self._database.close_idle(more_than=1)
-
-    def _room(self) -> int:
-        """Return how many jobs to claim; 0 after having waited shortly for room."""
-        if not self._settler.has_room():
-            self._grace.stopping.wait(BACKLOG_SECONDS)
-            return 0
-        running, waiting = self._executors.load()
-        blocked = self._executors.waits_for_isolates_alone()
-        done = self._executors.ended, self._executors.busy_seconds
-        limit = self._claimer.demand(running, waiting, *done, blocked=blocked)
-        if self._options.max_jobs is not None:
-            limit = min(limit, self._options.max_jobs - self._claimed)
-        if limit == 0 and (waiting or self._claimed != self._options.max_jobs):
-            self._executors.wait_for_room(waiting // 2, UNSTARTED_SECONDS / 4)
-        return limit
+    def _try_to_claim(self, claim: Claim, outage: Outage, *, quiet: bool) -> Claimed | None:
+        """Claim jobs and have them run; return None where the database does not answer."""
+        # Read before the claim: the claim sees jobs that were settled by then and are due again.
+        # A job is handed to the unblocker before it is dropped from the leases.
+        held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
+        held_nothing = held_nothing and self._admissions.is_idle  # guard: drain-awaits-a-look-under-way
+        try:
+            with self._leases.claiming():  # guard: the-loop-says-that-it-claims
+                number = self._claim(claim.limit, quiet)
+        except Exception as error:
+            self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
+            self._grace.stopping.wait(outage.wait_after(error))
+            return None
+        outage.over(wrote=number > 0)
+        self._bounds.looked()
+        if number:
+            self._bounds.works()
+            self._wake.found_work()
+        return Claimed(claim, number, held_nothing)
 
     def _claim(self, limit: int, quiet: bool) -> int:
         sent_at = monotonic()
@@ -485,8 +447,7 @@ class Worker(Background):
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
-                # guard: few-are-claimed-in-vain
-                self._claimer.passes_again_at = monotonic() + CROWDED_SECONDS
+                self._passes_at = monotonic() + CROWDED_SECONDS  # guard: few-are-claimed-in-vain
             self._leases.hold([*running, *(job for job, _ in not_run)])
             self._leases.arrived(trusted_until)
             self._executors.offer(running)
@@ -495,14 +456,33 @@ class Worker(Background):
             self._claimed += len(claimed)
         return len(claimed)
 
+    def _rested_until_called(self) -> bool:
+        """Rest as long as a poller looks for this worker. Return whether something happened. The rest is
+        short while jobs wait for slots: no other thread sees when they have waited for too long."""
+        # only this worker knows jobs that are due before the poller can see them
+        seen_by = monotonic() + look_seconds(self._options.poll_ms)
+        due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
+        began = rested_since = monotonic()
+        while self._wake.rests and not self._ends:
+            self._supervision.pulse(rests=True)
+            if self._wake.wait(due):
+                return True
+            if self._idle_ms() >= (self._options.max_idle_ms or inf):
+                break
+            # guard: who-holds-jobs-rests-no-longer
+            if self._executors.load().waiting and monotonic() >= began + UNSTARTED_SECONDS / 4:
+                break
+            if monotonic() >= rested_since + IDLE_SECONDS:
+                rested_since = monotonic()
+                with passing_over("idle connections could not be closed"):
+                    # a busy time has left them open: all workers together would have many
+                    self._app.database.close_idle()
+                    self._database.close_idle(more_than=1)
+        return False
+
     def _after_settling(self) -> None:
         self._executors.start_ready()
         self._after_unblocking()
-
-    def _admitted(self, starts: list[float]) -> None:
-        """Look for jobs that were admitted, now or when they start."""
-        for moment in starts or [monotonic()]:
-            self._wake.at(moment)
 
     def _after_unblocking(self) -> None:
         if self._options.drain:
@@ -528,27 +508,21 @@ class Worker(Background):
         if self._poller is not None:
             self._poller.close(self._grace.last_statement())
         self._executors.release_ready()
-        if self._executors.load()[0]:
+        if self._executors.load().running:
             # its database may take long, and is not waited for
             begins(threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True))
         self._grace.await_running(self._executors)
         if not self._grace.leaves_now:
             self._executors.release_running()
-            self._settler.finish(self._grace.patience)
-            self._unblocker.finish(self._grace.patience)
-            self._admissions.finish(self._grace.patience)
+            for part in (self._settler, self._unblocker, self._admissions):
+                part.finish(self._grace.patience)
             self._control.sign_off()
         self._has_left = True  # outcomes from here on come too late
-        for part in (self._settler, self._unblocker, self._admissions, self._progress):
-            part.close(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
-        self._maintenance.close(self._grace.last_statement())
-        self._leases.close(self._grace.last_statement())
+        loops: list[Loop] = [self._settler, self._unblocker, self._admissions, self._progress]
+        for loop in (*loops, self._maintenance, self._leases):
+            loop.close(self._grace.last_statement())
         self._deadlines.close()
-        self._tell_the_last()
-
-    def _tell_the_last(self) -> None:
-        """Wait until listeners have received all events."""
         may_wait = self._grace.last_wait()
         # guard: events-are-flushed
         while not self._app.events.flush(LOOK_SECONDS) and may_wait():
@@ -557,4 +531,4 @@ class Worker(Background):
     @property
     def left_running(self) -> bool:
         """Whether handlers that could not be stopped, or a lifespan, still run in threads of this process."""
-        return bool(self._executors.running()) or self._lifespans.is_open()
+        return bool(self._executors.running()) or self._lifespan.is_open()

@@ -199,7 +199,7 @@ def test_the_end_of_a_process_reports_dropped_lines(handler: tuple[Stderr, int])
     taken = filled(stderr._stream)
     stderr.handle(record("dropped"))
     read(reading, lambda got: len(got) >= taken)
-    stderr.flush()
+    stderr.close()
     assert b" 1 line was dropped" in read(reading, lambda got: got.endswith(b"\n"))
 
 
@@ -218,7 +218,7 @@ def test_a_forked_process_writes_no_line_of_its_parent(handler: tuple[Stderr, in
     stderr, reading = handler
     stderr.handle(record("once"))
     if not (child := os.fork()):
-        stderr.flush()
+        stderr.close()
         os._exit(0)
     os.waitpid(child, 0)
     assert read(reading, lambda got: got.endswith(b"\n")).count(b"once") == 1

@@ -21,9 +21,9 @@ from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import Parent
 from sqlq.worker.ipc.pipe import Pipe
+from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
-from sqlq.worker.run.isolated import IsolatedProcesses
-from sqlq.worker.supervise.child import Child
+from sqlq.worker.run import isolated
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
@@ -127,11 +127,11 @@ def test_no_message_ends_a_supervisor(child: Child) -> None:
     def fuzz(said: list[dict[str, Any]]) -> None:
         supervisor = Supervisor([sys.executable, "-c", ""], options)
         supervisor._children = [child]
-        kept: Any = SimpleNamespace(keep=lambda *what: None, deaths=supervisor._heartbeat.deaths)
+        kept: Any = SimpleNamespace(keep=lambda *what: None, tally=supervisor._heartbeat.tally)
         supervisor._heartbeat = kept
         for message in said:
-            supervisor._hear(child, message)
-            supervisor._events.get()()
+            supervisor._heard(child, message)
+            assert supervisor._next_event() is None
         supervisor._ended = supervisor._ended + child.tally
         assert supervisor.tally.total() + supervisor.running + supervisor.slots is not None
 
@@ -161,9 +161,7 @@ def test_messages_of_a_subprocess_are_an_outcome_or_its_end(said: list[dict[str,
     other.close()
     isolate: Any = SimpleNamespace(link=here, receive=here.receive)
     try:
-        outcome = IsolatedProcesses(lambda fd: pytest.fail("none is to be started"))._attempt(
-            isolate, a_job()
-        )
+        outcome = isolated.attempt_in(isolate, a_job(), lambda job: None, lambda: None)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return
     finally:

@@ -26,8 +26,6 @@ import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store.jobs import settle
-from sqlq.worker.maintain.maintenance import ServiceLoop
-from sqlq.worker.maintain.services import Sweep
 from tests import claims as claim
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
@@ -309,13 +307,12 @@ def test_a_worker_of_the_same_name_is_another_owner(app: sqlq.App, monkeypatch: 
     ways = [way for way in WAYS if way != "release"]
     tasks = [app.task(name=way, backoff="0s", max_attempts=4)(as_zombie_first(way)) for way in ways]
     app.enqueue_many([task.new() for task in tasks])
-    zombie, owner = app.worker(lease="1s"), app.worker(drain=True)
+    zombie, owner = app.worker(lease="1s", max_jobs=len(ways)), app.worker(drain=True)
     for worker in (zombie, owner):
         monkeypatch.setattr(worker._claimer, "_owner", "the same name")
     beat = zombie._leases.beat
     monkeypatch.setattr(zombie._leases, "beat", lambda: woken.wait(60) and beat())
-    monkeypatch.setattr(zombie, "_maintenance", ServiceLoop([Sweep(app.database)]))  # but it rescues nothing
-    monkeypatch.setattr(zombie._claimer, "demand", lambda *_, **__: len(ways) if not zombie._claimed else 0)
+    monkeypatch.setattr(zombie._maintenance._rescue, "run", lambda: 3_600.0)
     thread = threading.Thread(target=zombie.run)
     thread.start()
     try:

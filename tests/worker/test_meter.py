@@ -38,13 +38,7 @@ def test_counts_are_sent_once() -> None:
 
 def test_counts_that_the_supervisor_did_not_take_are_sent_later() -> None:
     totals, takes = Totals(), False
-
-    def send(numbers: dict[str, Any]) -> bool:
-        if takes:
-            totals.add(numbers)
-        return takes
-
-    counting = Meter(send, KNOWN)
+    counting = Meter(lambda numbers: takes and totals.add(numbers), KNOWN)
     counting.claimed([claimed()], 0.02)
     counting.flush()
     assert not totals.now()[0]

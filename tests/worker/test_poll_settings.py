@@ -3,6 +3,7 @@ claims."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlq.worker.claim import Claimer
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions, setting
 from sqlq.worker.wait import poller
-from tests.kit import for_each, working
+from tests.kit import claim_size_of, for_each, working
 from tests.waiting import wait_until
 
 PLAIN: dict[str, Any] = {
@@ -127,7 +128,7 @@ def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch:
 def test_a_claim_brings_no_more_than_its_batch(app: sqlq.App) -> None:
     app.enqueue_many([app.named("t").new(n) for n in range(10)])
     claimer = Claimer(app.database, "me", WorkerOptions(("default",), 10, 30_000, claim_batch=3))
-    taken = [len(claimer.claim(claimer.demand(0, 0, 0, 0.0))) for _ in range(4)]
+    taken = [len(claimer.claim(claim_size_of(claimer))) for _ in range(4)]
     assert taken == [3, 3, 3, 1]
 
 
@@ -137,8 +138,8 @@ def test_a_worker_wants_as_many_as_start_within_its_time(
 ) -> None:
     monkeypatch.setattr(claim.Pace, "measure", lambda self, ended, busy_seconds: 1_000.0)
     claimer = Claimer(app.database, "me", WorkerOptions(("default",), 5, 30_000, ahead_ms=ahead_ms))
-    assert claimer.demand(0, 0, 0, 0.0) == wanted
-    assert claimer.demand(5, 0, 0, 0.0) == wanted - 5, "with all slots taken"
+    assert claim_size_of(claimer) == wanted
+    assert claim_size_of(claimer, running=5) == wanted - 5, "with all slots taken"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -160,13 +161,11 @@ def test_a_sqlite_worker_polls_as_often_as_its_setting(app: sqlq.App) -> None:
         wait_until(lambda: worker._wake._pause == 0.1, what="the longest pause")
 
 
-def test_the_last_poll_counts_as_recent_for_three_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1_000.0]
-    monkeypatch.setattr(poller, "monotonic", lambda: now[0])
+def test_the_last_poll_counts_as_recent_for_three_intervals() -> None:
     last_look = poller.LastLook(NoParent(), 5_000)
-    last_look.note()
-    recent = []
-    for _ in range(3):
-        recent.append(last_look.is_recent())
-        now[0] += 14.9 if len(recent) == 1 else 0.2
-    assert recent == [True, True, False]
+    last_look.note(leases=False)
+    assert last_look.is_recent()
+    last_look._looked_at = time.monotonic() - 14
+    assert last_look.is_recent()
+    last_look._looked_at -= 2
+    assert not last_look.is_recent()

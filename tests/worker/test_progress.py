@@ -266,5 +266,6 @@ def test_progress_keeps_up_when_many_jobs_report(monkeypatch: pytest.MonkeyPatch
     for id in range(1, 2_501):
         pace.note(SimpleNamespace(right=(id, 1)))  # type: ignore[arg-type]
     go_on.set()
-    assert pace.finish(lambda: 30.0)
+    wait_until(lambda: sum(batches) == 2_501, what="all handed over")
+    pace.close()
     assert batches == [1, 2_500]

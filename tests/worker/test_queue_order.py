@@ -25,7 +25,8 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from tests.kit import claim, deaths, expire, rescue, span, working
+from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
+from tests.kit import claim, claim_size_of, expire, rescue, span, working
 from tests.waiting import wait_until
 
 
@@ -71,7 +72,9 @@ def steps(app: sqlq.App) -> Steps:
 
 def die(app: sqlq.App, owner: str) -> None:
     """Release the jobs of a worker that died under its supervisor, and had started none of them."""
-    assert deaths(owner).release(app.database) == float("inf")
+    keeper = Heartbeat(1_000)
+    keeper._database = app.database
+    assert keeper._give_back_of(Dead(owner, set(), "died", time.monotonic() + 60)) is None
 
 
 def test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths(
@@ -197,7 +200,7 @@ def test_slow_claims_take_fewer_jobs(
     monkeypatch.setattr(type(app.database.dialect.driver), "run", runs)
     room = []
     for _ in range(3):
-        room.append(claimer.demand(0, 0, 0, 0.0))
+        room.append(claim_size_of(claimer))
         assert len(claimer.claim(room[-1])) == room[-1]
     assert room == [10, 2, 4]
 
@@ -209,7 +212,7 @@ def test_claims_of_large_payloads_take_fewer_jobs(app: sqlq.App) -> None:
     def room_for(number: int, size: int) -> int:
         """Return how many jobs a claim requests, which finds these."""
         ids = [job.id for job in app.enqueue_many([task.new("x" * size) for _ in range(number)])]
-        room = claimer.demand(0, 0, 0, 0.0)
+        room = claim_size_of(claimer)
         claimed = claimer.claim(room)
         app.jobs.cancel(ids, force=True)
         assert len(claimed) == min(room, number)

@@ -50,12 +50,7 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
     task = app.task(name="t")(ran.append)
     for queue in ("high", "low"):
         app.enqueue_many([task.new(queue).set(queue=queue) for _ in range(40)])
-    worker = app.worker({"high": 1, "low": 1}, concurrency=1, max_jobs=32)
-
-    def demand(running: int, waiting: int, *done: float, blocked: bool) -> int:
-        return int(not running and not waiting)
-
-    monkeypatch.setattr(worker._claimer, "demand", demand)
+    worker = app.worker({"high": 1, "low": 1}, concurrency=1, max_jobs=32, ahead="0s")
     worker.run()
     assert min(Counter(ran)["high"], Counter(ran)["low"]) >= 5
 

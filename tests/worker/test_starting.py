@@ -33,6 +33,7 @@ from sqlq.store.workers import workers
 from sqlq.worker import stop
 from sqlq.worker.attempt import call
 from sqlq.worker.attempt.attempt import Attempt, Target
+from sqlq.worker.decide import Retire
 from sqlq.worker.maintain import services
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
@@ -474,8 +475,8 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     for _ in range(3):
         assert refused.acquire(timeout=60)
     if way == "stuck":
-        worker._retire("a handler does not stop")
-    wait_until(lambda: worker._retiring, what="it retiring")
+        worker._retire(Retire("a handler does not stop"))
+    wait_until(lambda: worker._retirement, what="it retiring")
     for _ in range(3):
         assert refused.acquire(timeout=60), "it tries on"
     assert thread.is_alive()

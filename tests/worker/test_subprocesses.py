@@ -24,7 +24,7 @@ from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Tally
 from tests.faces.command import Command
 from tests.faults.processes import worker_process
-from tests.kit import for_each, worker_of
+from tests.kit import for_each, run_isolated, worker_of
 from tests.preloaded import Forked, preloaded
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
@@ -76,8 +76,7 @@ class Spawned:
     ) -> Outcome:
         running = self.job(releases=releases, attempts=attempts, kind=kind)
         running.alone = alone
-        assert self.isolates.reserve(alone=alone)
-        return self.isolates.execute(running)
+        return run_isolated(self.isolates, running)
 
     def job(self, *, releases: int = 0, attempts: int = 1, kind: type[Attempt] = Attempt) -> Attempt:
         return kind(
@@ -128,9 +127,11 @@ def test_a_job_that_needs_its_own_process_waits_for_room(spawned: type[Spawned])
     some = spawned(warm=1)
     assert some.run() == Completed()
     some.isolates._at_a_time = 0  # as while others start
-    assert some.isolates.reserve() is True
-    some.isolates.cancel_reservation()
-    assert some.isolates.reserve(alone=True) is False, "the one that waits has run a job"
+    usual, alone = some.job(), some.job()
+    alone.alone = True
+    assert some.isolates.let_in(usual) is True
+    some.isolates.let_out(usual)
+    assert some.isolates.let_in(alone) is False, "the one that waits has run a job"
 
 
 @pytest.mark.parametrize("says", [b"no JSON\n", b'{"outcome": {"is": "of another release"}}\n'])
@@ -212,7 +213,9 @@ def test_no_slot_waits_while_a_subprocess_starts(spawned: type[Spawned]) -> None
         return spawn(fd)
 
     some.isolates._spawn = slow
-    executors = Executor(10, lambda _: None, lambda _, outcome: outcomes.put(outcome), some.isolates)
+    executors = Executor(
+        10, lambda _: None, lambda _, outcome: outcomes.put(outcome), lambda: True, some.isolates
+    )
     executors.offer([some.job()])
     assert starting.acquire(timeout=30)
     coroutines = [some.job() for _ in range(4)]
@@ -283,8 +286,7 @@ def test_a_cancel_waits_for_no_subprocess_that_does_not_read(spawned: type[Spawn
     isolates = IsolatedProcesses(lambda fd: forked(BUSY, str(fd), str(reads), passed=fd))
     running, outcomes = spawned().job(), SimpleQueue[Outcome]()
     running.claimed = running.claimed._replace(payload="x" * 215_000)
-    assert isolates.reserve()
-    slot = threading.Thread(target=lambda: outcomes.put(isolates.execute(running)))
+    slot = threading.Thread(target=lambda: outcomes.put(run_isolated(isolates, running)))
     slot.start()
     wait_until(lambda: running._stop is not None, what="the job sent")
     cancelling = threading.Thread(target=running.cancel)
@@ -301,7 +303,7 @@ def test_a_cancel_waits_for_no_subprocess_that_does_not_read(spawned: type[Spawn
 def test_an_exception_of_the_subprocess_pool_costs_no_slot(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raises(running: Attempt) -> Outcome:
+    def raises(running: Attempt, *_: object) -> Outcome:
         raise SystemExit
 
     some, ended = spawned(), threading.Event()
@@ -312,7 +314,7 @@ def test_an_exception_of_the_subprocess_pool_costs_no_slot(
         outcomes.append(outcome)
         ended.set()
 
-    executors = Executor(1, lambda _: None, done, some.isolates)
+    executors = Executor(1, lambda _: None, done, lambda: True, some.isolates)
     executors.offer([some.job()])
     assert ended.wait(30)
     executors.close()
@@ -411,7 +413,7 @@ def test_a_worker_with_isolate_runs_every_job_in_a_subprocess(app: sqlq.App) -> 
     class Recorded(IsolatedProcesses):
         ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
 
-        def execute(self, running: Attempt) -> Outcome:
+        def execute(self, running: Attempt, *_: object) -> Outcome:
             self.ran.append((running.task, running.alone))
             return Completed()
 

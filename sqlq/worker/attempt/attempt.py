@@ -98,6 +98,8 @@ class Attempt:
     """Called with each new cursor, as JSON, and the connection whose transaction has it."""
     context: Any = None
     """The `JobContext` of the handler; made when the handler needs it."""
+    isolate: Any = None
+    """The process in which it runs, where it has one of its own and that is started."""
     kill: Callable[[], None] | None = None
     """Ends the process of the handler, where it has one of its own."""
     _stop: Callable[[], object] | None = None

@@ -89,14 +89,16 @@ class _OnLoop:
 
 
 class Lifespan:
-    """The lifespan of a worker process. It has a thread, so that a stop need not wait for its end."""
+    """The lifespan of a worker process, if the App has one. It has a thread, so that a stop need not wait for
+    its end."""
 
     value: Any = None
     """The value that it yielded."""
     _error: SqlqError | None = None
 
-    def __init__(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
-        self.name = scope.name
+    def __init__(self, scope: Scope | None, run: Run, fell: Callable[[], None]) -> None:
+        self.exists = scope is not None
+        self.name = "" if scope is None else scope.name
         self._entered = threading.Event()
         self._leave = threading.Event()
         self._thread = threading.Thread(
@@ -106,6 +108,8 @@ class Lifespan:
     def enter(self, may_wait: Callable[[], bool]) -> bool:
         """Enter it; return False when that took longer than one may wait. Raises `SqlqError` when it
         fails."""
+        if not self.exists:
+            return True
         self._thread.start()
         while not self._entered.wait(LOOK_SECONDS):
             if not may_wait():

@@ -5,7 +5,6 @@ new progress of all jobs in one statement. Heartbeats and settles never wait for
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,48 +16,43 @@ from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.log import log
-from sqlq.worker.loop import Gatherer
+from sqlq.worker.loop import Loop, Outage
 
 EVERY_SECONDS = 1.0
+IDLE_SECONDS = 3600.0
 
 
-class Pace(Gatherer[Attempt]):
+class Pace(Loop):
     """Hands over the attempts with new progress, at most once a second."""
-
-    LARGEST_BATCH = sys.maxsize  # guard: progress-keeps-up
-    """All of a second: with fewer, those that report faster would wait in memory."""
 
     def __init__(
         self, hand_over: Callable[[Sequence[Attempt]], None], database: Database | None = None
     ) -> None:
-        super().__init__("sqlq-progress", "writing progress", database)
+        super().__init__("sqlq-progress", Outage("writing progress", database))
         self._hand_over = hand_over
-        self._noted: set[Right] = set()
-        self._pending: dict[Right, Attempt] = {}
+        self._noted: dict[Right, Attempt] = {}
 
     def note(self, job: Attempt) -> None:
         """Note that an attempt has new progress; returns at once."""
         if job.right in self._noted:  # it is read after it was taken out there, so this progress is, too
             return
-        self._noted.add(job.right)
+        self._noted[job.right] = job
         self.begin()
-        self._items.put(job)
+        self.wake()
 
-    def _add(self, items: list[Attempt]) -> None:
-        self._pending |= {job.right: job for job in items}
-
-    def _write(self) -> None:
-        jobs, self._pending = list(self._pending.values()), {}
-        self._noted.difference_update(job.right for job in jobs)
-        self._hand_over(jobs)
-        self._closed.wait(EVERY_SECONDS)
+    def _turn(self) -> float:
+        # one by one, since threads of handlers add others meanwhile; guard: progress-keeps-up
+        jobs = [self._noted.popitem()[1] for _ in range(len(self._noted))]
+        if jobs:
+            self._hand_over(jobs)
+            self._closed.wait(EVERY_SECONDS)
+        return IDLE_SECONDS
 
 
 class ProgressWriter(Pace):
     """Writes the progress of a worker's jobs, and the retention of their tasks where SQL inserted them."""
 
-    in_use = False
-    """Whether a job has reported progress so far: others cost a settle nothing."""
+    _in_use = False
 
     def __init__(self, database: Database) -> None:
         super().__init__(self._write_new, database)
@@ -68,13 +62,17 @@ class ProgressWriter(Pace):
 
     def note(self, job: Attempt) -> None:
         """Write an attempt's new progress soon; returns at once."""
-        self.in_use = True
+        self.use()
         super().note(job)
+
+    def use(self) -> None:
+        """Note that there are jobs with news. Before that they cost a settle nothing."""
+        self._in_use = True
 
     def flush(self, ended: Iterable[Attempt]) -> set[Right]:
         """Write the last progress of jobs that have ended, before they are settled. Return the rights of rows
         that another transaction keeps locked. Raises the driver's error when the database is away."""
-        if not self.in_use:
+        if not self._in_use:
             return set()
         missing = self._write_rows([job for job in ended if _has_news(job)])
         if not missing:

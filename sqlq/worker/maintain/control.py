@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
@@ -28,13 +27,13 @@ from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
+from sqlq.worker.decide import Retire
 from sqlq.worker.ipc.parent import Handlers, NoParent
 from sqlq.worker.log import log
 from sqlq.worker.loop import Outage, passing_over
-from sqlq.worker.maintain.maintenance import Maintenance
-from sqlq.worker.maintain.services import UNCALLED_SECONDS, Service
+from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.run.lease import Leases
+from sqlq.worker.run.signals import Signals
 from sqlq.worker.stop import Grace
 from sqlq.worker.wait.wake import Wake
 
@@ -45,7 +44,7 @@ RESUMES = "resumed: this worker claims again"
 
 
 @dataclass(eq=False)
-class Control(Service):
+class Control:
     """The row of one worker, and the requests of operators to it. As a service it writes the worker's state,
     when that has changed, and looks for jobs to cancel, when there are some."""
 
@@ -54,19 +53,13 @@ class Control(Service):
     _options: WorkerOptions
     _wake: Wake
     _grace: Grace
-    _schema: version.Watch
     _supervision: NoParent
-    _retire: Callable[..., None]
-    """Ends the worker when its running jobs have ended. Its `replace` decides whether another takes its
-    place."""
+    _signals: Signals
+    schema: version.Watch = field(default_factory=version.Watch)
 
     doing = "writing the state of this worker"
-    leases: Leases = field(init=False)
-    """The jobs that may be cancelled."""
     _last: tuple[Any, Any] = (None, None)
     _state = _said = STARTING
-    maintenance: Maintenance | None = None
-    """The loop that runs it, once there is one."""
 
     _told_to_pause = _all_paused = False
     _cancels_at: Any = None
@@ -138,14 +131,13 @@ class Control(Service):
         for request in wanted.requests:
             if request.worker == self._worker:
                 self._requested(request)
-        if self.maintenance is not None:
-            self.maintenance.expect_end_of_pause(wanted.pause_ms)
+        self._signals.pause_ends(wanted.pause_ms)
 
     def _requested(self, request: Request) -> None:
         if request.cancels_at != self._cancels_at:
             self._cancels_at = request.cancels_at
             self._has_cancels = True
-            self._call()
+            self._signals.state_changed()
         newest = (request.asked, request.asked_at)
         if newest == self._last:  # guard: a-request-counts-once
             return
@@ -157,9 +149,9 @@ class Control(Service):
             self.pause(paused=paused)
         elif request.asked == "stop":
             log.info("stopping: an operator stops this worker; what runs may finish", event="stopping")
-            self._retire("an operator stops it", replace=False)
+            self._signals.retire(Retire("an operator stops it", replace=False))
         elif request.asked == "restart":
-            self._retire("an operator restarts it")
+            self._signals.retire(Retire("an operator restarts it"))
 
     # -- in the worker's loop --------------------------------------------------------------------------------
 
@@ -194,7 +186,7 @@ class Control(Service):
         except DBAPIError:
             self._has_cancels = True
             raise
-        self.leases.cancel(rights)
+        self._signals.cancel(rights)
 
     def write(self) -> None:
         """Write the state of this worker, unless it is written."""
@@ -213,11 +205,7 @@ class Control(Service):
 
     def _changed(self) -> None:
         self._wake.call()
-        self._call()
-
-    def _call(self) -> None:
-        if self.maintenance is not None:
-            self.maintenance.call(self)
+        self._signals.state_changed()
 
     # -- the row itself --------------------------------------------------------------------------------------
 
@@ -228,7 +216,7 @@ class Control(Service):
         while not self._grace.stopping.is_set():
             try:
                 with self._database.begin() as conn:
-                    self._schema.look(conn, self._database.schema)
+                    self.schema.look(conn, self._database.schema)
                     self.register(conn)
                     wanted = workers.read(conn, self._worker)
                 self.heed(wanted)

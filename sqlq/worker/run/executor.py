@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from math import inf
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlq.model.outcome import Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
@@ -38,6 +38,16 @@ processes take one after the other, so that none waits for long."""
 CANCELLED_SECONDS = 1.0
 
 
+class Load(NamedTuple):
+    """How busy the slots are."""
+
+    running: int
+    waiting: int
+    """How many jobs wait for a slot or a subprocess."""
+    waits_for_isolates: bool
+    """Whether jobs wait, all of them for subprocesses."""
+
+
 class Executor:
     """Runs jobs in slots, and calls `done` with each outcome, in the thread where it came about."""
 
@@ -54,9 +64,8 @@ class Executor:
         concurrency: int,
         starting: Starting,
         done: Done,
+        may_start: Callable[[], bool],
         isolates: IsolatedProcesses | None = None,
-        *,
-        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         """While `may_start` returns False nothing starts. Call `start_ready` when it returns True again."""
         self._concurrency = concurrency
@@ -75,9 +84,6 @@ class Executor:
         self._threads: list[threading.Thread] = []
         self._tasks: dict[object, asyncio.Task[None]] = {}
         """By their jobs, or by themselves: the loop keeps weak references only."""
-        if isolates is not None:
-            isolates.on_room = self.start_ready
-            isolates.on_began = starting
 
     def offer(self, jobs: Sequence[Attempt]) -> None:
         """Take jobs to run; they start as slots are free, in this order."""
@@ -95,18 +101,14 @@ class Executor:
         for job in starting:
             self._start(job)
 
-    def load(self) -> tuple[int, int]:
-        """Return how many jobs run, and how many wait for a slot or a subprocess."""
+    def load(self) -> Load:
+        """Return how many jobs run, and how many wait."""
         with self._lock:
-            return len(self._running), self._waiting()
+            running, for_isolates = len(self._running), len(self._for_isolates)
+            return Load(running, self._waiting(), waits_for_isolates=for_isolates > 0 and not self._ready)
 
     def _waiting(self) -> int:
         return len(self._ready) + len(self._for_isolates)
-
-    def waits_for_isolates_alone(self) -> bool:
-        """Return whether jobs wait, all of them for subprocesses."""
-        with self._lock:
-            return bool(self._for_isolates) and not self._ready
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
         """Wait until a slot has freed and no more than `low_water` jobs wait, at most so long."""
@@ -127,22 +129,35 @@ class Executor:
 
     def release_ready(self) -> None:
         """Release the jobs that have not started."""
-        for job in (*self._take_ready(), *self._take_for_processes(inf)):
+        with self._lock:
+            jobs = [*self._ready, *self._for_isolates]
+            self._ready.clear()
+            self._for_isolates.clear()
+        for job in jobs:
             self._done(job, given_back(job.claimed))
 
     def release_unstarted(self) -> None:
-        """Release jobs that have waited long for a slot, and those behind them."""
-        for job in self._take_ready(claimed_before=monotonic() - UNSTARTED_SECONDS):
+        """Release jobs that have waited long for a slot, and those behind them, which would start before
+        them."""
+        with self._lock:
+            if not self._ready or self._ready[0].claimed_at >= monotonic() - UNSTARTED_SECONDS:
+                return
+            jobs = list(self._ready)
+            self._ready.clear()  # guard: who-waits-behind-goes-back-too
+        for job in jobs:
             self._done(job, given_back(job.claimed))
 
     def release_crowded(self) -> None:
-        """Release jobs that have waited long for a subprocess, and those beyond the number of slots."""
-        waits_since = monotonic()
-        for job in self._take_for_processes(
-            waits_since - ISOLATED_UNSTARTED_SECONDS,
-            but=self._concurrency,
-            more_before=waits_since - CROWDED_SECONDS,
-        ):
+        """Release jobs that have waited long for a subprocess, and the last ones beyond the number of
+        slots."""
+        jobs, now = [], monotonic()
+        with self._lock:
+            waiting = self._for_isolates
+            while waiting and waiting[0].claimed_at < now - ISOLATED_UNSTARTED_SECONDS:
+                jobs.append(waiting.popleft())
+            while len(waiting) > self._concurrency and waiting[-1].claimed_at < now - CROWDED_SECONDS:
+                jobs.append(waiting.pop())
+        for job in jobs:
             self._done(job, given_back(job.claimed, crowded=True))
 
     def release_running(self) -> None:
@@ -160,38 +175,6 @@ class Executor:
             otherwise = late(job) or (given_back if job.started is None else broken_off)(job.claimed)
             self._done(job, SelfCompleted(otherwise))  # guard: give-back-after-grace
 
-    def _take_ready(self, claimed_before: float = inf) -> list[Attempt]:
-        """Take out the jobs that have not started, where the first of them was claimed before a time. The
-        jobs behind it are taken out, too: they would start before it."""
-        with self._lock:
-            if not self._ready or self._ready[0].claimed_at >= claimed_before:
-                return []
-            taken = list(self._ready)
-            self._ready.clear()  # guard: who-waits-behind-goes-back-too
-        return taken
-
-    def _take_for_processes(
-        self, claimed_before: float, *, but: int = 0, more_before: float = inf
-    ) -> list[Attempt]:
-        """Take out jobs that wait for a subprocess: those claimed before `claimed_before`. Beyond the first
-        `but`, also take out the last ones claimed before `more_before`."""
-        taken = []
-        with self._lock:
-            waiting = self._for_isolates
-            while waiting and waiting[0].claimed_at < claimed_before:  # the first has waited longest
-                taken.append(waiting.popleft())
-            while len(waiting) > but and waiting[-1].claimed_at < more_before:
-                taken.append(waiting.pop())
-        return taken
-
-    def _give_up(self, job: Attempt) -> None:
-        """Free the slot of a job that never started, so that it does not start later."""
-        job.trusted_until = -inf
-        with self._lock:
-            self._running.discard(job)
-            self._idle.notify_all()
-            self._room.set()
-
     # -- slots -----------------------------------------------------------------------------------------------
 
     def running(self) -> list[Attempt]:
@@ -207,11 +190,7 @@ class Executor:
         """Take the next job that may start now into a slot; None without one."""
         if not (self._starting and self._may_start()):  # guard: unwritten-outcomes-are-bounded
             return None
-        if (
-            self._for_isolates
-            and self._isolates is not None
-            and self._isolates.reserve(alone=self._for_isolates[0].alone)
-        ):
+        if self._for_isolates and self._isolates is not None and self._isolates.let_in(self._for_isolates[0]):
             job = self._for_isolates.popleft()
         elif self._ready:
             job = self._ready.popleft()
@@ -236,8 +215,12 @@ class Executor:
             text = "it cannot be started here (%s: %s); it is given back"
             job.log_error("not_started", text, type(error).__name__, error)
             if job.isolated and self._isolates is not None:
-                self._isolates.cancel_reservation()
-            self._give_up(job)
+                self._isolates.let_out(job)
+            job.trusted_until = -inf  # so that it does not start later
+            with self._lock:
+                self._running.discard(job)
+                self._idle.notify_all()
+                self._room.set()
             # guard: what-cannot-start-is-bounded
             self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
@@ -286,12 +269,12 @@ class Executor:
         isolates = self._isolates if job.isolated else None
         if not job.is_trusted():  # guard: start-on-a-trusted-lease
             if isolates is not None:
-                isolates.cancel_reservation()
+                isolates.let_out(job)
             return given_back(job.claimed)
         if isolates is not None:
             self._tell(job)
             try:
-                return isolates.execute(job)
+                return isolates.execute(job, self._tell, self.start_ready)
             except BaseException as error:  # guard: a-slot-outlives-its-isolate
                 return raised(job, error)
         return execute(job, self._tell, self.run_coroutine)

@@ -27,7 +27,7 @@ from sqlq.model.middleware import Scope
 from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, failed, given_back, wait_after_loss_ms
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.attempt.call import aexecute, call_handler, execute, late
+from sqlq.worker.attempt.call import Run, Starting, aexecute, call_handler, execute, late
 from sqlq.worker.attempt.lifespan import entered
 from sqlq.worker.attempt.progress import Pace
 from sqlq.worker.ipc.pipe import Message, Pipe, packed, unpacked
@@ -89,8 +89,8 @@ class IsolatedProcesses:
     one at once, as after the death of a whole host. Then the oldest get theirs soon, and other jobs go on
     meanwhile."""
 
-    _reserved = 0
-    """How many jobs have been let in and have not taken their process yet."""
+    _starting = 0
+    """How many jobs may start a process, and have not done so yet."""
     _closed = False
 
     def __init__(
@@ -103,41 +103,44 @@ class IsolatedProcesses:
         self._idle: list[Isolate] = []
         self._all: set[Isolate] = set()
         self._leaving: list[Isolate] = []
-        self.on_room: Callable[[], None] = lambda: None
-        """Called when another job may get a process."""
-        self.on_began: Callable[[Attempt], None] = lambda job: None
-        """Called when a handler is about to run in its process."""
+        self._starting = warm
         for _ in range(warm):
-            self._start()
+            if (isolate := self._start()) is not None:
+                self._idle.append(isolate)
 
-    def reserve(self, *, alone: bool = False) -> bool:
-        """Let a job in, if a process is idle or may be started now; with `alone` it must have run nothing.
-        `execute` follows, or `cancel_reservation`."""
+    def let_in(self, job: Attempt) -> bool:
+        """Give a job an idle process, or the right to start one; return False where it has to wait. `execute`
+        follows, or `let_out`."""
         with self._lock:
-            starting = sum(not isolate.is_up() for isolate in self._all)
-            idle = sum(not (alone and isolate.jobs) for isolate in self._idle)
-            room = idle + max(0, self._at_a_time - starting) - self._reserved
-            if room <= 0 and not self._closed:  # guard: starts-are-bounded
-                return False
-            self._reserved += 1
+            job.isolate = self._idle_for(job)
+            if job.isolate is None:
+                starting = self._starting + sum(not isolate.is_up() for isolate in self._all)
+                if starting >= self._at_a_time and not self._closed:  # guard: starts-are-bounded
+                    return False
+                self._starting += 1
             return True
 
-    def cancel_reservation(self) -> None:
-        """Let another job in instead."""
+    def let_out(self, job: Attempt) -> None:
+        """Take back the process of a job that does not run, or its right to start one."""
         with self._lock:
-            self._reserved -= 1
+            if job.isolate is None:
+                self._starting -= 1
+            else:
+                self._idle.append(job.isolate)
 
-    def execute(self, running: Attempt) -> Outcome:
-        """Run a job in a subprocess. Return how the attempt ended, also by the end of that process."""
+    def execute(self, running: Attempt, began: Starting, up: Callable[[], object]) -> Outcome:
+        """Run a job in its process. Return how the attempt ended, also by the end of that process. `began` is
+        called when its handler is about to run, and `up` when another process may start."""
         try:
-            isolate = self._take(running)
+            isolate = running.isolate or self._start()
         except (OSError, RuntimeError, MemoryError) as error:
-            self.cancel_reservation()
             running.log_error("isolate_lost", "no process can be started for it: %s", error)
             # guard: what-gets-no-process-is-bounded
             return given_back(running.claimed, delay_ms=NOT_STARTED_MS)
-        if isolate is None:
+        if isolate is None or self._closed:
             return given_back(running.claimed)
+        isolate.running = running
+        isolate.jobs += 1
         running.kill = lambda: self._kill(isolate, running)
         hanging = threading.Timer(START_SECONDS, self._kill_hanging, (isolate, running))
         hanging.daemon = True
@@ -145,7 +148,7 @@ class IsolatedProcesses:
             if not isolate.is_up():
                 with suppress(RuntimeError):  # without a thread its start goes unwatched
                     hanging.start()  # guard: starts-have-an-end
-            outcome = self._attempt(isolate, running)
+            outcome = attempt_in(isolate, running, began, up)
         # The exception would end the slot's thread, and the job's lease would be renewed for ever. So the
         # process is killed, and the attempt counts.
         except Exception:  # guard: a-slot-outlives-what-it-cannot-read
@@ -165,67 +168,23 @@ class IsolatedProcesses:
             else:
                 self._idle.append(isolate)
             self._bury()
-        self.on_room()
         if isinstance(outcome, SelfCompleted):  # guard: late-may-have-completed
             return SelfCompleted(late(running) or outcome.otherwise)
         return late(running) or outcome
 
-    def _attempt(self, isolate: Isolate, running: Attempt) -> Outcome | None:
-        """Have the subprocess run a job, and return the outcome that it sends; None when it died."""
-        target = running.target
-        isolate.link.send(
-            job=packed(running.claimed),
-            worker=running.worker,
-            claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
-            schema=target.schema,
-        )
-        # the thread of the deadlines calls it; guard: a-cancel-waits-for-no-process
-        running.on_cancel(
-            lambda: isolate.link.offer(cancel=running.right, by_operator=running.cancel_requested)
-        )
-        while (reply := isolate.receive()) is not None:
-            said = reply.get("progress")
-            if said is not None and tuple(reply["right"]) == running.right:
-                if not isinstance(progress := unpacked(said), Progress):
-                    raise TypeError("progress is not what it says")
-                running.has_said(progress)
-            if "outcome" in reply:
-                outcome = unpacked(reply["outcome"])
-                if not isinstance(outcome, Outcome):  # guard: an-isolate-says-outcomes
-                    raise TypeError("an outcome is not what it says")
-                # guard: isolates-tell-their-trace
-                running.trace_id, running.span_id = reply.get("trace", (None, None))
-                return outcome
-            if "up" in reply:
-                self.on_room()
-            elif "began" in reply:
-                isolate.link.flush()  # a cancel that had no room behind the job
-                running.mark_started()
-                self.on_began(running)
-        return None
-
-    def _take(self, running: Attempt) -> Isolate | None:
-        """Take an idle process for a job, or one that is started now; None when no more jobs run."""
-        while (isolate := self._idle_for(running)) is None and not self._closed:
-            self._start()
+    def _idle_for(self, job: Attempt) -> Isolate | None:
+        """Take an idle process that a job may use, if there is one; for callers with the lock."""
+        for dead in [idle for idle in self._idle if idle.has_ended()]:
+            self._idle.remove(dead)
+            self._all.discard(dead)
+            dead.close()
+        # guard: alone-is-fresh
+        fit = [idle for idle in self._idle if not (job.alone and idle.jobs)]
+        if self._closed or not fit:
+            return None
+        isolate = max(fit, key=Isolate.is_up)
+        self._idle.remove(isolate)
         return isolate
-
-    def _idle_for(self, running: Attempt) -> Isolate | None:
-        with self._lock:
-            for dead in [idle for idle in self._idle if idle.has_ended()]:
-                self._idle.remove(dead)
-                self._all.discard(dead)
-                dead.close()
-            self._idle.sort(key=Isolate.is_up)  # the last one is taken
-            # guard: alone-is-fresh
-            fit = [idle for idle in self._idle if not (running.alone and idle.jobs)]
-            if self._closed or not fit:
-                return None
-            self._reserved = max(0, self._reserved - 1)
-            self._idle.remove(isolate := fit[-1])
-            isolate.running = running
-            isolate.jobs += 1
-            return isolate
 
     def _leave(self, isolate: Isolate) -> None:
         """Let a process leave its lifespan, and end."""
@@ -252,21 +211,26 @@ class IsolatedProcesses:
         if running.started is None:  # guard: what-has-begun-does-not-hang
             self._kill(isolate, running)
 
-    def _start(self) -> None:
-        """Start an idle process, without the lock, for which all slots and the event loop wait."""
-        isolate = Isolate(self._spawn, self._setup)  # guard: processes-start-outside-of-locks
-        with self._lock:
-            self._all.add(isolate)
-            self._idle.append(isolate)
+    def _start(self) -> Isolate | None:
+        """Start a process, without the lock, for which all slots and the event loop wait. Return None where
+        no more jobs run."""
+        try:
+            isolate = Isolate(self._spawn, self._setup)  # guard: processes-start-outside-of-locks
+            with self._lock:
+                self._all.add(isolate)
+        finally:
+            with self._lock:
+                self._starting -= 1
         if self._closed:
             isolate.bury()
+            return None
+        return isolate
 
     def _died(self, running: Attempt, isolate: Isolate) -> Outcome:
         status = isolate.bury()  # it closed its pipe, and must not run on without one
         with self._lock:
             self._all.discard(isolate)
             closed = self._closed
-        self.on_room()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if running.started is None:
             if not closed:
@@ -318,83 +282,56 @@ class IsolatedProcesses:
             isolate.bury()
 
 
+def attempt_in(
+    isolate: Isolate, running: Attempt, began: Starting, up: Callable[[], object]
+) -> Outcome | None:
+    """Have a subprocess run a job, and return the outcome that it sends; None when it died."""
+    target = running.target
+    isolate.link.send(
+        job=packed(running.claimed),
+        worker=running.worker,
+        claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
+        schema=target.schema,
+    )
+    # the thread of the deadlines calls it; guard: a-cancel-waits-for-no-process
+    running.on_cancel(lambda: isolate.link.offer(cancel=running.right, by_operator=running.cancel_requested))
+    while (reply := isolate.receive()) is not None:
+        said = reply.get("progress")
+        if said is not None and tuple(reply["right"]) == running.right:
+            if not isinstance(progress := unpacked(said), Progress):
+                raise TypeError("progress is not what it says")
+            running.has_said(progress)
+        if "outcome" in reply:
+            outcome = unpacked(reply["outcome"])
+            if not isinstance(outcome, Outcome):  # guard: an-isolate-says-outcomes
+                raise TypeError("an outcome is not what it says")
+            # guard: isolates-tell-their-trace
+            running.trace_id, running.span_id = reply.get("trace", (None, None))
+            return outcome
+        if "up" in reply:
+            up()
+        elif "began" in reply:
+            isolate.link.flush()  # a cancel that had no room behind the job
+            running.mark_started()
+            began(running)
+    return None
+
+
 # -- in the subprocess ---------------------------------------------------------------------------------------
 
 
 def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn:
     """Run the jobs that come over the pipe, one at a time, in the App's lifespan. It ends with the worker at
     the other end, or by a message of it."""
-    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    current: list[Attempt] = []
-    to_stop: dict[Right, bool] = {}
-    """The jobs to stop, with whether an operator cancels them."""
-
-    def stop() -> None:
-        for running in current:
-            if running.right in to_stop:
-                is_first = not running.asked_to_stop
-                running.cancel_requested = running.cancel_requested or to_stop[running.right]
-                running.cancel()
-                if is_first:  # a second exception would break off what the handler does because of the first
-                    signal.pthread_kill(handlers_thread, INTERRUPT)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        """Raise `CancelledError` in a `def` handler."""
-        # in sqlq's own code around it an exception would lose the outcome, and a coroutine is cancelled
-        while frame is not None and frame.f_code is not _run.__code__:
-            if frame.f_code is call_handler.__code__ and any(running.asked_to_stop for running in current):
-                raise asyncio.CancelledError("the job is to stop")  # guard: isolated-handlers-are-interrupted
-            frame = frame.f_back
-
-    def receive() -> None:
-        while (message := link.receive()) is not None:
-            if "cancel" in message:  # perhaps for a job that is still among the messages, or over
-                with suppress(TypeError):
-                    to_stop[tuple(message["cancel"])] = bool(message.get("by_operator"))
-                stop()
-            else:
-                messages.put(message)
-        os._exit(128 + signal.SIGTERM)  # nothing runs on unwatched
-
-    def say(jobs: Sequence[Attempt]) -> None:
-        for running in jobs:
-            if not running.ended:
-                link.send(progress=packed(running.said), right=running.right)
-
-    def serve_one(message: Message, lifespan_value: Any) -> None:
-        job = unpacked(message["job"])
-        own = replace(target, schema=message["schema"])
-        running = Attempt(job, own.tasks.get(job.task), float("inf"), own)
-        running.claimed_at, running.worker = message["claimed_at"], message["worker"]
-        running.lifespan = lifespan_value
-        running.on_progress = pace.note
-        current[:] = [running]
-        stop()
-        link.send(began=True)
-        outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
-        current.clear()
-        to_stop.clear()
-        running.ended = True
-        running.forget()
-        was_sent = link.send(
-            outcome=packed(outcome),
-            progress=packed(running.said),
-            right=running.right,
-            trace=(running.trace_id, running.span_id),
-        )
-        if not was_sent:  # a handler has closed the pipe, and the worker waits
-            os._exit(1)  # guard: a-subprocess-without-a-pipe-ends
-
-    handlers_thread = threading.get_ident()
-    signal.signal(INTERRUPT, interrupt)
-    threading.Thread(target=receive, name="sqlq-subprocess", daemon=True).start()
-    pace = Pace(say)
     # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
     run = partial(_run, asyncio.Runner().get_loop())
+    jobs = _Jobs(link, target, run)
+    signal.signal(INTERRUPT, jobs.interrupt)
+    threading.Thread(target=jobs.receive, name="sqlq-subprocess", daemon=True).start()
     with nullcontext() if lifespan is None else entered(lifespan, run) as value:
         link.send(up=True)
-        while "job" in (message := messages.get()):
-            serve_one(message, value)
+        while "job" in (message := jobs.messages.get()):
+            jobs.serve(message, value)
             del message
     # tracers and the like send their data then; the worker waits, and kills a process that takes too long
     # guard: isolates-call-what-is-called-at-exit
@@ -403,6 +340,82 @@ def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn
         with suppress(Exception):  # a handler may have closed or replaced it
             stream.flush()
     os._exit(0)
+
+
+class _Jobs:
+    """The jobs of one process, made in the thread that runs their handlers."""
+
+    _current: Attempt | None = None
+
+    def __init__(self, link: Pipe, target: Target, run: Run) -> None:
+        self._link = link
+        self._target = target
+        self._run = run
+        self._thread = threading.get_ident()
+        self._pace = Pace(self._send_progress)
+        self._to_stop: dict[Right, bool] = {}
+        """The jobs to stop, with whether an operator cancels them."""
+        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def serve(self, message: Message, lifespan_value: Any) -> None:
+        """Run the job of a message."""
+        job = unpacked(message["job"])
+        own = replace(self._target, schema=message["schema"])
+        running = Attempt(job, own.tasks.get(job.task), float("inf"), own)
+        running.claimed_at, running.worker = message["claimed_at"], message["worker"]
+        running.lifespan = lifespan_value
+        running.on_progress = self._pace.note
+        self._current = running
+        self._stop()
+        self._link.send(began=True)
+        run = self._run
+        outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
+        self._current = None
+        self._to_stop.clear()
+        running.ended = True
+        running.forget()
+        was_sent = self._link.send(
+            outcome=packed(outcome),
+            progress=packed(running.said),
+            right=running.right,
+            trace=(running.trace_id, running.span_id),
+        )
+        if not was_sent:  # a handler has closed the pipe, and the worker waits
+            os._exit(1)  # guard: a-subprocess-without-a-pipe-ends
+
+    def receive(self) -> None:
+        """Take the messages of the worker until it is gone."""
+        while (message := self._link.receive()) is not None:
+            if "cancel" in message:  # perhaps for a job that is still among the messages, or over
+                with suppress(TypeError):
+                    self._to_stop[tuple(message["cancel"])] = bool(message.get("by_operator"))
+                self._stop()
+            else:
+                self.messages.put(message)
+        os._exit(128 + signal.SIGTERM)  # nothing runs on unwatched
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise `CancelledError` in a `def` handler."""
+        running = self._current
+        # in sqlq's own code around it an exception would lose the outcome, and a coroutine is cancelled
+        while frame is not None and frame.f_code is not _run.__code__:
+            if frame.f_code is call_handler.__code__ and running is not None and running.asked_to_stop:
+                raise asyncio.CancelledError("the job is to stop")  # guard: isolated-handlers-are-interrupted
+            frame = frame.f_back
+
+    def _stop(self) -> None:
+        running = self._current
+        if running is not None and running.right in self._to_stop:
+            is_first = not running.asked_to_stop
+            running.cancel_requested = running.cancel_requested or self._to_stop[running.right]
+            running.cancel()
+            if is_first:  # a second exception would break off what the handler does because of the first
+                signal.pthread_kill(self._thread, INTERRUPT)
+
+    def _send_progress(self, jobs: Sequence[Attempt]) -> None:
+        for running in jobs:
+            if not running.ended:
+                self._link.send(progress=packed(running.said), right=running.right)
 
 
 def _run(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -20,6 +20,7 @@ from sqlq.database.database import Database
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.decide import compare_renewal
 from sqlq.worker.ipc.shared_memory import READS, SharedMemory
 from sqlq.worker.log import log
 from sqlq.worker.loop import AWAY, Loop, Outage, passing_over
@@ -134,17 +135,9 @@ class Leases(Loop):
         self._renewed_for_us_at = sent_at
         with self._lock:
             held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
-            unknown = {
-                right: self._unknown.get(right, self._claims_begun)
-                for right in renewed.keys() - self._held.keys()
-            }
-            # A claim that began later did not claim the job. Two messages alone prove nothing: a process that
-            # stood still receives them at once, and its claim's reply after them.
-            lost = {
-                right
-                for right in unknown.keys() & self._unknown.keys()
-                if self._claims_ended >= unknown[right]  # guard: a-claim-under-way-is-not-lost
-            }
+            unknown, lost = compare_renewal(
+                renewed, self._held, self._unknown, self._claims_begun, self._claims_ended
+            )
         missing = self._note(held, renewed, sent_at)
         self._unknown = unknown
         if missing or lost or not entered:
@@ -162,7 +155,7 @@ class Leases(Loop):
             started = unknown & self._unwritten
         unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
-            settle.give_back(conn, unstarted)
+            released = settle.give_back(conn, unstarted)
             why = "could not write its outcome"
             lost = settle.lose(conn, started, why) if started else []
         unblock.after_losses(self._database.for_claims, lost)
@@ -171,10 +164,10 @@ class Leases(Loop):
             # a job whose end the database refuses was started all the same
             # guard: a-refused-loss-was-started
             self._unwritten -= {right for right in started if right[0] in ended}
-        if unstarted:
+        if released:
             log.warning(
                 "%d jobs were claimed in this worker's name without its knowing; they are given back",
-                len(unstarted),
+                len(released),
             )
         self._reporter.rescued(lost, "could not write the outcome of its attempt")
 

@@ -5,9 +5,8 @@ unblock is under way the next jobs gather."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from time import monotonic
-from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
@@ -19,17 +18,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import notify
 from sqlq.worker.log import log
 from sqlq.worker.loop import Gatherer, passing_over
-
-
-class AfterSettling(NamedTuple):
-    """The consequences of committed settlements."""
-
-    unblocker: Unblocker
-    admissions: Admissions
-    due_again: Callable[[float], None]
-    """Called with the time at which a job can be claimed again."""
-    done: Callable[[], None]
-    """Called after each batch."""
+from sqlq.worker.run.signals import Signals
 
 
 class Unblocker(Gatherer[int]):
@@ -38,12 +27,10 @@ class Unblocker(Gatherer[int]):
     _owed = 0
     """How many jobs have been handed in and not been handled."""
 
-    def __init__(self, database: Database, freed: Callable[[], None], done: Callable[[], None]) -> None:
-        """`freed` is called when steps have become available, `done` when nothing is left to look at."""
+    def __init__(self, database: Database, signals: Signals) -> None:
         super().__init__("sqlq-unblock", "unblocking jobs", database.for_claims)
         self._database, self._notifying = database.for_claims, database
-        self._freed = freed
-        self._done = done
+        self._signals = signals
         self._pending: list[int] = []
 
     def ended(self, ids: Collection[int]) -> None:
@@ -66,13 +53,13 @@ class Unblocker(Gatherer[int]):
 
     def _write(self) -> None:
         if unblock.after(self._database, self._pending).free:
-            self._freed()
+            self._signals.work_freed()
             tell_idle(self._notifying)
         with self._lock:
             self._owed -= len(self._pending)
         self._pending.clear()
         if self._owed == 0:
-            self._done()
+            self._signals.followed()
 
 
 def tell_idle(database: Database) -> None:
@@ -100,18 +87,14 @@ class Admissions(Gatherer[Collection[str]]):
     def __init__(
         self,
         database: Database,
-        freed: Callable[[list[float]], None],
-        done: Callable[[], None],
+        signals: Signals,
         *,
         in_use: bool,
     ) -> None:
-        """`freed` is called when jobs have been admitted. It gets the start times, by the monotonic clock, of
-        those that do not start at once. `done` is called when nothing is left. `in_use` is True where limits
-        are known to exist."""
+        """`in_use` is True where limits are known to exist."""
         super().__init__("sqlq-admit", "admitting jobs", database.for_claims)
         self._database, self._notifying = database.for_claims, database
-        self._freed = freed
-        self._done = done
+        self._signals = signals
         self._in_use = in_use
         self._served = admit.Served(POLL_SECONDS)
         self._pending: set[str] = set()
@@ -186,7 +169,7 @@ class Admissions(Gatherer[Collection[str]]):
         finally:
             self._busy = False
         if self.is_idle:
-            self._done()
+            self._signals.followed()
 
     def _admit(self, keys: Collection[str]) -> None:
         moment = monotonic()
@@ -194,7 +177,8 @@ class Admissions(Gatherer[Collection[str]]):
         self._pending = self._pending.difference(keys) | done.more
         self._looked_at = moment
         if done.number:
-            self._freed([moment + ms / 1000 for ms in done.starts_ms])
+            for ms in done.starts_ms or [0.0]:  # when those start that do not start at once
+                self._signals.due_at(moment + ms / 1000)
             tell_idle(self._notifying)
         if done.more_wakes:
             self._look_at = moment

@@ -7,8 +7,10 @@ delay it; only another owner's token ends it otherwise."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import socket
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +45,8 @@ from sqlq.worker.log import log
 from sqlq.worker.loop import OFTEN, SAY_EVERY_SECONDS, Gatherer
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
-from sqlq.worker.settle.after import AfterSettling, tell_idle
+from sqlq.worker.run.signals import Signals
+from sqlq.worker.settle.after import Admissions, Unblocker, tell_idle
 
 LOCKED_ROW_SECONDS = 0.02
 SUSPECT_SECONDS = 60.0
@@ -88,21 +91,23 @@ class Settler(Gatherer[Item]):
     def __init__(
         self,
         database: Database,
+        worker: str,
         leases: Leases,
         reporter: Reporter,
         progress: ProgressWriter,
-        after: AfterSettling,
-        *,
-        worker: tuple[str, str],
+        unblocker: Unblocker,
+        admissions: Admissions,
+        signals: Signals,
     ) -> None:
-        """`worker` is its id, and its host and process for people."""
         super().__init__("sqlq-settle", "settling jobs", database)
         self._database = database
         self._leases = leases
         self._reporter = reporter
         self._progress = progress
-        self._after = after
-        self._worker = worker
+        self._unblocker = unblocker
+        self._admissions = admissions
+        self._signals = signals
+        self._worker = worker, f"{socket.gethostname()} pid {os.getpid()}"
         self._most_unwritten = MOST_UNWRITTEN_IN_A_FILE if database.dialect.in_a_file else MOST_UNWRITTEN
         self._pending: dict[Right, Item] = {}
         self._refused_at: dict[str, float] = {}
@@ -162,7 +167,7 @@ class Settler(Gatherer[Item]):
             if self._failures > 2 * OFTEN:  # guard: a-worker-that-can-write-nothing-ends
                 self._outage.give_up(error)
                 self._closed.set()
-                self._after.due_again(monotonic())  # the worker may sleep
+                self._signals.due_at(monotonic())  # the worker may sleep
             return super()._failed(error)
         return LOCKED_ROW_SECONDS * random.uniform(0.5, 1.5)
 
@@ -264,22 +269,22 @@ class Settler(Gatherer[Item]):
                     continue
                 self.tally.count(outcome)
                 if isinstance(outcome, (Retried, Released)):
-                    self._after.due_again(monotonic() + (outcome.delay_ms or 0) / 1000)
+                    self._signals.due_at(monotonic() + (outcome.delay_ms or 0) / 1000)
                 self._reporter.ended(job, outcome)
                 job.forget()
         finally:  # guard: what-is-settled-is-let-go
             if steps:
-                self._after.unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
+                self._unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
             if keys:
-                self._after.admissions.ended(keys)  # guard: slots-are-filled-after-the-settle
+                self._admissions.ended(keys)  # guard: slots-are-filled-after-the-settle
             self._leases.drop(ended)
             if ended:
-                self._after.done()
+                self._signals.settled()
                 self._reporter.told()
         if (
             followed
         ):  # else this worker, and idle ones, would find released jobs and follow-ups within a second
-            self._after.due_again(monotonic())
+            self._signals.due_at(monotonic())
             tell_idle(self._database)
 
     def _lost(self, job: Attempt, outcome: Outcome) -> None:

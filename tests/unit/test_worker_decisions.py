@@ -1,0 +1,122 @@
+"""The decisions of a worker's loop, as a table: an event, and the action that follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sqlq.worker.decide import (
+    Act,
+    Action,
+    AwaitFreed,
+    AwaitRoom,
+    Claim,
+    Claimed,
+    Event,
+    Freed,
+    Retire,
+    Stop,
+    Turn,
+    claim_size,
+    compare_renewal,
+    decide,
+)
+from sqlq.worker.options import WorkerOptions
+from tests.kit import for_each
+
+FIVE = Claim(5)
+LAST = Claim(5, is_last=True)
+FULL = Turn(running=5, waiting=4)
+DRAIN = {"drain": True}
+SMALL = {"max_rss": 2_000_000}
+IDLE = {"max_idle_ms": 100}
+TEN = {"max_jobs": 10}
+
+
+@pytest.mark.parametrize(
+    ("event", "options", "action"),
+    [
+        # a turn: claim, or wait
+        (Turn(), {}, Claim(5)),
+        (Turn(running=3), {}, Claim(2)),
+        (Turn(running=5), {}, AwaitRoom(0)),
+        (FULL, {}, AwaitRoom(2)),
+        (Turn(can_settle=False), {}, Act.AWAIT_SETTLING),
+        (Turn(paused=True), {}, Act.PAUSE),
+        (Turn(paused=True), DRAIN, Act.PAUSE),
+        # it ends by a fault, before all else
+        (Turn(fault="it fails", paused=True, resident=3_000_000), SMALL, Stop("it fails")),
+        # a process that has grown is replaced, though it is paused
+        (Turn(resident=3_000_000, paused=True), SMALL, Retire("it has 3 MB in use, more than 2 MB")),
+        (Turn(resident=2_000_000), SMALL, Claim(5)),
+        (Turn(resident=3_000_000), {}, Claim(5)),
+        # one for which nothing comes is not
+        (Turn(idle_ms=100), IDLE, Retire("nothing has come for long", replace=False)),
+        (Turn(idle_ms=99), IDLE, Claim(5)),
+        (Turn(idle_ms=1e9), {}, Claim(5)),
+        # the number of its jobs
+        (Turn(claimed=8), TEN, Claim(2)),
+        (Turn(claimed=10, running=5), TEN, Retire("it has had its number of jobs")),
+        (Turn(claimed=10, running=5, waiting=1), TEN, AwaitRoom(0)),
+        (Turn(claimed=10, can_settle=False), TEN, Retire("it has had its number of jobs")),
+        # an answered claim
+        (Claimed(FIVE, 5), {}, Act.REPORT_MORE),
+        (Claimed(FIVE, 4), {}, Act.AWAIT_WORK),
+        (Claimed(FIVE, 0, held_nothing=True), {}, Act.AWAIT_WORK),
+        # a drain ends when a claim after all that frees jobs has found nothing
+        (Claimed(FIVE, 5), DRAIN, Act.REPORT_MORE),
+        (Claimed(FIVE, 0), DRAIN, Act.AWAIT_WORK),
+        (Claimed(FIVE, 0, held_nothing=True), DRAIN, AwaitFreed(FIVE)),
+        (Freed(FIVE, admitted=True), DRAIN, Act.AWAIT_WORK),
+        (Freed(FIVE, admitted=False), DRAIN, LAST),
+        (Claimed(LAST, 1, held_nothing=True), DRAIN, Act.AWAIT_WORK),
+        (Claimed(LAST, 0), DRAIN, Act.AWAIT_WORK),
+        (Claimed(LAST, 0, held_nothing=True), DRAIN, Retire("nothing is available", replace=False)),
+    ],
+)
+def test_the_loop_does_what_follows_an_event(event: Event, options: dict[str, Any], action: Action) -> None:
+    assert decide(WorkerOptions(concurrency=5, **options), event) == action
+
+
+@for_each(
+    ("turn", "options", "size"),
+    [
+        (Turn(ahead=100), {}, 105),
+        (Turn(ahead=100, most=3), {}, 3),
+        (Turn(running=5, ahead=100), {}, 100),
+        (Turn(running=5, waiting=50, ahead=100), {}, 50),
+        (Turn(running=5, waiting=51, ahead=100), {}, 0),
+        (Turn(running=4, waiting=51, ahead=100), {}, 50),
+        (Turn(running=6), {}, 0),
+        (Turn(running=3, waiting=2), {}, 0),
+        # jobs that wait for subprocesses hold back a drain alone
+        (Turn(running=3, waiting=2, passes=True), {}, 2),
+        (Turn(running=3, waiting=2, passes=True), DRAIN, 0),
+        (Turn(running=5, waiting=9, passes=True), {}, 0),
+        (Turn(ahead=100, claimed=7), TEN, 3),
+    ],
+)
+def test_a_claim_fills_the_slots_and_what_starts_soon(turn: Turn, options: dict[str, Any], size: int) -> None:
+    assert claim_size(WorkerOptions(concurrency=5, **options), turn) == size
+
+
+A, B = (1, 1), (2, 1)
+
+
+@for_each(
+    ("renewed", "last", "begun", "ended", "unknown", "lost"),
+    [
+        ({B}, {}, 1, 1, {}, set()),  # it holds the job
+        ({A, B}, {}, 1, 1, {A: 1}, set()),  # it sees this one for the first time
+        ({A, B}, {A: 1}, 1, 1, {A: 1}, {A}),  # no claim under way can bring it
+        ({A, B}, {A: 2}, 2, 1, {A: 2}, set()),  # the claim that has it is under way
+        ({A, B}, {A: 1}, 2, 1, {A: 1}, {A}),  # a later one is
+        ({B}, {A: 1}, 1, 1, {}, set()),  # it has ended
+    ],
+)
+def test_a_job_is_lost_when_no_claim_under_way_can_bring_it(
+    renewed: set[Any], last: dict[Any, int], begun: int, ended: int, unknown: dict[Any, int], lost: set[Any]
+) -> None:
+    renewal = compare_renewal(renewed, {B}, last, begun, ended)
+    assert renewal == (unknown, lost)
