@@ -43,8 +43,14 @@ IMPORTED = (
         "sqlq.worker.worker",
     ),
     *("sqlq.cli.root", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
-    *("sqlq.cli.work", "sqlq.cli.worker_process", "sqlq.worker.supervise.supervisor"),
-    *("sqlq.cli.logs", "sqlq.cli.processes", "sqlq.cli.progress", "sqlq.cli.output", "msgspec"),
+    *("sqlq.cli.commands.work", "sqlq.cli.worker_process", "sqlq.worker.supervise.supervisor"),
+    *(
+        "sqlq.cli.terminal.logs",
+        "sqlq.cli.processes",
+        "sqlq.cli.terminal.progress",
+        "sqlq.cli.terminal.output",
+        "msgspec",
+    ),
     *("alembic.command", "psycopg", "rich.console", "rich.table", "rich.live"),
 )
 DJANGO = (

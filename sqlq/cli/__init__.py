@@ -7,8 +7,8 @@ import gc
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130
-"""128 + SIGINT, as shells count it."""
+from sqlq.config.constants import INTERRUPTED
+
 STAYING = frozenset({"work", "web", "metrics", "demo", "--watch"})
 """Commands, and an option, with which a process stays, and so collects its garbage."""
 

@@ -165,7 +165,7 @@ class Context(CommandLine):
 
     def refuse(self, ids: Sequence[int], why: Callable[[JobDetails], str]) -> None:
         """Explain why jobs were not changed, of many the first, and exit with 1 if there are any."""
-        from sqlq.cli.output import plain
+        from sqlq.cli.terminal.output import plain
 
         for id in ids[:EXPLAINED]:
             try:

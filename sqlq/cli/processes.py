@@ -158,7 +158,7 @@ EXIT_SECONDS = 5.0
 
 def leave(code: int) -> NoReturn:
     """Leave without waiting for anything but what was written, and for that not long."""
-    from sqlq.cli import logs
+    from sqlq.cli.terminal import logs
 
     logs.finish()
     # a handler may have filled a pipe that nobody reads

@@ -15,9 +15,9 @@ import click
 
 from sqlq import __version__
 from sqlq.admin.verbs import VERBS
-from sqlq.cli import INTERRUPTED
 from sqlq.cli.context import Context, takes_context
 from sqlq.config import command_hint
+from sqlq.config.constants import INTERRUPTED
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
@@ -52,11 +52,6 @@ _COMMANDS: Final = {
 }
 """The commands with the first sentence of each, in the order in which people meet them. So `sqlq --help`
 imports none of them."""
-_MODULES: Final = {
-    "show": "jobs",
-    "why": "jobs",
-}
-"""Commands that stand in the module of another one."""
 
 
 class Commands(UserDict[str, Any]):
@@ -71,14 +66,14 @@ class Commands(UserDict[str, Any]):
 
 
 def _verb(words: str) -> click.Command:
-    from sqlq.cli.act import command_of
+    from sqlq.cli.verbs import command_of
 
     return command_of(words)
 
 
 def _with_its_verbs(name: str) -> click.Command:
     """Return a command of a module, and below it the verbs that begin with its name."""
-    command: click.Command = getattr(import_module(f"sqlq.cli.{_MODULES.get(name, name)}"), name)
+    command: click.Command = getattr(import_module(f"sqlq.cli.commands.{name}"), name)
     if isinstance(command, click.Group):
         for verb in (each for each in VERBS.values() if each.group == name):
             command.add_command(_verb(verb.words))

@@ -15,10 +15,11 @@ from typing import NoReturn
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
-from sqlq.cli import logs, root
+from sqlq.cli import root
 from sqlq.cli.context import Context
-from sqlq.cli.output import naming_options
 from sqlq.cli.processes import bear_broken_streams, entitle, leave, leave_in_time
+from sqlq.cli.terminal import logs
+from sqlq.cli.terminal.output import naming_options
 from sqlq.config.durations import counted
 from sqlq.errors import SqlqError
 from sqlq.worker.attempt.attempt import Target

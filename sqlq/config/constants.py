@@ -59,3 +59,6 @@ NOTE_CHARACTERS: Final = 255
 """The longest note beside a job's progress; a longer one is cut."""
 PRIORITIES: Final = range(-100, 101)
 LAST_ID: Final = 2**63 - 1
+
+INTERRUPTED: Final = 130
+"""The exit code after SIGINT, 128 + 2, as shells count it."""

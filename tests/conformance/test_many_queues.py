@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import sqlq
+from sqlq.cli.commands.status import show_queues
 from sqlq.cli.context import Context
-from sqlq.cli.status import show_queues
 from sqlq.database.values import LARGEST_WINDOW
 from sqlq.store.workers.look import KEPT_SECONDS, KnownQueues, due_in
 from tests.kit import drain, execute

@@ -492,7 +492,8 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize(
-    "module", ["click", "sqlq.cli.context", "sqlq.cli.status", "sqlq.app", "sqlalchemy.engine", "shop"]
+    "module",
+    ["click", "sqlq.cli.context", "sqlq.cli.commands.status", "sqlq.app", "sqlalchemy.engine", "shop"],
 )
 def test_ctrl_c_in_the_middle_of_an_import_is_quiet(bare: Command, module: str) -> None:
     bare.ok("migrate")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sqlq.cli.logs import ERASE, JsonLines, Lines, OfJob, Stderr
+from sqlq.cli.terminal.logs import ERASE, JsonLines, Lines, OfJob, Stderr
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob
 from sqlq.worker.report import reporter

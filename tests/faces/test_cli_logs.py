@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.cli.logs import JsonLines, Lines, Stderr
+from sqlq.cli.terminal.logs import JsonLines, Lines, Stderr
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.worker.attempt.context import current_job
 from sqlq.worker.report import reporter

@@ -18,8 +18,8 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 
 import sqlq
-from sqlq.cli import progress
-from sqlq.cli.progress import stopped
+from sqlq.cli.terminal import progress
+from sqlq.cli.terminal.progress import stopped
 from sqlq.store.jobs import lookup
 from tests.faces.command import Command
 from tests.waiting import wait_until

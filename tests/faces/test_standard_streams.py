@@ -16,9 +16,10 @@ from typing import TextIO
 
 import pytest
 
-from sqlq.cli import logs, processes
-from sqlq.cli.logs import Lines, Stderr
+from sqlq.cli import processes
 from sqlq.cli.processes import StandardStream
+from sqlq.cli.terminal import logs
+from sqlq.cli.terminal.logs import Lines, Stderr
 
 Pair = tuple[TextIO, int]
 """A stream to write to, and the descriptor on which what it got is read."""

@@ -29,8 +29,8 @@ from tests.waiting import wait_until
 
 ASKS_THE_TIME = {
     "config/durations.py",
-    "cli/health.py",
-    "cli/logs.py",
+    "cli/commands/health.py",
+    "cli/terminal/logs.py",
     "app/inline.py",
     "web/pages.py",
     "events.py",

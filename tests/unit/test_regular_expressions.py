@@ -15,7 +15,8 @@ import pytest
 
 import sqlq
 from sqlq.admin import failures
-from sqlq.cli import context, output, problems
+from sqlq.cli import context, problems
+from sqlq.cli.terminal import output
 from sqlq.config import command_hint
 from sqlq.model import limit, retry
 from sqlq.schema import qualify

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.cli import work
+from sqlq.cli.commands import work
 from sqlq.errors import ConfigurationError
 from sqlq.worker import claim
 from sqlq.worker.claim import Claimer

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, worker_option
-from sqlq.cli.output import naming_options
+from sqlq.cli.terminal.output import naming_options
 from sqlq.config.durations import readable
 from sqlq.database import migrate as migrating
 from sqlq.database.database import Database

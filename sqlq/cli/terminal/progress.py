@@ -12,8 +12,8 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.queues import Queues, Waiting
-from sqlq.cli.logs import ERASE, draw
-from sqlq.cli.output import console
+from sqlq.cli.terminal.logs import ERASE, draw
+from sqlq.cli.terminal.output import console
 from sqlq.config.durations import span
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError

@@ -10,8 +10,8 @@ from sqlq.admin.doctor.finding import Finding, Verdict, in_units, to_do
 from sqlq.admin.storage import Reading, storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
-from sqlq.cli.output import Cell, ago, show_json, show_rows, styled
 from sqlq.cli.problems import explain
+from sqlq.cli.terminal.output import Cell, ago, show_json, show_rows, styled
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 

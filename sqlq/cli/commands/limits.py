@@ -6,7 +6,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, ago, show_list
+from sqlq.cli.terminal.output import Cell, ago, show_list
 from sqlq.model.limit import LimitStatus
 
 

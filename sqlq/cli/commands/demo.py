@@ -14,9 +14,9 @@ import click
 from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 
 from sqlq.app.app import App
+from sqlq.cli.commands.status import show_queues
 from sqlq.cli.context import Context
-from sqlq.cli.output import plain
-from sqlq.cli.status import show_queues
+from sqlq.cli.terminal.output import plain
 from sqlq.config.urls import shown
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.context import current_job

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from sqlq.admin.schedules import LastJob, ScheduleDetails
+from sqlq.cli.commands.enqueue import argument
 from sqlq.cli.context import Context
-from sqlq.cli.enqueue import argument
 from sqlq.cli.options import duration, job_options, listing, number, takes_json, time_option
-from sqlq.cli.output import (
+from sqlq.cli.terminal.output import (
     Cell,
     ago,
     answer,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sqlq.cli.commands.status import show_queues
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, listing, takes_json
-from sqlq.cli.output import show_json
-from sqlq.cli.status import show_queues
+from sqlq.cli.terminal.output import show_json
 
 
 @listing

@@ -1,23 +1,17 @@
-"""`sqlq jobs`, `show` and `why`: see any job, in whatever state it is, and what it waits for."""
+"""`sqlq show`: all about one job."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import click
 
-from sqlq.admin.doctor.doctor import findings
-from sqlq.admin.verbs import of
-from sqlq.admin.why import why as reasons_of
-from sqlq.app.app import App
+from sqlq.cli.commands.jobs import attempts, time_of
+from sqlq.cli.commands.why import reasons, show_reasons
 from sqlq.cli.context import Context
-from sqlq.cli.options import duration, flag, limit_option, takes_json, those_of_one
-from sqlq.cli.output import (
-    Cell,
-    ago,
+from sqlq.cli.options import duration, flag, takes_json
+from sqlq.cli.terminal.output import (
     dated,
     naming_options,
     plain,
@@ -28,87 +22,20 @@ from sqlq.cli.output import (
     show_heading,
     show_json,
     show_part,
-    show_rows,
     show_wrapped,
-    styled,
 )
-from sqlq.config.command_hint import command, shortened
+from sqlq.config.command_hint import shortened
 from sqlq.config.constants import DEFAULT_QUEUE
-from sqlq.config.durations import counted, readable, span, until, written
+from sqlq.config.durations import counted, readable, span, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.backoff import read
 from sqlq.model.checks import FOR_EVER_MS
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job import JobDetails, State
+from sqlq.model.job import JobDetails
 from sqlq.payload.encryption import Unopened
 
-MORE_COLUMNS = ("progress", "label")
-"""Shown where one of the jobs has it."""
 LONGEST_CURSOR = 300
 """Characters of a cursor that are shown; --json shows all."""
-
-
-@click.command()
-@click.option("--state", type=click.Choice([state.value for state in State]), help="In one state only.")
-@those_of_one
-@limit_option(20, "At most so many, the newest.")
-@flag("--exact", help="Look through all jobs, and not only the newest 100,000 of each kind.")
-@takes_json
-def jobs(
-    context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any
-) -> None:
-    """List jobs, the newest first, in whatever state they are.
-
-    Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
-    """
-    app = context.looking()
-    how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = app.jobs.listing(state=state, limit=limit + 1, whole=False, **chosen, **how)
-    more, found = len(found) > limit, found[:limit]
-    if as_json:
-        show_json([job.as_json(whole=False) for job in found])
-    elif found:
-        more_names = [name for name in MORE_COLUMNS if any(getattr(job, name) is not None for job in found)]
-        more_names += ["error"] if state == "failed" else []
-        names = ("id", "state", "queue", "task", "attempts", "time", *more_names)
-        show_rows(names, [[*_row(job), *_more(job, more_names)] for job in found])
-    else:
-        click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(chosen)}"))
-    if (group := chosen["group"]) is not None and not as_json:
-        numbers = app.jobs.counts(group=group)
-        said = ", ".join(f"{numbers[state]:,} {state}" for state in State if state in numbers)
-        click.echo(f"\ngroup {plain(group)}: {said or 'no jobs'}")
-    if more and not as_json:
-        click.echo(
-            f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"
-        )
-    if not complete:
-        click.echo("\nonly the newest 100,000 jobs of each kind were looked at; --exact goes on", err=as_json)
-
-
-def _row(job: JobDetails) -> list[Cell]:
-    return [str(job.id), styled(job.state), queue_name(job.queue), job.task, attempts(job, "/"), _time(job)]
-
-
-def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
-    # the note beside a job's progress is for `sqlq show`
-    progress = job.progress and replace(job.progress, note=None)
-    values = {"progress": progress, "label": job.label, "error": job.error}
-    return ["" if values[name] is None else str(values[name]) for name in columns]
-
-
-def attempts(job: JobDetails, separator: str) -> str:
-    """Return how many attempts were made, of how many; "?" where only an unknown task has the number."""
-    return f"{job.attempts}{separator}{'?' if job.max_attempts is None else job.max_attempts}"
-
-
-def _time(job: JobDetails) -> str:
-    """Return since when a job is in its state, or when it is due."""
-    if job.state == "blocked":
-        return f"by its {job.blocked_by}, since {ago(job.created_at)}"
-    if job.state in ("scheduled", "available") and job.available_at is not None:
-        return f"due {until(job.available_at)}"
-    return str(ago(job.reserved_at if job.state == "running" else job.ended_at))
 
 
 @click.command()
@@ -151,53 +78,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         show_part("traceback")
         show_block(plain_lines(job.traceback))
     show_part("next")
-    _show_reasons(_reasons(app, job))
-
-
-@click.command()
-@click.argument("id", type=int)
-@takes_json
-def why(context: Context, id: int, as_json: bool) -> None:
-    """Explain why a job does not run now, and when it will.
-
-    For a running job it names the worker, for an ended one the outcome. Beside each reason stands the command
-    that changes it. The findings of sqlq doctor about those who should run it come last.
-    """
-
-    context.kind = "reader"
-    job = context.app().jobs.get(id)
-    reasons, found = _reasons(context.app(), job), findings(context.app().database, job)
-    if as_json:
-        said = {
-            "reasons": [{"said": words, "command": line} for line, words in reasons],
-            "findings": [each.as_json() for each in found],
-        }
-        show_json({"id": job.id, "state": job.state, "queue": job.queue, "task": job.task, **said})
-        return
-    error = f": {plain(job.error)}" if job.error else ""
-    show_wrapped(
-        "", f"job {job.id}, {plain(job.task)} in queue {queue_name(job.queue)}, is {job.state}{error}"
-    )
-    _show_reasons(reasons)
-    if found:
-        show_part("doctor")
-    for each in found:
-        show_wrapped("", plain(str(each)), before="  ")
-
-
-def _reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
-    """Return why a job is in its state, each reason after the command that changes it."""
-
-    return [
-        (each.words and command(each.words, needs_app=each.needs_app), each.said)
-        for each in reasons_of(app.database, job)
-    ]
-
-
-def _show_reasons(reasons: list[tuple[str | None, str]]) -> None:
-    width = max(len(line or "") for line, _ in reasons)
-    for line, said in reasons:
-        show_wrapped(f"{line:<{width}}  " if line else "", said, before="  ")
+    show_reasons(reasons(app, job))
 
 
 def _fields(job: JobDetails) -> dict[str, object]:
@@ -253,7 +134,7 @@ def _due(job: JobDetails) -> str | None:
     due = job.available_at or job.due_at
     if due is None or (job.ended_at is None and job.state != "scheduled"):
         return dated(due)
-    return written(due) if job.ended_at else f"{written(due)} ({_time(job).removeprefix('due ')})"
+    return written(due) if job.ended_at else f"{written(due)} ({time_of(job).removeprefix('due ')})"
 
 
 def _follower(named: Any) -> str | None:

@@ -7,7 +7,7 @@ import click
 from sqlq.admin.grants import KINDS, grant
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag
-from sqlq.cli.output import plain
+from sqlq.cli.terminal.output import plain
 
 
 @click.command()

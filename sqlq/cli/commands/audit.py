@@ -8,7 +8,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, takes_json
-from sqlq.cli.output import ago, show_list
+from sqlq.cli.terminal.output import ago, show_list
 
 
 @click.command()

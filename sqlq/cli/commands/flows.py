@@ -10,7 +10,7 @@ import click
 from sqlq.admin.verbs import flow_counts
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
+from sqlq.cli.terminal.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
 from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails

@@ -21,7 +21,7 @@ from sqlq.cli.options import (
     takes_json,
     time_option,
 )
-from sqlq.cli.output import answer, naming_options
+from sqlq.cli.terminal.output import answer, naming_options
 from sqlq.errors import ArgumentsError
 from sqlq.model.task import new_from_json
 from sqlq.payload.annotations import hints_of

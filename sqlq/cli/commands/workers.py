@@ -8,7 +8,7 @@ from sqlq.admin.verbs import who
 from sqlq.admin.workers import WorkerStatus, since_it_said
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, listing, takes_json
-from sqlq.cli.output import INDENT, ago, queue_name, show_heading, show_json, show_wrapped
+from sqlq.cli.terminal.output import INDENT, ago, queue_name, show_heading, show_json, show_wrapped
 from sqlq.config.command_hint import command
 from sqlq.config.durations import age, counted, span
 

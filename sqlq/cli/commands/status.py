@@ -14,8 +14,8 @@ from sqlq.admin.verbs import listed, who
 from sqlq.admin.workers import WorkerStatus
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, flag, takes_json
-from sqlq.cli.output import Cell, ago, plain, queue_name, show_json, show_rows, show_wrapped
 from sqlq.cli.problems import explain
+from sqlq.cli.terminal.output import Cell, ago, plain, queue_name, show_json, show_rows, show_wrapped
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError

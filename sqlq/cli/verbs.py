@@ -12,7 +12,7 @@ from sqlq.admin.verb import JobSelection, Option, Verb
 from sqlq.admin.verbs import VERBS, of
 from sqlq.cli.context import Context
 from sqlq.cli.options import confirm, json_flag, moment, moment_or_age, yes_option
-from sqlq.cli.output import answer, naming_options, plain
+from sqlq.cli.terminal.output import answer, naming_options, plain
 from sqlq.config.command_hint import command as quoted
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError

@@ -16,13 +16,13 @@ from typing import Any, Literal, NoReturn
 
 import click
 
-from sqlq.cli import logs
+from sqlq.cli.commands.metrics import HOST, require_client
 from sqlq.cli.context import Context
-from sqlq.cli.metrics import HOST, require_client
 from sqlq.cli.options import duration, file_option, flag, options, port_option, worker_option
-from sqlq.cli.output import naming_options, on_terminal
 from sqlq.cli.processes import entitle, leave
-from sqlq.cli.progress import Progress, stopped
+from sqlq.cli.terminal import logs
+from sqlq.cli.terminal.output import naming_options, on_terminal
+from sqlq.cli.terminal.progress import Progress, stopped
 from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.worker.ipc import forkserver

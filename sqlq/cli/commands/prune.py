@@ -6,7 +6,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import takes_json
-from sqlq.cli.output import answer, naming_options
+from sqlq.cli.terminal.output import answer, naming_options
 from sqlq.config.command_hint import OWNER
 from sqlq.config.durations import counted
 

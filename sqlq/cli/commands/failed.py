@@ -9,7 +9,7 @@ import click
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, limit_option, takes_json, those_of_one
-from sqlq.cli.output import answer, show_list
+from sqlq.cli.terminal.output import answer, show_list
 from sqlq.config.durations import counted
 
 
