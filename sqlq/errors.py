@@ -26,6 +26,11 @@ Each message is one sentence with what is wrong, where, and how to mend it. An `
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class SqlqError(Exception):
     """The root of all errors of sqlq."""
@@ -99,30 +104,20 @@ class JobFailedError(NoResultError):
     None where there is none. `attempts` were made.
     """
 
-    def __init__(
-        self,
-        said: str,
-        *,
-        id: int,
-        task: str,
-        attempts: int,
-        reason: str | None = None,
-        exception: str | None = None,
-        message: str | None = None,
-        traceback: str | None = None,
-    ) -> None:
-        super().__init__(said)
-        self.id, self.task, self.attempts = id, task, attempts
-        self.reason, self.exception, self.message, self.traceback = reason, exception, message, traceback
+    def __init__(self, message: str, job: Any) -> None:
+        super().__init__(message)
+        self.id, self.task, self.attempts = job.id, job.task, job.attempts
+        self.reason, self.exception = job.reason, job.exception
+        self.message, self.traceback = job.message, job.traceback
 
 
 class JobCancelledError(NoResultError):
     """The job that was waited for was cancelled. `id` and `task` name it; `reason` is why, where one is
     known."""
 
-    def __init__(self, said: str, *, id: int, task: str, reason: str | None = None) -> None:
-        super().__init__(said)
-        self.id, self.task, self.reason = id, task, reason
+    def __init__(self, message: str, job: Any) -> None:
+        super().__init__(message)
+        self.id, self.task, self.reason = job.id, job.task, job.reason
 
 
 class WaitTimeoutError(NoResultError, TimeoutError):
@@ -134,6 +129,6 @@ class SealError(SqlqError):
     is of another task or queue. Or a row is plain where plain rows are refused. `lacks_key` is True where the
     key, or the library for it, is not here: another process may have it."""
 
-    def __init__(self, said: str, *, lacks_key: bool = False) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, lacks_key: bool = False) -> None:
+        super().__init__(message)
         self.lacks_key = lacks_key

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import URL, Engine
 
 from sqlq.app.connected import Connected, Parts, address_of
-from sqlq.app.options import Defaults, retention_ms, seal_of
+from sqlq.app.options import Defaults, DirectCalls, checked_eager, is_eager, retention_ms, seal_of
 from sqlq.config.durations import Duration
-from sqlq.config.urls import DirectCalls, checked_eager, database_url, schema_name, shown
-from sqlq.config.urls import eager as is_eager
+from sqlq.config.urls import database_url, schema_name, shown
 from sqlq.database.caller.session import (
     AnySession,
     AnySessionToAwait,
@@ -55,33 +54,30 @@ log = logging.getLogger("sqlq")
 class App(Parts, Waits):
     """A job queue in one database, and the tasks that its workers run.
 
-    `url` is a database URL. Without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
-    [tool.sqlq], then sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for a missing
-    variable. With `engine` (an Engine or AsyncEngine) sqlq connects the way that engine does, with a pool of
-    its own. `schema` (else SQLQ_SCHEMA) names the schema of the tables. `retention` (else
-    SQLQ_RETENTION, else `retention` in pyproject.toml) is how long finished jobs are kept: "0s" for
-    less than a minute, None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler
-    that does not carry LISTEN.
+    - `url`: the URL of the database; else SQLQ_DATABASE_URL, or `database-url` in pyproject.toml.
+    - `engine`: an Engine or AsyncEngine, whose way of connecting sqlq takes, with a pool of its own.
+    - `schema`: the schema of the tables; else SQLQ_SCHEMA, or the connection's own.
+    - `retention`: how long finished jobs are kept; else SQLQ_RETENTION, or 7 days. None is for ever.
+    - `listen_url`: a URL for idle workers past a pooler that does not carry LISTEN; else SQLQ_LISTEN_URL.
+    - `session`: for jobs enqueued without one: a scoped_session, or a function that returns it, or None.
+    - `eager`: whether jobs run in this process, after the commit, see `enqueue`; else SQLQ_EAGER.
+    - `defaults`: options for jobs whose task does not set them, as in {"timeout": "5m"}.
+    - `queues`: the same by names of queues, before `defaults`; "order" may be "lifo", newest first.
+    - `carry`: context variables whose values travel with a job to its handler.
+    - `service`: the name of the application among several on one database, and its default queue.
+    - `keys`: sign payloads and results; the first writes, all read. Else SQLQ_KEYS. See `sqlq keys new`.
+    - `seal`: "sign", "encrypt", or "read" for keys that only read; else SQLQ_SEAL.
+    - `unsealed`: plain rows where there are keys: "refuse", "take", or a list of queues; else SQLQ_UNSEALED.
+    - `direct_calls`: how a task takes a call as a function: "allow", "warn" or "refuse".
 
-    `session` is for jobs that are enqueued without one. It is a scoped_session, or a function that returns
-    the current session or connection, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml)
-    nothing is written: jobs run in this process, after the commit. See `enqueue`.
+    Without any URL the database is sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for
+    a missing variable. Defaults are options of `task`: queue, priority, max_attempts, timeout, backoff,
+    retention, expires and headers. Workers of a service without other queues serve those that this App names.
+    The service owns the schedules that its code declares; see `schedule`. A row with a wrong signature fails
+    as `bad_signature`, and so does a plain one that is refused.
 
-    `defaults` are options for jobs whose task does not set them: queue, priority, max_attempts, timeout,
-    backoff, retention, expires, headers. `queues` maps names of queues to options for the jobs in them; these
-    win over `defaults`. With `"order": "lifo"` workers take the newest job of a priority first. `carry` lists
-    context variables whose values travel with a job to its handler. `service` names the application among
-    several on one database. It is then the default queue, and workers without other queues serve those that
-    this App names. The service owns the schedules that its code declares; see `schedule`.
-
-    `keys` (else SQLQ_KEYS) sign payloads and results; `sqlq keys new` makes one. With `seal="encrypt"` (else
-    SQLQ_SEAL) they encrypt them. The first key writes, and all of them read. A row with a wrong signature
-    fails as `bad_signature`. A plain row fails alike, unless `unsealed` (else SQLQ_UNSEALED) is "take", or
-    lists its queue.
-
-    A call of a task, as in `send_receipt(7)`, runs its handler here and now. With `direct_calls="warn"` such
-    a call warns, and with "refuse" it raises `ConfigurationError`. Both do nothing in a handler, in `sqlq
-    work` and in tests. They find calls that another queue would have enqueued.
+    A call of a task, as in `send_receipt(7)`, runs its handler here and now. "warn" and "refuse" find such
+    calls, which another queue would have enqueued. Both do nothing in a handler, in `sqlq work` and in tests.
 
     An App connects to nothing until it is used. A database in memory is for tests: a session on it can
     enqueue jobs, but neither sqlq nor its workers can connect there. Raises `ConfigurationError` for a URL or
@@ -141,11 +137,16 @@ class App(Parts, Waits):
         """Point the App at another database, or change its schema, its URL to listen at, or its session. All
         else stays as it is, and so do its tasks.
 
-        For applications that read their configuration after their tasks are imported. None takes a `schema`
-        or `listen_url` away. The schema does not move to an SQLite database, nor the URL to listen at to
-        another database. With a session alone the App stays where it is. Jobs enqueued through a session go
-        where the session goes. Closes the connections to the old database. Raises as `App` does, and for a
-        call without arguments.
+        - `url`: the URL of the other database.
+        - `engine`: an Engine or AsyncEngine for it, in place of the URL.
+        - `schema`: the schema of its tables; None takes it away.
+        - `listen_url`: as in `App`; None takes it away.
+        - `session`: as in `App`; with it alone the App stays where it is.
+
+        For applications that read their configuration after their tasks are imported. The schema does not
+        move to an SQLite database, nor the URL to listen at to another database. Jobs enqueued through a
+        session go where the session goes. Closes the connections to the old database. Raises as `App` does,
+        and for a call without arguments.
 
         An open test database (`sqlq_app`, `sqlq.testing.on_database`) keeps the App until its end. An
         application factory needs no change to be tested.
@@ -330,7 +331,7 @@ class App(Parts, Waits):
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
         its own. On a test's database the App's own `eager` does not count: jobs are there to be looked at."""
         default = self._eager and not self._test_addresses
-        runs = default if eager is None else checked_eager(eager)
+        runs = default if eager is None else checked_eager(eager, "eager")
         if session is None:
             session = self._session()
         enqueuer = self._stand_in or (self._eagerly if runs else self._connected.enqueuer)
@@ -394,43 +395,30 @@ class App(Parts, Waits):
         supervisor watches the process: after its death its jobs wait for their leases to run out. A `def`
         handler past its timeout keeps its slot, and `isolate=True` has no effect.
 
-        `queues` are served in the order given; a mapping to weights, as in {"high": 3, "low": 1}, draws the
-        order of each claim. Without it the worker serves all queues in rotation; that of a `service` serves
-        those that its App names. `concurrency` jobs (10) run at a time. A `lease` (30 s) is renewed three
-        times in its length. When stopped, running jobs have `grace` (25 s) to finish; then the worker
-        releases them.
+        - `queues`: served in this order; a mapping to weights, as in {"high": 3, "low": 1}, draws the order.
+        - `concurrency`: jobs at a time; 10.
+        - `lease`: the time after a crash until others take a job over; 30 s. It is renewed thrice in it.
+        - `grace`: the time for running jobs to finish after a stop; 25 s. Then the worker releases them.
+        - `drain`: whether it stops when no job is available.
+        - `max_jobs`: it stops after this number of jobs.
+        - `name`: the name of this worker for operators.
+        - `max_rss`: it stops when the process uses more memory, as in "400MB".
+        - `max_idle`: it stops when no job has come for this time.
+        - `poll`: how often an idle host looks for jobs, beside notifications; 1.25 s, on SQLite 50 ms.
+        - `claim_batch`: the most jobs of one claim; 1,000.
+        - `ahead`: jobs that start within this time are held beside those in slots; 100 ms, "0s" for none.
 
-        With `drain` the worker stops when nothing is available. It stops after `max_jobs` jobs, after
-        `max_idle` without a job, and when the process uses more memory than `max_rss` ("400MB"). Operators
-        call it by its `name`.
-
-        An idle host looks for jobs each `poll`, by default 1.25 s, and a SQLite file each 50 ms, beside
-        notifications. A claim brings at most `claim_batch` jobs, by default 1,000. Beside those in its slots
-        the worker holds jobs that start `ahead` of now, by default within 100 ms at its pace; "0s" holds
-        none. SQLQ_CONCURRENCY, SQLQ_LEASE, SQLQ_GRACE, SQLQ_POLL, SQLQ_CLAIM_BATCH and SQLQ_AHEAD, then
+        Without `queues` the worker serves all in rotation; that of a `service` those that its App names.
+        SQLQ_CONCURRENCY, SQLQ_LEASE, SQLQ_GRACE, SQLQ_POLL, SQLQ_CLAIM_BATCH and SQLQ_AHEAD, then
         `pyproject.toml`, set what is not given.
 
         >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
         ...     serve_web()
         """
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "queues")}
         from sqlq.worker.options import WorkerOptions
 
-        return self._worker(
-            WorkerOptions.of(
-                queues=queues,
-                concurrency=concurrency,
-                lease=lease,
-                grace=grace,
-                drain=drain,
-                max_jobs=max_jobs,
-                name=name,
-                max_rss=max_rss,
-                max_idle=max_idle,
-                poll=poll,
-                claim_batch=claim_batch,
-                ahead=ahead,
-            )
-        )
+        return self._worker(WorkerOptions.of(queues, **arguments))
 
     def _worker(
         self,

@@ -16,7 +16,7 @@ from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.model.backoff import backoff_from
-from sqlq.model.checks import checked_queue, checked_word
+from sqlq.model.checks import checked_bool, checked_queue, checked_word
 from sqlq.model.foreign_names import hints
 from sqlq.model.job_options import JOB_OPTIONS, Kept
 from sqlq.payload import headers
@@ -139,6 +139,24 @@ def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> d
         except ConfigurationError as error:
             raise ConfigurationError(f"{what}: {error}") from None
     return dict(options)
+
+
+DirectCalls = Literal["allow", "warn", "refuse"]
+"""How a task takes a call as a function: in silence, with a warning, or not at all."""
+checked_eager = partial(checked_bool, more=", as a variable 1 or 0")
+_BOOLEANS = {
+    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+}
+
+
+def is_eager(argument: bool | None = None) -> bool:
+    """Return whether jobs run in the process that enqueues them: the argument, else SQLQ_EAGER, else `eager`
+    in [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
+    what, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
+    if what == "SQLQ_EAGER" and isinstance(value, str):
+        value = _BOOLEANS.get(value.strip().lower(), value)
+    return value is not None and checked_eager(value, what)
 
 
 def retention_ms(argument: Duration | Kept | None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
@@ -263,29 +263,3 @@ def no_schemas(what: str, name: str, url: URL) -> str:
     """Return the sentence about a schema that was named for a database of SQLite; `what` named it."""
     mend = "leave it out" if what == "schema" else "unset it, or name the database it is meant for"
     return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
-
-
-def eager(argument: bool | None = None) -> bool:
-    """Return whether jobs run in the process that enqueues them: the argument, else SQLQ_EAGER, else `eager`
-    in [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
-    what, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
-    if what == "SQLQ_EAGER" and isinstance(value, str):
-        value = _WORDS.get(value.strip().lower(), value)
-    return value is not None and checked_eager(value, what)
-
-
-DirectCalls = Literal["allow", "warn", "refuse"]
-"""How a task takes a call as a function: in silence, with a warning, or not at all."""
-
-
-def checked_eager(value: Any, what: str = "eager") -> bool:
-    """Return a valid value of `eager`. Raises `ConfigurationError` for anything else."""
-    if isinstance(value, bool):  # guard: eager-is-no-text
-        return value
-    raise ConfigurationError(f"{what} is {value!r}: it is True or False, as a variable 1 or 0")
-
-
-_WORDS = {
-    **dict.fromkeys(("", "0", "false", "no", "off"), False),
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-}

@@ -15,9 +15,9 @@ from django.db import connections
 from django.db.utils import load_backend
 from sqlalchemy import URL
 
-from sqlq.app.options import Defaults, seal_of
+from sqlq.app.options import Defaults, DirectCalls, checked_eager, seal_of
 from sqlq.config.durations import milliseconds
-from sqlq.config.urls import DirectCalls, checked_eager, listen_url, schema_name
+from sqlq.config.urls import listen_url, schema_name
 from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
 from sqlq.model.checks import checked_queue, checked_word

@@ -68,9 +68,11 @@ class Curve:
 
 
 def exponential(first: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
-    """Wait `first`, then twice as long each time, at most `cap`; each wait varied by ± `jitter` of itself.
+    """Wait twice as long after each attempt; the default of every task.
 
-    The default of every task. Jitter keeps jobs that failed together from returning together.
+    - `first`: the wait after the first attempt.
+    - `cap`: the longest wait.
+    - `jitter`: the share by which each wait varies, so that jobs do not return together.
     """
     return Curve("exponential", (milliseconds(first, "first"),), milliseconds(cap, "cap"), jitter)
 
@@ -81,12 +83,22 @@ def fixed(delay: Duration, jitter: float = 0.0) -> Backoff:
 
 
 def linear(step: Duration, cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
-    """Wait `step` after the first attempt, twice `step` after the second, and so on, at most `cap`."""
+    """Wait longer by one step after each attempt.
+
+    - `step`: the wait after the first attempt.
+    - `cap`: the longest wait.
+    - `jitter`: the share by which each wait varies.
+    """
     return Curve("linear", (milliseconds(step, "step"),), milliseconds(cap, "cap"), jitter)
 
 
 def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
-    """Wait 1, 1, 2, 3, 5, 8 … times `step`, at most `cap`."""
+    """Wait 1, 1, 2, 3, 5, 8 … steps.
+
+    - `step`: the wait after the first attempt.
+    - `cap`: the longest wait.
+    - `jitter`: the share by which each wait varies.
+    """
     return Curve("fibonacci", (milliseconds(step, "step"),), milliseconds(cap, "cap"), jitter)
 
 

@@ -96,10 +96,10 @@ def checked_whole(value: Any, what: str, choice: range, more: str = "") -> int:
     return int(value)
 
 
-def checked_bool(value: Any, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{what} is {value!r}: it is True or False")
-    return value
+def checked_bool(value: Any, what: str, more: str = "") -> bool:
+    if isinstance(value, bool):  # guard: eager-is-no-text
+        return value
+    raise ConfigurationError(f"{what} is {value!r}: it is True or False{more}")
 
 
 def checked_priority(value: int, what: str = "priority") -> int:

@@ -103,12 +103,13 @@ class Flow(AnyFlow):
     def add(self, job: Any, *, after: Any = (), when: When = "success") -> Any:
         """Add a job, a chain or a group, and return its step, or the steps at its end.
 
-        It runs when the steps `after` which it comes have ended. `when` is how they have to end: `success`
-        (finished), `failure` (failed for good), or `ended` (in any way, cancelled too). Pass a mapping
-        `{step: when}` to set `when` for each step. A step that can no longer run, since a step before it
-        ended otherwise, is cancelled. A delay counts from the enqueue. A step whose result is an argument of
-        the job is waited for, whether or not it is named. Raises `EnqueueError` for steps of another flow,
-        and for a job that cannot be a step.
+        - `job`: what `task.new(…)` returns, a chain or a group.
+        - `after`: the steps for which it waits, or a mapping `{step: when}` to set `when` for each.
+        - `when`: how they have to end: "success", "failure" (for good), or "ended" (in any way).
+
+        A step that can no longer run, since a step before it ended otherwise, is cancelled. A delay counts
+        from the enqueue. A step whose result is an argument of the job is waited for, whether or not it is
+        named. Raises `EnqueueError` for steps of another flow, and for a job that cannot be a step.
 
         >>> flow.add(alarm.new(7), after=[paid], when="failure")  # doctest: +SKIP
         """

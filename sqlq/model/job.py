@@ -194,25 +194,30 @@ class NewJob(HasArguments, Generic[R_co]):
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
         """Return this job with other options; an option that is not given stays as it is.
 
-        `delay` counts from the enqueue by the database's clock. `available_at` is a time with a time zone.
-        Give one of the two. A larger `priority` (−100 to 100) runs first. `expires` is how long after it is
-        due the job may be started, or until when. A job that was not started is cancelled. A `timeout` of
-        None takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes
-        but a function of your own. `retention` is how long the job is kept after it has finished or failed,
-        None for ever. `label` is a short text for people, and `group` one by which `app.jobs` finds jobs of
-        separate calls. A label, group or unique key of None takes away the one set before. `headers` is a
-        mapping of names to JSON that travels with the job. Headers set before stay where they are not set
-        anew. `on_success`, `on_failure` and `on_cancel` are tasks. A job of that task follows when this one
-        has finished, has failed for good, or was cancelled. With None none does, whatever the task defines.
-        `limit` is a `sqlq.Limit` or `sqlq.Serial` with a key
-        of plain text, or the name of one declared by `app.limit`. None takes the task's away.
+        - `queue`: another one than the task's own.
+        - `delay`: how long after the enqueue it is due, by the database's clock.
+        - `available_at`: when it is due, with a time zone, in place of a delay.
+        - `priority`: −100 to 100; a larger one runs first.
+        - `max_attempts`: how often it is tried.
+        - `timeout`: how long an attempt may take; None takes the task's away.
+        - `backoff`: the wait before the next attempt, in any form the task takes but a function of your own.
+        - `retention`: how long it is kept after it has finished or failed, None for ever.
+        - `unique_key`: at most one job of that key is live in its queue; None takes it away.
+        - `unique_until`: the end of that: "finish", "start" for its first claim, or "pruned".
+        - `on_conflict`: "keep" the live job; "replace" it while it waits; "postpone" it to this one's time.
+        - `at_most`: how long after its first enqueue a postponed job is due at the latest.
+        - `expires`: how long after it is due it may be started, or until when; else it is cancelled.
+        - `on_success`: a task of which a job follows when this one has finished; None for none.
+        - `on_failure`: the same when it has failed for good.
+        - `on_cancel`: the same when it was cancelled.
+        - `label`: a short text for people; None takes it away.
+        - `group`: a text by which `app.jobs` finds jobs of separate calls; None takes it away.
+        - `headers`: a mapping of names to JSON that travels with the job, beside those set before.
+        - `limit`: a `sqlq.Limit` or `sqlq.Serial` with a plain key, or a declared name; None takes it away.
 
-        With a `unique_key`, at most one job of that key is live in its queue. It is live until it finishes,
-        or with `unique_until="start"` until it is first claimed. With "pruned" the key names the job until
-        its row is gone: `enqueue` answers with one that has ended, too. With `on_conflict="replace"` this job
-        takes the place of the one with its key while that waits, and is due when that is. With "postpone" it
-        is due when this one is, if that is later. It is due at most `at_most` after the first was enqueued.
-        Raises `EnqueueError` for a value out of range, naming it.
+        `enqueue` answers with the live job of a `unique_key`; with "pruned" with one that has ended, too. A
+        job that replaces another is due when that is. Raises `EnqueueError` for a value out of range, naming
+        it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """

@@ -42,11 +42,13 @@ class _Filling(Formatter):
 class Limit:
     """At most `running` jobs of a key at a time, over all workers; or no more than a `rate`; or both.
 
-    The `key` is text, a template of the arguments ("customer:{customer_id}"), or a function that is called
-    with the arguments and returns text. Each text has its own limit. `rate` is a number of starts in a
-    period, as in "100/1m". They are spread evenly, here one each 0.6 s. So no period of that length, wherever
-    it begins, has more. A job over the limit is blocked, and holds no slot of a worker. A job that waits for
-    its next attempt does not count as running. Raises `ConfigurationError` for a value out of range.
+    - `key`: text, a template of the arguments as in "customer:{customer_id}", or a function of them.
+    - `running`: the most jobs that run at a time.
+    - `rate`: a number of starts in a period, as in "100/1m"; they are spread evenly, here one each 0.6 s.
+
+    Each text that a key becomes has its own limit. No period of a rate's length, wherever it begins, has more
+    starts. A job over the limit is blocked, and holds no slot of a worker. A job that waits for its next
+    attempt does not count as running. Raises `ConfigurationError` for a value out of range.
 
     >>> Limit("stripe", running=5)
     Limit(key='stripe', running=5, rate=None)
@@ -71,9 +73,10 @@ class Serial:
     """One job of a key at a time, in the order in which they were enqueued, retries included. While one waits
     for its next attempt, those after it wait, too.
 
-    The `key` is as in `sqlq.Limit`. The order is that of ids, among committed jobs. After a failure for good
-    the next job goes on; with `on_failure="hold"` none does, until the failed one is retried or deleted.
-    Raises `ConfigurationError` for another word.
+    - `key`: as in `sqlq.Limit`.
+    - `on_failure`: after a failure for good the next job goes on, or with "hold" waits for its retry or end.
+
+    The order is that of ids, among committed jobs. Raises `ConfigurationError` for another word.
 
     >>> Serial("account:{id}")
     Serial(key='account:{id}', on_failure='go on')

@@ -34,12 +34,12 @@ class Retry(Signal):
     """Raise in a handler to end this attempt as failed and try again, after `delay` or else the task's own
     backoff.
 
-    The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
-    error`: the job's errors then show it.
+    - `delay`: the wait, or a datetime with a time zone; one that is past means at once.
+    - `priority`: that of the next attempts.
+    - `queue`: that of the next attempts; a job of an App that encrypts or signs stays in its own.
 
-    `delay` may also be a datetime with a time zone; one that is past means at once. The next attempts have
-    this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
-    `ConfigurationError` for options that are none.
+    The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
+    error`: the job's errors then show it. Raises `ConfigurationError` for options that are none.
 
     >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
     """

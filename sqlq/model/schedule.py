@@ -43,19 +43,21 @@ _EXAMPLES = 64
 class Schedule:
     """When jobs are enqueued: by a cron expression, every so often, or once at a given time.
 
-    `cron` has five fields, minute hour day month weekday, or six with the second first. `@hourly`, `@daily`,
-    `@weekly`, `@monthly` and `@yearly` are taken, too. It is read in `timezone`, an IANA name, UTC unless
-    given. Where clocks go forward, a job at a fixed time that is left out comes at once after the gap. Where
-    they go back, it comes once, at the first of the two. An expression with `*` for its hour, or with minutes
-    that begin with `*`, goes by elapsed time. `every` is a duration of 1 s or more. Its runs are counted from
-    `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is the time of a single run.
+    - `cron`: five fields, minute hour day month weekday; six with the second first; or "@daily" and its like.
+    - `every`: a duration of 1 s or more, counted from `starts`, else from 1970 in UTC: "1h" is at full hours.
+    - `at`: the time of a single run.
+    - `timezone`: the IANA name of the zone in which `cron` is read; UTC without it.
+    - `repeats`: the most jobs that it enqueues.
+    - `starts`: there are no runs before; one that is up to 60 s past when it is added is the first run.
+    - `ends`: there are no runs from then on.
+    - `jitter`: a job is available up to so long after its run time.
+    - `catch_up`: after an outage one job for the "latest" run, for "all" (the newest 1,000), or "skip".
+    - `overlap`: where the last job has not ended, "allow" another one, "skip" the run, or "queue" it.
 
-    There are no runs before `starts`, nor from `ends` on, and no more jobs than `repeats`. A schedule that is
-    added up to 60 s after its `starts` has that run: `every="12h", starts=now` runs at once. With `jitter` a
-    job is available up to so long after its run time. `catch_up` decides about runs missed in an outage: one
-    job for the "latest", or jobs for "all" (at most the newest 1,000). With "skip" none follows for runs more
-    than 60 s past. `overlap` decides about a run at which the last job has not ended. "allow" enqueues
-    another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for options that
+    A schedule has one of `cron`, `every` and `at`. Where clocks go forward, a job at a fixed time that is
+    left out comes at once after the gap. Where they go back, it comes once, at the first of the two. An
+    expression with `*` for its hour, or with minutes that begin with `*`, goes by elapsed time. With
+    `catch_up="skip"` none follows for runs more than 60 s past. Raises `ConfigurationError` for options that
     are out of range or contradict each other.
 
     >>> Schedule("0 3 * * *", timezone="Europe/Berlin").next(datetime(2026, 3, 28, 12, tzinfo=UTC))

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, overload
 
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.config.durations import Duration, milliseconds, readable
+from sqlq.config.durations import Duration, counted, milliseconds, readable
 from sqlq.database.database import Database
 from sqlq.errors import (
     ArgumentsError,
@@ -294,23 +294,12 @@ class Results:
         """Return the result of a finished job, converted by the return annotation of its task. Raises
         `NoResultError`, and `SealError` for an encrypted one that these keys do not open."""
         if job.state is State.FAILED:
-            tries = f"{job.attempts} attempt{'s' if job.attempts != 1 else ''}"
             line = error_line(job.reason, job.exception, job.message)
-            raise JobFailedError(
-                f"job {job.id} ({job.task}) failed after {tries}: {line}",
-                id=job.id,
-                task=job.task,
-                attempts=job.attempts,
-                reason=job.reason,
-                exception=job.exception,
-                message=job.message,
-                traceback=job.traceback,
-            )
+            tries = counted(job.attempts, "attempt")
+            raise JobFailedError(f"job {job.id} ({job.task}) failed after {tries}: {line}", job)
         if job.state is State.CANCELLED:
             why = "" if job.reason is None else f": {job.reason}"
-            raise JobCancelledError(
-                f"job {job.id} ({job.task}) was cancelled{why}", id=job.id, task=job.task, reason=job.reason
-            )
+            raise JobCancelledError(f"job {job.id} ({job.task}) was cancelled{why}", job)
         if job.state is not State.FINISHED:
             raise WaitTimeoutError(f"job {job.id} is {job.state} and has no result")
         if job.reason is not None:
@@ -382,12 +371,15 @@ class Waits:
     def result(self, job: AnyResult, timeout: Duration | None = "0s", *, raw: bool = False) -> Any:
         """Return the result of a job that has finished, converted by the handler's return annotation.
 
-        Waits at most `timeout` for the end: by default not at all, with None without end. Raises
-        `JobFailedError` for a job that has failed for good, and `JobCancelledError`. Raises
+        - `job`: a job, its id, a flow, or a list of jobs.
+        - `timeout`: the longest wait for the end: by default none, with None without end.
+        - `raw`: whether to return the decoded JSON of the row, without conversion.
+
+        Raises `JobFailedError` for a job that has failed for good, and `JobCancelledError`. Raises
         `WaitTimeoutError` (a `TimeoutError`) for a job that has not ended by then; it goes on. These are
         kinds of `NoResultError`, which stands for a result that was not kept. Raises `JobNotFoundError` for a
         job that never was, is kept no more, or whose transaction has not committed. With an id the static
-        type is Any. With `raw` the result is the decoded JSON of the row, without conversion.
+        type is Any.
 
         The result of a flow is that of its last step, or a list where several steps, or a group, come last. A
         step that has failed for good raises at once. The result of a list of jobs is the list of theirs, and
@@ -423,9 +415,11 @@ class Waits:
 
     @checks_arguments
     def wait(self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True) -> Waited[R]:
-        """Wait until all of these jobs have ended in any way, or with `all=False` until one has. `timeout`
-        limits the wait. Return the jobs that have ended and those that have not; the end of the time is no
-        error.
+        """Wait for jobs; return those that have ended in any way, and those that have not.
+
+        - `jobs`: jobs, their ids, or a flow.
+        - `timeout`: the longest wait; its end is no error. None is without end.
+        - `all`: whether to wait for all of them, or for one.
 
         Raises `JobNotFoundError` for one that is not there, or kept no more.
 
