@@ -14,15 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from time import monotonic
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection
-
 from sqlq.config.background import Background
 from sqlq.config.constants import MAX_ATTEMPTS
-from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, NewJob
 from sqlq.model.middleware import check_plain
@@ -102,8 +98,8 @@ class Listener(Background):
         self._name = getattr(hear, "__qualname__", repr(hear))
         super().__init__()
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
+    def begin_anew(self) -> None:
+        super().begin_anew()
         self._waiting: deque[JobEvent] = deque()
         self._busy = False
         self._flushing = 0
@@ -112,7 +108,7 @@ class Listener(Background):
 
     def tell(self, told: JobEvent) -> None:
         """Pass an event to the function soon; returns at once."""
-        with self._lock():
+        with self._changed:
             is_full = len(self._waiting) >= MOST_WAITING
             if is_full:  # guard: events-are-bounded
                 self._dropped += 1
@@ -128,7 +124,7 @@ class Listener(Background):
 
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to the function. Return whether it was done within `seconds`."""
-        with self._lock():
+        with self._changed:
             if self._waiting:
                 with suppress(RuntimeError):
                     self._begin()
@@ -197,7 +193,8 @@ class Events:
     """The listeners of an App."""
 
     _listeners: tuple[Listener, ...] = ()
-    _wanted: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
+    """The names of the events to which anything listens."""
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Subscribe a function to events of these names. Raises `ConfigurationError` for a function that
@@ -206,11 +203,7 @@ class Events:
         if not self._listeners:
             atexit.register(_finish, weakref.ref(self))
         self._listeners = (*self._listeners, Listener(frozenset(names), hear))
-        self._wanted |= {*names}
-
-    def wants(self, name: str) -> bool:
-        """Return whether anything listens to events of this name."""
-        return name in self._wanted
+        self.wanted |= {*names}
 
     def tell(self, *told: JobEvent) -> None:
         """Publish events to the listeners; returns at once, and raises nothing."""
@@ -219,19 +212,12 @@ class Events:
                 if event.name in listener.names:
                     listener.tell(event)
 
-    def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
-        """Publish the events of jobs that were enqueued, when the transaction of `conn` commits, or now."""
-        if not (new and self.wants("enqueued")):
-            return
-        told = [
-            enqueued(job, asked.max_attempts or MAX_ATTEMPTS, asked.delay_ms, asked.label)
-            for asked, job in zip(new, done, strict=True)
-            if job.created
-        ]
-        if conn is None:
-            self.tell(*told)
-        else:
-            at_the_end_of(conn, committed=partial(self.tell, *told))
+    def enqueued(self, new: Sequence[NewJob], jobs: Sequence[Job]) -> None:
+        """Publish the events of jobs that were enqueued, in a transaction that has committed."""
+        for options, job in zip(new, jobs, strict=True):
+            if job.created:
+                most = options.max_attempts or MAX_ATTEMPTS
+                self.tell(enqueued(job, most, options.delay_ms, options.label))
 
     def replayed(self, jobs: Iterable[Any]) -> None:
         """Publish the events of copies that were enqueued."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import URL, Engine
 
-from sqlq.app.connected import Connected, Parts, address_of
+from sqlq.app.connected import Parts
 from sqlq.app.options import Defaults, DirectCalls, checked_eager, is_eager, retention_ms, seal_of
 from sqlq.config.durations import Duration
-from sqlq.config.urls import database_url, schema_name, shown
+from sqlq.config.urls import shown
 from sqlq.database.caller.session import (
     AnySession,
     AnySessionToAwait,
@@ -25,17 +23,17 @@ from sqlq.database.caller.session import (
     own,
     session_getter,
 )
-from sqlq.database.database import LOOKS, Address, Database, Gate, Use
-from sqlq.database.dialects import dialect_at
-from sqlq.enqueue.enqueue import Batch, Enqueuer, spread_over
-from sqlq.errors import ConfigurationError
+from sqlq.database.database import LOOKS, Use
+from sqlq.enqueue.enqueue import Batch, Enqueuer, check_new, spread_over
+from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.model.checks import checked_queue, checked_word
-from sqlq.model.flow import Flow
+from sqlq.model.flow import Flow, Plan, plan_of, without_expiry
 from sqlq.model.flow_parts import AnyFlow
-from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_what_is_a_jobs
+from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import Job, JobOrFlow, NewJob, R
 from sqlq.model.job_options import KEPT, Kept
 from sqlq.payload.encryption import How, Unsealed
+from sqlq.payload.signatures import signature_of
 from sqlq.results.results import Waits
 
 if TYPE_CHECKING:
@@ -47,8 +45,24 @@ if TYPE_CHECKING:
     from sqlq.worker.run.isolated import IsolatedProcesses
     from sqlq.worker.worker import Worker
 
+F = TypeVar("F", bound=Callable[..., Any])
 J = TypeVar("J")
-log = logging.getLogger("sqlq")
+
+
+def _refuse_options_of_a_job(method: F) -> F:
+    """Refuse arguments and options of a job where it is enqueued. The message names their place."""
+    known = frozenset(signature_of(method).parameters)
+
+    @wraps(method)
+    def checked(self: Any, /, *values: Any, **options: Any) -> Any:
+        if len(values) > 2 or not options.keys() <= known:
+            raise EnqueueError(
+                f"{method.__name__} takes no arguments or options of a job: the job has them, as in "
+                'task.new(1, 2).set(delay="1m")'
+            )
+        return method(self, *values, **options)
+
+    return cast("F", checked)
 
 
 class App(Parts, Waits):
@@ -107,20 +121,16 @@ class App(Parts, Waits):
     ) -> None:
         if service is not None:
             service = checked_queue(service, "service")
-        super().__init__(Defaults(defaults, queues, service=service), carry, service)
+        encryption = seal_of(keys, seal, unsealed)
+        super().__init__(Defaults(defaults, queues, service=service), carry, service, encryption)
         self._retention_ms = retention_ms(retention)
         self._direct_calls = checked_word(direct_calls, "direct_calls", choice=DirectCalls)
-        self._gate = Gate()
-        self._seal = seal_of(keys, seal, unsealed)
-        self._test_addresses: list[Address] = []
         self._arguments: dict[str, Any] = {
             "url": url,
             "engine": engine,
             "schema": schema,
             "listen_url": listen_url,
         }
-        self._stand_in: Here | None = None
-        """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
         self._session = session_getter(session)
         self._eager = is_eager(eager)
         self._move_to(self._address(**self._arguments))
@@ -169,72 +179,9 @@ class App(Parts, Waits):
             self._arguments = arguments
         self._session = getter
 
-    @contextmanager
-    def _on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
-        """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`. Parts and
-        workers of the App's own database refuse to connect meanwhile. The innermost block counts."""
-        if url is None:  # guard: a-test-database-is-named
-            raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
-        where = database_url(url)
-        if schema is not None or not dialect_at(where).in_a_file:  # SQLQ_SCHEMA is not meant for SQLite
-            schema = schema_name(schema, on=where)
-        test = Address(where, None, schema, is_test=True, seal=self._seal)
-        self._test_addresses.append(test)
-        self._choose_address()
-        try:
-            yield
-        finally:
-            self._test_addresses = [other for other in self._test_addresses if other is not test]
-            self._choose_address()
-
-    def _move_to(self, address: Address) -> None:
-        """Make an address the App's own; where a test database is open, the App goes there afterwards."""
-        self._own_address = address
-        self._choose_address()  # guard: test-database-is-not-left
-        if self._test_addresses:
-            log.info("a test database is open: the App goes to another one when it is closed")
-
-    def _choose_address(self) -> None:
-        """Go to the newest test database that is open, else to the App's own."""
-        self.close()
-        address = self._test_addresses[-1] if self._test_addresses else self._own_address
-        self._connected = Connected(address, self, lambda: self._here)
-        self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
-
-    def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
-        return address_of(**arguments, kept=kept, gate=self._gate, seal=self._seal)
-
-    # -- parts -----------------------------------------------------------------------------------------------
-
-    @property
-    def database(self) -> Database:
-        """sqlq's own connections to the database."""
-        return self._connected.database
-
-    @property
-    def url(self) -> URL:
-        """The URL of the database."""
-        return self._connected.address.place
-
-    @property
-    def schema(self) -> str | None:
-        """The schema that the App was given; None for the connection's default one."""
-        return self._connected.address.schema
-
-    @cached_property
-    def _eagerly(self) -> Here:
-        from sqlq.app.inline import EagerEnqueuer
-
-        return EagerEnqueuer(self.tasks)
-
-    @property
-    def _here(self) -> Any:
-        """Takes the jobs that run in this process, inline or eagerly; None where none have."""
-        return self._stand_in or self.__dict__.get("_eagerly")
-
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    @refuse_what_is_a_jobs
+    @_refuse_options_of_a_job
     def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J:
         """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
         worker before.
@@ -259,7 +206,7 @@ class App(Parts, Waits):
         enqueuer, joined = self._way(session, eager)
         return _answered(job, enqueuer.enqueue(self._batch(job), joined))
 
-    @refuse_what_is_a_jobs
+    @_refuse_options_of_a_job
     def enqueue_many(
         self,
         jobs: Iterable[NewJob[R]],
@@ -280,7 +227,7 @@ class App(Parts, Waits):
         done: list[Job[R]] = enqueuer.enqueue(self._spread(jobs, spread), joined)
         return done
 
-    @refuse_what_is_a_jobs
+    @_refuse_options_of_a_job
     async def aenqueue(
         self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> J:
@@ -291,7 +238,7 @@ class App(Parts, Waits):
         enqueuer, joined = self._way(session, eager)
         return _answered(job, await enqueuer.aenqueue(self._batch(job), joined))
 
-    @refuse_what_is_a_jobs
+    @_refuse_options_of_a_job
     async def aenqueue_many(
         self,
         jobs: Iterable[NewJob[R]],
@@ -327,12 +274,26 @@ class App(Parts, Waits):
     def _spread(self, jobs: Iterable[NewJob], spread: Duration | None) -> Batch:
         return self._completed(spread_over(jobs, spread))
 
+    def _plan_of(self, flow: AnyFlow) -> Plan:
+        """Return a flow as it is written, with what is declared for its jobs."""
+        plan = plan_of(flow)
+        return plan._replace(jobs=[without_expiry(job) for job in self._completed(plan.jobs)])
+
+    def _completed(self, new: list[NewJob]) -> list[NewJob]:
+        """Return jobs with what is declared up to now: headers, limits, and options of their queues. Raises
+        `EnqueueError` for anything but a job that can be enqueued."""
+        if self._limits:
+            new = [self._limited(job) for job in new]
+        check_new(new)
+        adds = self._stamps.are_any or self._tasks.adds_to_jobs
+        return self._with_additions(new) if adds or any(job._by_name_alone for job in new) else new
+
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
         its own. On a test's database the App's own `eager` does not count: jobs are there to be looked at."""
         default = self._eager and not self._test_addresses
         runs = default if eager is None else checked_eager(eager, "eager")
-        if session is None:
+        if session is None and self._session is not None:
             session = self._session()
         enqueuer = self._stand_in or (self._eagerly if runs else self._connected.enqueuer)
         return enqueuer, None if session is own else session
@@ -455,11 +416,6 @@ class App(Parts, Waits):
         found = copy.copy(self)
         found._connected = self._connected.for_looking(url, use)
         return found
-
-    def close(self) -> None:
-        """Close sqlq's own connections. The App may be used again and then opens new ones."""
-        if "_connected" in self.__dict__:
-            self._connected.close()
 
 
 def _answered(job: JobOrFlow[J], done: Any) -> J:

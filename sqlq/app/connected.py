@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import URL, Engine
 
 from sqlq.app.declare import Declares
+from sqlq.app.options import Defaults
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import ANY, LOOKS, Address, Database, Gate, Use
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
     from sqlq.admin.queues import Queues
     from sqlq.admin.schedules import Schedules
     from sqlq.admin.workers import Workers
+    from sqlq.app.inline import Here
 
 F = TypeVar("F")
+log = logging.getLogger("sqlq")
 
 
 class Connected:
@@ -98,6 +103,47 @@ class Parts(Declares):
     """The parts of an App that look into its database and change what is there."""
 
     _connected: Connected
+    _own_address: Address
+
+    def __init__(
+        self,
+        defaults: Defaults,
+        carry: Sequence[ContextVar[Any]],
+        service: str | None,
+        seal: Encryption | None,
+    ) -> None:
+        super().__init__(defaults, carry, service)
+        self._gate = Gate()
+        self._seal = seal
+        self._test_addresses: list[Address] = []
+        self._stand_in: Here | None = None
+        """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
+
+    @cached_property
+    def _eagerly(self) -> Here:
+        from sqlq.app.inline import EagerEnqueuer
+
+        return EagerEnqueuer(self.tasks)
+
+    @property
+    def _here(self) -> Any:
+        """Takes the jobs that run in this process, inline or eagerly; None where none have."""
+        return self._stand_in or self.__dict__.get("_eagerly")
+
+    @property
+    def database(self) -> Database:
+        """sqlq's own connections to the database."""
+        return self._connected.database
+
+    @property
+    def url(self) -> URL:
+        """The URL of the database."""
+        return self._connected.address.place
+
+    @property
+    def schema(self) -> str | None:
+        """The schema that the App was given; None for the connection's default one."""
+        return self._connected.address.schema
 
     @property
     def jobs(self) -> Jobs:
@@ -163,6 +209,48 @@ class Parts(Declares):
         from sqlq.admin.facet import acting_as
 
         return acting_as(actor)
+
+    # -- where it is -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
+        """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`. Parts and
+        workers of the App's own database refuse to connect meanwhile. The innermost block counts."""
+        if url is None:  # guard: a-test-database-is-named
+            raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
+        where = database_url(url)
+        if schema is not None or not dialect_at(where).in_a_file:  # SQLQ_SCHEMA is not meant for SQLite
+            schema = schema_name(schema, on=where)
+        test = Address(where, None, schema, is_test=True, seal=self._seal)
+        self._test_addresses.append(test)
+        self._choose_address()
+        try:
+            yield
+        finally:
+            self._test_addresses = [other for other in self._test_addresses if other is not test]
+            self._choose_address()
+
+    def _move_to(self, address: Address) -> None:
+        """Make an address the App's own; where a test database is open, the App goes there afterwards."""
+        self._own_address = address
+        self._choose_address()  # guard: test-database-is-not-left
+        if self._test_addresses:
+            log.info("a test database is open: the App goes to another one when it is closed")
+
+    def _choose_address(self) -> None:
+        """Go to the newest test database that is open, else to the App's own."""
+        self.close()
+        address = self._test_addresses[-1] if self._test_addresses else self._own_address
+        self._connected = Connected(address, self, lambda: self._here)
+        self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
+
+    def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
+        return address_of(**arguments, kept=kept, gate=self._gate, seal=self._seal)
+
+    def close(self) -> None:
+        """Close sqlq's own connections. The App may be used again and then opens new ones."""
+        if "_connected" in self.__dict__:
+            self._connected.close()
 
 
 def address_of(

@@ -16,8 +16,6 @@ from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
-from sqlq.model.flow import Plan, plan_of, without_expiry
-from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.foreign_names import hints
 from sqlq.model.job import Follows, NewJob
 from sqlq.model.job_options import JobOptions, job_fields, option_fields
@@ -348,26 +346,10 @@ class Declares:
 
     # -- what it adds to jobs --------------------------------------------------------------------------------
 
-    def _completed(self, new: list[NewJob]) -> list[NewJob]:
-        """Return jobs with what is declared up to now: headers, limits, and options of their queues. Raises
-        `EnqueueError` for anything but a job that can be enqueued."""
-        if self._limits:
-            new = [self._limited(job) for job in new]
-        check_new(new)
-        adds = self._stamps or self._tasks.adds_to_jobs
-        if not (adds or any(job._by_name_alone for job in new)):
-            return new
+    def _with_additions(self, new: list[NewJob]) -> list[NewJob]:
+        """Return jobs with the options of their queues, and all their headers."""
         carried = self._stamps.carried()
-        done = []
-        for job in new:
-            job, first = self._as_in_its_queue(job)
-            done.append(self._stamps.stamped(job, first, carried))
-        return done
-
-    def _plan_of(self, flow: AnyFlow) -> Plan:
-        """Return a flow as it is written, with what is declared for its jobs."""
-        plan = plan_of(flow)
-        return plan._replace(jobs=[without_expiry(job) for job in self._completed(plan.jobs)])
+        return [self._stamps.stamped(*self._as_in_its_queue(job), carried) for job in new]
 
     def _template(self, job: NewJob) -> NewJob:
         """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue

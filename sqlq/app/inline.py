@@ -23,13 +23,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
 
 from sqlq.app.here import InlineJob, judged, steps_of
-from sqlq.database.caller.driver import DriverConnection
-from sqlq.database.caller.session import asynchronous, connection_of, connection_to_write, itself, note_write
-from sqlq.database.caller.transactions import Commits, at_the_end_of, session_of_its_own
+from sqlq.database.caller.session import (
+    CallersTransaction,
+    DriversTransaction,
+    asynchronous,
+    connection_of,
+    transaction_to_write,
+)
+from sqlq.database.caller.transactions import Commits, session_of_its_own
 from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
@@ -105,18 +109,18 @@ class Here:
     async def _enqueue(self, batch: Batch, session: Any, call: Calls) -> Any:
         for new in batch.jobs if isinstance(batch, Plan) else batch:
             self._tasks.find(new.task)  # raises for a job whose handler is not here
-        conn = self._joined(session)
+        joined = self._joined(session)
         if isinstance(batch, Plan):
             flow_id = self.new_flow_id()
             jobs = steps_of(batch, flow_id, self._next)
-            await self._run_or_keep(jobs, conn, session, call)
+            await self._run_or_keep(jobs, joined, session, call)
             made = tuple(job.answer(created=True) for job in jobs)
             return EnqueuedFlow(flow_id, batch.name, made, batch.ends, batch.is_list)
         answers = []
         for new in batch:
             job, created = self._take(new)
             if created:
-                await self._run_or_keep([job], conn, session, call)
+                await self._run_or_keep([job], joined, session, call)
             answers.append(job.answer(created=created))
         return answers
 
@@ -181,31 +185,32 @@ class Here:
 
     # -- at a commit -----------------------------------------------------------------------------------------
 
-    def _joined(self, session: Any) -> Any:
-        """Return the connection for whose commit jobs wait; None where they run at once."""
+    def _joined(self, session: Any) -> CallersTransaction | None:
+        """Return the transaction for whose commit jobs wait; None where they run at once."""
         if hasattr(session, "run_sync"):
             connection_of(session)  # refuses it, with advice
-        return None if session is None or self._commits is None else connection_to_write(session)
+        return None if session is None or self._commits is None else transaction_to_write(session)
 
-    async def _run_or_keep(self, jobs: list[InlineJob], conn: Any, session: Any, call: Calls) -> None:
-        """Run a job or a flow, or keep it for the commit of a connection."""
-        if conn is None:
+    async def _run_or_keep(
+        self, jobs: list[InlineJob], joined: CallersTransaction | None, session: Any, call: Calls
+    ) -> None:
+        """Run a job or a flow, or keep it for the commit of a transaction."""
+        if joined is None:
             await self._run_all(jobs, call)
             return
         kept = _Kept(jobs, session if hasattr(session, "registry") else None)
-        if not isinstance(conn, DriverConnection):
+        if not isinstance(joined, DriversTransaction):
             assert self._commits is not None
-            self._commits.add(itself(session), conn, kept)
-            note_write(session)
-        elif conn.commits_at_once():
+            self._commits.add(joined.session, joined.conn, kept)
+            joined.note_write()
+        elif joined.conn.commits_at_once():
             self._committed([kept])
-        elif not conn.on_commit(lambda: self._committed([kept])):
+        elif not joined.at_the_end(committed=lambda: self._committed([kept])):
             self._undone([kept])
             raise ConfigurationError(
-                f"nobody tells of a commit on a connection of {conn.driver}: {self.otherwise}, where "
+                f"nobody tells of a commit on a connection of {joined.conn.driver}: {self.otherwise}, where "
                 "the job runs at once"
             )
-        return
 
     def _undone(self, kept: list[_Kept]) -> None:
         for job in (job for each in kept for job in each.jobs):
@@ -323,12 +328,10 @@ class Here:
         new = None if outcome is None else follow_up(job.claimed(), outcome)
         return None if new is None else self._next(new)
 
-    def _saved(self, job: InlineJob, conn: Connection, cursor: str) -> None:
+    def _saved(self, job: InlineJob, joined: CallersTransaction, cursor: str) -> None:
         """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
-        if not isinstance(conn, DriverConnection):
-            at_the_end_of(conn, committed=keep)
-        elif not conn.on_commit(keep):  # this driver does not report commits
+        if not joined.at_the_end(committed=keep):  # this driver does not report commits
             keep()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 
 class Background:
@@ -13,18 +14,12 @@ class Background:
     thread_name: str
 
     def __init__(self) -> None:
-        self._begin_anew()
+        _PARTS.add(self)
+        self.begin_anew()
 
-    def _begin_anew(self) -> None:
-        self._pid = os.getpid()
+    def begin_anew(self) -> None:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-
-    def _lock(self) -> threading.Condition:
-        """Return the lock of this process."""
-        if self._pid != os.getpid():
-            self._begin_anew()
-        return self._changed
 
     def _begin(self) -> None:
         """Begin the thread, unless it has begun; the caller holds the lock. Raises `RuntimeError` where no
@@ -36,3 +31,15 @@ class Background:
 
     def _run(self) -> None:
         raise NotImplementedError
+
+
+_PARTS: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for part in _PARTS:
+        part.begin_anew()  # a thread that is not in this process may hold its lock
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -477,8 +477,8 @@ class Database:
 
     def run_statement(self, statement: str, parameters: Any) -> RawRows:
         """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
-        It retries when the database undid it, but not when the connection broke, since the write may be
-        done."""
+        It names its schema itself. It retries when the database undid it, but not when the connection broke,
+        since the write may be done."""
         return self._on_driver(lambda ask: ask(statement, parameters))
 
     def run_raw(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
@@ -489,10 +489,11 @@ class Database:
         if not self.takes_single_statements:
             with self.begin() as conn:
                 return work(ask_on(conn))
+        name = self.naming()  # queries before, since the pool may have one connection only
         if reads:
-            return self._on_driver(work, reads=True)
+            return self._on_driver(lambda ask: work(name(ask)), reads=True)
         with self._turn:
-            return self._on_driver(lambda ask: self._whole(ask, work))
+            return self._on_driver(lambda ask: self._whole(name(ask), work))
 
     def _whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
         """Do `work` as one transaction; on PostgreSQL it is one statement."""
@@ -510,12 +511,10 @@ class Database:
         return lambda ask: lambda statement, given: ask(named(statement, dialect, schema), given)
 
     def _on_driver(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
-        name = self.naming()  # queries before, since the pool may have one connection only
-
         def transaction() -> T:
             with self.patience:
                 self._may_connect()
-                return self._raw.run(lambda ask: work(name(ask)))
+                return self._raw.run(work)
 
         result = self._repeatedly(transaction)
         asked.answered(reads=reads)

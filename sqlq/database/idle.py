@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from typing import Any
 
@@ -42,13 +41,6 @@ def look_at_idle(driver: Driver, engine: Engine) -> None:
             raise DisconnectionError from error
         if not sound:
             raise DisconnectionError
-
-
-def is_readable(file: int) -> bool:
-    """Whether something has come on a socket. No answer is due on an idle one, so it is a close."""
-    looker = select.poll()
-    looker.register(file, select.POLLIN)
-    return bool(looker.poll(0))
 
 
 def look_at_errors(driver: Driver, engine: Engine, patience: Patience) -> None:

@@ -77,29 +77,28 @@ class Hearing:
 
 # -- within a process ----------------------------------------------------------------------------------------
 
-_WAITING: dict[Hashable, tuple[Callable[[], None], ...]] = {}
+WAITING: dict[Hashable, tuple[Callable[[], None], ...]] = {}
 """The calls that wake the workers of this process, by the places of their databases. It is for
 databases without notifications whose commits no connection sees."""
 
 
-def _place(url: URL) -> Hashable:
+def place_of(url: URL) -> Hashable:
+    """Return the key of a database in `WAITING`."""
     return url.host, url.port, url.database, url.query.get("unix_socket")
-
-
-def waiting_here(url: URL) -> tuple[Callable[[], None], ...]:
-    """Return what wakes the workers of this process that wait for jobs of a database."""
-    return _WAITING.get(_place(url), ())
 
 
 def wait_here(url: URL, wake: Callable[[], None]) -> None:
     """Have `wake` called when this process has enqueued a job there."""
-    _WAITING[_place(url)] = (*waiting_here(url), wake)
+    place = place_of(url)
+    WAITING[place] = (*WAITING.get(place, ()), wake)
 
 
 def wait_no_more(url: URL, wake: Callable[[], None]) -> None:
     """Have it called no more."""
-    _WAITING[_place(url)] = tuple(each for each in waiting_here(url) if each != wake)
+    place = place_of(url)
+    if others := tuple(each for each in WAITING.pop(place, ()) if each != wake):
+        WAITING[place] = others
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WAITING.clear)  # the workers are threads of the parent
+    os.register_at_fork(after_in_child=WAITING.clear)  # the workers are threads of the parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -151,3 +152,10 @@ def is_in_transaction(driver: Any) -> bool:
         return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
     except Exception:  # closed meanwhile, or another driver's
         return False
+
+
+def is_readable(file: int) -> bool:
+    """Whether something has come on a socket. No answer is due on an idle one, so it is a close."""
+    looker = select.poll()
+    looker.register(file, select.POLLIN)
+    return bool(looker.poll(0))

@@ -9,45 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
-from sqlq.config.urls import in_memory, is_same_place, masked
 from sqlq.database import dialects
-from sqlq.database.caller.driver import DriverConnection, Place
 from sqlq.database.caller.session import (
     AnyAsyncSession,
+    CallersTransaction,
+    DriversTransaction,
     SyncSession,
     asynchronous,
-    connection_to_write,
-    database_error,
-    note_write,
-    on_callers,
+    transaction_to_write,
 )
-from sqlq.database.caller.transactions import at_the_end_of
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
+from sqlq.database.notifications import WAITING
 from sqlq.database.schemas import in_schema
 from sqlq.enqueue.notify import Notifier
-from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
+from sqlq.enqueue.target import Schemas
+from sqlq.errors import EnqueueError
 from sqlq.events import Events
 from sqlq.model.checks import refusing_by
 from sqlq.model.flow import EnqueuedFlow, Plan
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
-from sqlq.schema import version
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.workers import notify
@@ -70,7 +62,7 @@ class Enqueuer:
         self._database = database
         self._events = events
         self._notifier = Notifier(database)
-        self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
+        self._schemas = Schemas(database)
 
     def enqueue(self, batch: Batch, session: SyncSession | None = None) -> Any:
         """Insert jobs and return them in the order given, or a flow; without a session, in a transaction that
@@ -80,15 +72,12 @@ class Enqueuer:
             return []
         if (seal := self._database.seal) is not None:
             new = [job._sealed_by(seal) for job in new]  # guard: jobs-are-sealed
-        insert: Callable[[Connection], Any] = partial(inserting.insert, new=new)
-        if isinstance(batch, Plan):
-            insert = partial(flows.insert_flow, plan=batch._replace(jobs=list(new)))
+            batch = batch._replace(jobs=new) if isinstance(batch, Plan) else new
         if session is not None:
-            return self.join(session, insert, new)
-        done = self._insert_alone(insert, None if isinstance(batch, Plan) or len(new) > 1 else new[0])
-        made = _logged(done)
-        self._events.enqueued(new, made)
-        return done
+            return self._join(session, partial(self._insert, batch), new)
+        answer = self._insert_alone(batch)
+        self._enqueued(new, _logged(answer))
+        return answer
 
     async def aenqueue(self, batch: Batch, session: AnyAsyncSession | None = None) -> Any:
         """The same for an asynchronous session; without one, the synchronous way in a thread."""
@@ -96,89 +85,134 @@ class Enqueuer:
             return await asyncio.to_thread(self.enqueue, batch)
         return await asynchronous(session).run_sync(partial(self.enqueue, batch))
 
-    def _insert_alone(self, insert: Callable[[Connection], Any], lone: NewJob | None) -> Any:
-        """Insert in a transaction of sqlq's own, a `lone` job if possible by a statement of its own."""
-        database = self._database
-        if database.engine not in self._ready:
-            with database.read() as conn:
-                self._schema_of(conn)
-        schema = self._ready[database.engine]
-        is_plain = lone is not None and lone.unique_key is None and lone.limit_key is None
+    def join(self, session: SyncSession, work: Callable[[Connection], T]) -> T:
+        """Do other work in the caller's transaction, on its connection, and treat the jobs that it returns as
+        those that are enqueued there."""
+
+        def in_its_schema(conn: Connection, schema: str | None) -> T:
+            with in_schema(conn, schema, self._database.seal):
+                return work(conn)
+
+        return self._join(session, in_its_schema)
+
+    def close(self) -> None:
+        """Send the notifications that are still to be sent."""
+        self._notifier.close()
+
+    # -- in the caller's transaction -------------------------------------------------------------------------
+
+    def _join(
+        self, session: SyncSession, work: Callable[[Connection, str | None], T], new: Sequence[NewJob] = ()
+    ) -> T:
+        """Do `work` in the caller's transaction. Listeners are notified of the jobs that it enqueues, where
+        these are `new`."""
+        joined = transaction_to_write(session)
+        answer, is_committed = joined.write(partial(self._work, joined, work))
+        jobs = _logged(answer)
+        if is_committed:
+            self._notify()
+            self._enqueued(new, jobs)
+            return answer
+        if joined.dialect.in_a_file and jobs:
+            self._mark(joined, jobs)
+        self._notify_at_the_end(joined, new, jobs)
+        return answer
+
+    def _work(self, joined: CallersTransaction, work: Callable[[Connection, str | None], T]) -> T:
+        """Do `work` on the caller's connection, with the schema of the jobs there."""
+        conn = joined.conn
         try:
-            if lone is not None and is_plain and database.takes_single_statements:
-                return [self._insert_one(lone, schema)]
-            done = database.run(insert)
+            schema = self._schemas[conn.engine]
+        except KeyError:
+            schema = self._schemas.require(conn)
+        try:
+            return work(conn, schema)
+        except Exception as error:
+            if (cause := joined.database_error(error)) is not None:
+                self._schemas.pop(conn.engine, None)  # a file or database made anew, perhaps
+                joined.refuse_if_lost(error)
+                _say_why(cause, joined.dialect, conn.engine.url)
+            raise
+
+    def _insert(self, batch: Batch, conn: Connection, schema: str | None) -> Any:
+        """Insert jobs or a flow on the caller's connection."""
+        if _is_plain(batch):
+            return [inserting.insert_one(conn, batch[0], schema)]
+        with in_schema(conn, schema, self._database.seal):
+            return _insert_all(batch, conn)
+
+    def _mark(self, joined: CallersTransaction, jobs: list[Job]) -> None:
+        """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
+        if isinstance(joined, DriversTransaction):  # which reports no rollback
+            with in_schema(joined.conn, None):
+                origin = Origin(inserting.created(joined.conn, [job.id for job in jobs]))
+        else:
+            origin, jobs = Origin(), [job for job in jobs if job.created]
+            joined.at_the_end(undone=origin.undo)
+        for job in jobs:
+            job.enqueued_in(origin)
+
+    def _notify_at_the_end(self, joined: CallersTransaction, new: Sequence[NewJob], jobs: list[Job]) -> None:
+        """Notify idle workers and listeners when the transaction commits."""
+        if isinstance(joined, DriversTransaction):
+            # most drivers report no commit: workers are notified when the transaction ends, listeners never
+            if not joined.at_the_end(committed=partial(self._committed, new, jobs)):
+                self._notifier.at_the_end_of(joined.conn.connection)
+            return
+        if self._notifier.notifies or WAITING:
+            self._notifier.connect()  # guard: hint-connects-early
+            joined.at_the_end(committed=self._notifier.send)
+        if new and "enqueued" in self._events.wanted:
+            joined.at_the_end(committed=partial(self._events.enqueued, new, jobs))
+
+    def _committed(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
+        self._notify()
+        self._enqueued(new, jobs)
+
+    # -- in a transaction of sqlq's own ----------------------------------------------------------------------
+
+    def _insert_alone(self, batch: Batch) -> Any:
+        """Insert in a transaction of sqlq's own, a plain job if possible by a statement of its own."""
+        database = self._database
+        if database.engine not in self._schemas:
+            with database.read() as conn:
+                self._schemas.require(conn)
+        try:
+            if _is_plain(batch) and database.takes_single_statements:
+                return [self._insert_one(batch[0], self._schemas[database.engine])]
+            answer = database.run(partial(_insert_all, batch))
         except DBAPIError as error:
             _say_why(error, database.dialect, database.engine.url)
             raise
-        self._notifier.send()
-        return done
+        self._notify()
+        return answer
 
-    def _insert_one(self, new: NewJob, schema: str | None) -> Job:
+    def _insert_one(self, job: NewJob, schema: str | None) -> Job:
         database = self._database
-        statement, parameters = inserting.insert_statement(new, database.engine.dialect, schema)
-        if self._notifier.takes_along():  # guard: hint-goes-along
+        statement, parameters = inserting.insert_statement(job, database.engine.dialect, schema)
+        if self._notifier.notifies and self._notifier.takes_along():  # guard: hint-goes-along
             try:
                 (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
-                return inserting.inserted(new, row)
+                return inserting.inserted(job, row)
             except DBAPIError as error:
                 if not database.dialect.driver.trouble(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
-        self._notifier.send()
-        return inserting.inserted(new, row)
+        self._notify()
+        return inserting.inserted(job, row)
 
-    def join(self, session: SyncSession, work: Callable[[Connection], T], new: Sequence[NewJob] = ()) -> T:
-        """Do `work` in the caller's transaction, on its connection. Listeners are notified of the jobs that
-        it enqueues, where these are `new`."""
-        conn, is_committed = connection_to_write(session), False
-        if isinstance(conn, DriverConnection):
-            conn.refuse_broken()
-            done, is_committed = conn.write(lambda: self._work(conn, work))
-        else:
-            done = self._work(conn, work)
-        note_write(session)
-        made = _logged(done)
-        if not is_committed:
-            self._mark(conn, made)
-        if not isinstance(conn, DriverConnection):
-            self._notifier.on_commit_of(conn)
-            self._events.enqueued(new, made, conn)
-        elif is_committed:
-            self._committed(new, made)
-        # most drivers report no commit: workers are notified when the transaction ends, and listeners never
-        elif not conn.on_commit(partial(self._committed, new, made)):
-            self._notifier.at_the_end_of(conn.connection)
-        return done
+    # -- afterwards ------------------------------------------------------------------------------------------
 
-    def _committed(self, new: Sequence[NewJob], made: list[Job]) -> None:
-        self._notifier.send()
-        self._events.enqueued(new, made)
+    def _notify(self) -> None:
+        if self._notifier.notifies or WAITING:
+            self._notifier.send()
 
-    def _work(self, conn: Any, work: Callable[[Connection], T]) -> T:
-        """Do `work` on a caller's connection."""
-        schema = self._schema_of(conn)
-        try:
-            with on_callers(conn, schema, self._database.seal):
-                return work(conn)
-        except Exception as error:
-            if (said := database_error(conn, error)) is not None:
-                self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
-                _say_why(said, dialects.dialect_of(conn), conn.engine.url)
-            raise
+    def _enqueued(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
+        """Publish the events of jobs that were enqueued."""
+        if new and "enqueued" in self._events.wanted:
+            self._events.enqueued(new, jobs)
 
-    def _mark(self, conn: Any, made: list[Job]) -> None:
-        """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
-        if not (made and dialects.dialect_of(conn).in_a_file):
-            return
-        if isinstance(conn, DriverConnection):
-            with in_schema(conn, None):
-                origin = Origin(inserting.created(conn, [job.id for job in made]))
-        else:
-            origin, made = Origin(), [job for job in made if job.created]
-            at_the_end_of(conn, undone=origin.undo)
-        for job in made:
-            job.enqueued_in(origin)
+    # -- for other drivers -----------------------------------------------------------------------------------
 
     def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
         """Return the statement that inserts a job, and its parameters; see `App.statement`."""
@@ -189,8 +223,7 @@ class Enqueuer:
                 "app.enqueue(job, session=…), which takes connections of psycopg, asyncpg and sqlite3, too"
             )
         dialect = self._database.engine.dialect
-        if style is None:
-            style = dialects.dialect_named(dialect.name).driver.sqlalchemy.default_paramstyle
+        style = dialects.dialect_named(dialect.name).own_paramstyle if style is None else style
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
@@ -200,98 +233,36 @@ class Enqueuer:
             job = job._sealed_by(seal)
         return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
 
-    def close(self) -> None:
-        """Send the notifications that are still to be sent."""
-        self._notifier.close()
 
-    def _schema_of(self, conn: Connection) -> str | None:
-        """Return the schema for jobs on this connection. Once per engine it checks that the tables are
-        there."""
-        try:
-            return self._ready[conn.engine]
-        except KeyError:
-            pass
-        ours = conn.engine is self._database.engine or self._is_ours(conn)
-        if not ours and self._is_in_a_test and not in_memory(conn.engine.url):
-            # guard: test-jobs-stay-in-the-test
-            raise EnqueueError(
-                f"a test database is open, {masked(self._database.engine.url)}, but this session is "
-                f"connected to {masked(conn.engine.url)}: give the code under test an engine on app.url, or "
-                "open that other database with sqlq.testing.on_database"
+def _is_plain(batch: Batch) -> TypeGuard[Sequence[NewJob]]:
+    """Whether this is a single job that one statement inserts, whatever is in the table."""
+    if isinstance(batch, Plan) or len(batch) > 1:
+        return False
+    return batch[0].unique_key is None and batch[0].limit_key is None
+
+
+def _insert_all(batch: Batch, conn: Connection) -> Any:
+    return flows.insert_flow(conn, batch) if isinstance(batch, Plan) else inserting.insert(conn, batch)
+
+
+def _logged(answer: Any) -> list[Job]:
+    """Return the jobs in the answer of work in a transaction, which may be another one, and log them."""
+    if isinstance(answer, EnqueuedFlow):
+        answer = answer.jobs
+    jobs = [job for job in (answer if isinstance(answer, Sequence) else [answer]) if isinstance(job, Job)]
+    if log.isEnabledFor(logging.DEBUG):
+        for job in jobs:
+            log.debug(
+                "job %d: %s in queue %s, %s",
+                *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
+                extra={
+                    "job_id": job.id,
+                    "task": job.task,
+                    "queue": job.queue,
+                    "event": "enqueued" if job.created else "not_unique",
+                },
             )
-        self._database.require_version_of(conn)
-        schema = self._database.schema_for(conn)
-        try:
-            version.require(conn, schema)
-        except SchemaVersionError as error:
-            if ours:
-                raise
-            raise SchemaVersionError(
-                f"session is connected to {masked(conn.engine.url)}, but this App's workers look into "
-                f"{masked(self._database.engine.url)}: give a session of that database ({error})"
-            ) from None
-        if not ours:
-            warnings.warn(
-                f"jobs are being enqueued into {masked(conn.engine.url)}, but this App's workers look into "
-                f"{masked(self._database.engine.url)}: they will not see them",
-                RuntimeWarning,
-                stacklevel=_callers_level(),
-            )
-        self._ready[conn.engine] = schema
-        return schema
-
-    @property
-    def _is_in_a_test(self) -> bool:
-        return self._database.address is not None and self._database.address.is_test
-
-    def _is_ours(self, conn: Connection) -> bool:
-        """Whether a caller's connection leads to the App's own database, by whatever name, host or proxy; in
-        doubt it does.
-
-        The own database is not connected to for that, since it may not answer; a test's is.
-        """
-        own, theirs = self._database.engine.url, conn.engine.url
-        if own.get_backend_name() != theirs.get_backend_name():
-            return False
-        if dialects.dialect_at(own).in_a_file:
-            if in_memory(own) and in_memory(theirs):
-                return True
-            return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
-        if is_same_place(own, theirs):
-            return True
-        dialect = self._database.dialect
-        if not self._is_in_a_test:
-            name = conn.exec_driver_sql(dialect.driver.server).scalar()
-            return not own.database or own.database in (theirs.database, name)
-        try:
-            with self._database.read() as mine:
-                one, other = (each.exec_driver_sql(dialect.driver.server).one() for each in (mine, conn))
-                return tuple(one) == tuple(other)
-        except (DBAPIError, SqlqError):
-            return True
-
-
-def _callers_level() -> int:
-    """Return the `stacklevel` with which a warning of the calling function names the caller of sqlq."""
-    level = 1
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what warnings themselves go by
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("sqlq."):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _logged(done: Any) -> list[Job]:
-    """Return the jobs that work in a caller's transaction has enqueued, by its result, and log them."""
-    each = done.jobs if isinstance(done, EnqueuedFlow) else done if isinstance(done, list) else [done]
-    made = [job for job in each if isinstance(job, Job)]
-    for job in made if log.isEnabledFor(logging.DEBUG) else ():
-        event = "enqueued" if job.created else "not_unique"
-        log.debug(
-            "job %d: %s in queue %s, %s",
-            *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
-            extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": event},
-        )
-    return made
+    return jobs
 
 
 def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]:

@@ -3,8 +3,7 @@
 Polling alone is enough for everything but latency, so a notification may be lost, late or early. But it must
 not cost the producers. A NOTIFY in the caller's transaction makes commits wait for each other and forbids
 two-phase commit. So a thread of its own sends it, on a connection of its own, when a transaction that
-enqueued is committing. One notification stands for all commits of the last few milliseconds. It may overtake
-a COMMIT that takes long; a worker that finds nothing after a notification looks again soon.
+enqueued has committed. One notification stands for all commits of the last few milliseconds.
 
 Nothing reports the commit of a transaction on a driver's own connection. The same thread looks at the
 connection's state, without a round trip to the server, until the transaction is over. It gives up once an
@@ -23,11 +22,9 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event
-
 from sqlq.config.background import Background
 from sqlq.database.database import Database
-from sqlq.database.notifications import waiting_here
+from sqlq.database.notifications import WAITING, place_of
 from sqlq.database.raw import is_in_transaction
 from sqlq.store.workers import notify
 
@@ -41,9 +38,6 @@ STREAM_JOBS, STREAM_PER_SECOND = 5, 250
 STREAM_PER_SECOND."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
 """After so long without a job enqueued alone, the next takes its notification along."""
-COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
-"""How long the thread waits for the COMMIT before it notifies, and after how long it first looks. A worker
-that was notified too early looks again."""
 WATCH_SECONDS, FIRST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 1.0, 0.001, 0.02
 """For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
 After that the workers' own looks have to do, which are as far apart."""
@@ -61,21 +55,19 @@ class Notifier(Background):
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
-        self._notifies = database.dialect.notifies
-        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self.notifies = database.dialect.notifies
+        """Whether the database sends notifications."""
+        self._place = place_of(database.engine.url)
         super().__init__()
         if not database.dialect.in_a_file:
             atexit.register(_finish, weakref.ref(self))
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
+    def begin_anew(self) -> None:
+        super().begin_anew()
         self._wanted = 0
         """For how many transactions a notification is still to be sent."""
         self._resting = False
         """Whether the thread pauses, and will see by itself that a notification is wanted."""
-        self._committing: list[Any] = []
-        """The connections whose COMMIT is under way."""
         self._watched: dict[int, tuple[Any, float]] = {}
         """The connections of drivers on which a job waits for the commit, and until when to look at them."""
         self._pause = FIRST_WATCH_SECONDS
@@ -86,33 +78,20 @@ class Notifier(Background):
     def are_needed(self) -> bool:
         """Whether workers do not see commits by themselves."""
         # guard: workers-of-this-process-are-told
-        return bool(self._notifies or waiting_here(self._database.engine.url))
+        return self.notifies or self._place in WAITING
 
-    def on_commit_of(self, conn: Connection) -> None:
-        """Notify when the caller's transaction commits; nothing is sent when it never does."""
-        if not self.are_needed:
-            return
-        self._enqueued.add(conn)
-        if conn.engine not in self._listening:
-            with self._lock():
-                # guard: hint-connects-early
-                self._begin()  # so that it has a connection by the time of the commit
-            self._listening.add(conn.engine)
-            event.listen(conn.engine, "commit", self._commits)
-            event.listen(conn.engine, "commit_twophase", self._commits)
-
-    def _commits(self, conn: Connection, *args: Any) -> None:
-        if conn in self._enqueued:
-            self._enqueued.discard(conn)
-            self._committing.append(conn.connection.driver_connection)
-            self.send()
+    def connect(self) -> None:
+        """Begin the thread, which takes a connection, before there is anything to send."""
+        if self._thread is None and self.are_needed:
+            with self._changed:
+                self._begin()
 
     def at_the_end_of(self, driver: Any) -> None:
         """Notify when the transaction that is open on a driver's connection is over, whether it was committed
         or not."""
         if not self.are_needed:
             return
-        with self._lock():
+        with self._changed:
             known = bool(self._watched)
             if len(self._watched) < MOST_WATCHED:
                 self._watched[id(driver)] = (driver, time.monotonic() + WATCH_SECONDS)
@@ -125,7 +104,7 @@ class Notifier(Background):
         """Whether the transaction about to begin should notify by itself, since there was no notification for
         a while."""
         moment = time.monotonic()
-        quiet = self._notifies and moment - self._last_at > QUIET_SECONDS
+        quiet = moment - self._last_at > QUIET_SECONDS
         self._last_at = moment
         return quiet
 
@@ -133,20 +112,19 @@ class Notifier(Background):
         """Notify soon, from the notifier's thread; returns at once."""
         if not self.are_needed:
             return
-        with self._lock():
+        with self._changed:
             known = self._wanted or self._resting
             self._wanted += 1
-            self._begin()
+            if self._thread is None:
+                self._begin()
             # to wake the thread for each of many commits would cost the producers more than their
             # notifications
             if not known:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        try:
+        with suppress(RuntimeError):  # workers look for themselves
             super()._begin()
-        except RuntimeError:  # workers look for themselves
-            self._committing.clear()
 
     def _run(self) -> None:
         rest = DEBOUNCE_SECONDS
@@ -161,12 +139,6 @@ class Notifier(Background):
                     self._thread = None
                     return
                 self._wanted = 0
-                committing, self._committing = self._committing, []
-            until, pause = time.monotonic() + COMMIT_SECONDS, FIRST_LOOK_SECONDS
-            # guard: hint-waits-for-commit
-            while any(map(is_in_transaction, committing)) and time.monotonic() < until:
-                time.sleep(pause)
-                pause *= 1.1
             try:
                 notify.notify(self._database)
             except Exception as error:
@@ -191,7 +163,7 @@ class Notifier(Background):
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the last notification leave and end the thread, waiting at most so long. A notification after
         this starts another one."""
-        with self._lock():
+        with self._changed:
             thread, self._closing = self._thread, True
             self._changed.notify_all()
         if thread is not None:

@@ -34,9 +34,8 @@ class Stamps:
             )
         self._functions: list[Stamp] = []
         self._carry = {var.name: var for var in carry}
-
-    def __bool__(self) -> bool:
-        return bool(self._functions or self._carry)
+        self.are_any = bool(carry)
+        """Whether there is anything to add to a job."""
 
     def add(self, function: Any) -> None:
         """Register a function that returns headers for each job. Raises `ConfigurationError` for one that
@@ -45,6 +44,7 @@ class Stamps:
         if function in self._functions:
             raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
         self._functions.append(function)
+        self.are_any = True
 
     def carried(self) -> dict[str, Any]:
         """Return the values of the context variables that are carried and set here. Raises `EnqueueError` for

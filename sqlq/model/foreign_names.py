@@ -6,9 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from sqlq.errors import EnqueueError
-from sqlq.payload.signatures import signature_of
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -67,22 +64,6 @@ def hints(unknown: Iterable[str], known: Collection[str]) -> str:
     found = {name: _OPTIONS[name] for name in unknown if _OPTIONS.get(name, "") in known}
     counts = {"max_attempts": ", which counts the first one"}
     return "".join(f"{name} is {here} here{counts.get(here, '')}; " for name, here in found.items())
-
-
-def refuse_what_is_a_jobs(method: F) -> F:
-    """Refuse arguments and options of a job where it is enqueued. The message names their place."""
-    known = frozenset(signature_of(method).parameters)
-
-    @wraps(method)
-    def checked(self: Any, /, *values: Any, **options: Any) -> Any:
-        if len(values) > 2 or not options.keys() <= known:
-            raise EnqueueError(
-                f"{method.__name__} takes no arguments or options of a job: the job has them, as in "
-                'task.new(1, 2).set(delay="1m")'
-            )
-        return method(self, *values, **options)
-
-    return cast("F", checked)
 
 
 def refuse_unknown_options(error: type[Exception], known: Iterable[str]) -> Callable[[F], F]:

@@ -64,8 +64,8 @@ class Waiting(Background):
         self._database = database.for_loops
         super().__init__()
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
+    def begin_anew(self) -> None:
+        super().begin_anew()
         self._watches: set[Watch] = set()
         self._interval = FIRST_SECONDS
         self._closing = False
@@ -74,7 +74,7 @@ class Waiting(Background):
 
     def watch(self, watch: Watch) -> None:
         """Begin to poll for the jobs of a watch; returns at once."""
-        with self._lock():
+        with self._changed:
             if self._thread is None:
                 self._closing = False
             self._begin()
@@ -89,7 +89,7 @@ class Waiting(Background):
 
     def close(self) -> None:
         """End the thread; the waiters that are left get a `SqlqError`."""
-        with self._lock():
+        with self._changed:
             thread, self._closing = self._thread, True
             self._changed.notify()
         if thread is not None and thread is not threading.current_thread():

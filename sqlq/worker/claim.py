@@ -288,7 +288,7 @@ class Intake:
 
     @cached_property
     def _on_start(self) -> Callable[[Attempt], None] | None:
-        return self._reporter.started if self._app.events.wants("started") else None
+        return self._reporter.started if "started" in self._app.events.wanted else None
 
     def readable(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their

@@ -179,7 +179,6 @@ def test_the_notification_is_sent_after_the_commit(
     driver: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notify, "COMMIT_SECONDS", 60.0)
     engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
     commit = engine.dialect.do_commit
 
@@ -301,7 +300,6 @@ def test_the_next_notification_starts_the_thread_that_could_not_start(
     monkeypatch.setattr(threading.Thread, "start", may_fail)
     with Session(engine) as session, session.begin():
         app.enqueue(send.new(1), session=session)
-    assert not app._connected.enqueuer._notifier._committing, "what is kept for the hint is let go"
     is_short = False
     with Session(engine) as session, session.begin():
         app.enqueue(send.new(2), session=session)

@@ -160,8 +160,6 @@ class TestEveryWay:
         caller.commit()
         assert shop.done == []
         assert [job.state for job in ran.jobs] == ["available"]
-        dialect = caller.engine.dialect
-        assert not {"do_commit", "do_commit_twophase"} & vars(dialect).keys()
 
     @common_ways
     def test_a_job_that_fails_reaches_the_test_when_the_block_ends(self, shop: Shop, caller: Caller) -> None:

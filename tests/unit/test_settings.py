@@ -374,7 +374,8 @@ def test_use_keeps_settings_that_are_not_given(tmp_path: Path) -> None:
         database = app.database
         session = scoped_session(sessionmaker(engine))
         app.use(session=session)
-        assert (app._session(), app.database) == (session, database), "nothing was closed"
+        getter: Any = app._session
+        assert (getter(), app.database) == (session, database), "nothing was closed"
         assert at(app) == ("pooler", "shop", "queue", "direct")
         app.use(schema="other")
         assert at(app) == ("pooler", "shop", "other", "direct")
@@ -390,7 +391,7 @@ def test_use_keeps_settings_that_are_not_given(tmp_path: Path) -> None:
         app.use(schema="queue")
         app.use(f"sqlite:///{tmp_path}/shop.db")
         assert app._connected.address.schema is None, "SQLite has none"
-        assert app._session() is session
+        assert getter() is session
         app.close()
 
 
@@ -407,7 +408,7 @@ def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
     for refused, why in tries:
         with pytest.raises(sqlq.errors.ConfigurationError, match=why):
             refused()
-        assert (app._connected.address, app._session()) == (before, None)
+        assert (app._connected.address, app._session) == (before, None)
 
 
 def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.MonkeyPatch) -> None:

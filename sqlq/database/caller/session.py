@@ -1,5 +1,4 @@
-"""The caller's session: its connection, whether that has a transaction to join, and the hooks to notify of a
-write.
+"""The caller's session: its connection, and the transaction in which sqlq writes.
 
 Nothing here queries the database.
 """
@@ -19,7 +18,9 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlq.config.urls import supported
 from sqlq.database.caller.driver import DriverConnection
 from sqlq.database.caller.drivers import driver_of, kind_of
-from sqlq.database.dialects import NAMES, dialect_of
+from sqlq.database.caller.transactions import Call, at_the_end_of, nothing
+from sqlq.database.dialect import Dialect
+from sqlq.database.dialects import NAMES, dialect_named
 from sqlq.database.schemas import in_schema
 from sqlq.database.sqlite.driver import begin_as_for_a_write, savepoint_may_be_outermost
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
@@ -73,74 +74,168 @@ SessionOfNow: TypeAlias = (
 """The type of an App's `session`: it returns a session of its own for each thread, request or task."""
 
 
-def session_getter(given: Any) -> Callable[[], Any]:
-    """Return a function that returns the current session, for an App's `session`. Raises
-    `ConfigurationError` for a value that leads all threads to one session, or to none."""
-    driver = kind_of(given.__class__)
-    if given is None or hasattr(given, "registry") or (driver is not None and driver.is_each_threads_own):
-        return lambda: given
-    if driver is not None or not callable(given) or isinstance(given, type):
+def session_getter(session: Any) -> Callable[[], Any] | None:
+    """Return a function that returns the current session, for an App's `session`; None without one. Raises
+    `ConfigurationError` for a value that leads all threads to one session."""
+    if session is None:
+        return None
+    driver = kind_of(session.__class__)
+    if hasattr(session, "registry") or (driver is not None and driver.is_each_threads_own):
+        return lambda: session
+    if driver is not None or not callable(session) or isinstance(session, type):
         raise ConfigurationError(
-            f"App(session=…) is {_named(given)}: give a scoped_session, or a function that returns the "
+            f"App(session=…) is {_named(session)}: give a scoped_session, or a function that returns the "
             "session or connection of the moment, or None"
         )
-    getter: Callable[[], Any] = given
+    getter: Callable[[], Any] = session
     return getter
 
 
-def connection_to_write(session: Any) -> Connection:
-    """Return the connection on which a session writes a job or its end, in a transaction.
+class CallersTransaction:
+    """The transaction of a caller, in which sqlq writes. The caller alone commits it or rolls it back."""
 
-    Raises `EnqueueError` where no rollback would undo the write, or no commit would keep it. Call
-    `note_write` after the write.
-    """
-    conn = connection_of(session)
-    if isinstance(conn, DriverConnection):
-        return conn
-    if conn.dialect.name not in NAMES:
-        supported(conn.engine.url)  # which has a sentence for each
-        raise UnsupportedDatabaseError(
-            f"sqlq runs on PostgreSQL, MariaDB and SQLite; this session is connected to {conn.dialect.name}"
-        )
-    if not conn.in_transaction():
-        conn.begin()  # as the write would
-    if dialect_of(conn).in_a_file and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
-        raise EnqueueError(
-            "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer "
-            "rollback would not undo "
-            "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
-        )
-    if dialect_of(conn).driver.commits_at_once(conn.connection):  # guard: no-autocommit
-        raise EnqueueError(
-            "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
-            "or connection with another isolation_level (enqueue without a session commits at once, too)"
-        )
-    zope = _zope()
-    is_read_only = zope is not None and _joined(zope).get(itself(session)) == zope.STATUS_READONLY
-    if is_read_only:  # guard: zope-read-only
-        raise EnqueueError(
-            "zope.sqlalchemy has this session registered as read only, and rolls back what is written: use "
-            "another session"
-        )
-    return conn
+    def __init__(self, session: Any, conn: Connection, dialect: Dialect) -> None:
+        """`session` is the Session itself, or the Connection."""
+        self.session = session
+        self.conn = conn
+        self.dialect = dialect
+
+    @property
+    def _errors(self) -> Any:
+        """The exception class, or classes, of the driver."""
+        return self.conn.dialect.loaded_dbapi.Error
+
+    def write(self, work: Callable[[], T]) -> tuple[T, bool]:
+        """Do `work` in it. Return the result, and whether it is committed already."""
+        done = work()
+        self.note_write()
+        return done, False
+
+    def begin_as_for_a_write(self) -> None:
+        """Begin it where the driver would begin it before a write. Raises `EnqueueError` where a write would
+        be committed at once."""
+        if self.dialect.in_a_file:
+            begin_as_for_a_write(self.conn)
+
+    def note_write(self) -> None:
+        """Have the session commit a write that bypassed the ORM."""
+        note_write(self.session)
+
+    def at_the_end(self, *, committed: Call = nothing, undone: Call = nothing) -> bool:
+        """Call `committed` when it commits, and `undone` when it, or its present savepoint, is rolled back.
+        Neither may refer to the connection. Return False where nothing reports the end."""
+        at_the_end_of(self.conn, committed=committed, undone=undone)
+        return True
+
+    @contextmanager
+    def in_schema(self, schema: str | None, seal: Encryption | None = None) -> Iterator[Connection]:
+        """Write in this schema, with the encryption of sqlq's own connections."""
+        try:
+            with in_schema(self.conn, schema, seal):
+                yield self.conn
+        except Exception as error:
+            self.refuse_if_lost(error)
+            raise
+
+    def refuse_if_lost(self, error: Exception) -> None:
+        """Raise `EnqueueError` where the database has undone the whole transaction for this error, and ended
+        it. The caller's next write would begin another, whose commit would keep that part alone. So the
+        connection then refuses to go on."""
+        cause, dialect = self.database_error(error), self.dialect
+        if cause is not None and dialect.driver.trouble(cause).rolled_back and self._is_over():
+            self.conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
+            raise EnqueueError(
+                f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
+                "for a deadlock (1213) or a row that another changed (1020): roll it back, and run it again "
+                f"from its start, best in READ COMMITTED ({getattr(cause, 'orig', None) or cause})"
+            ) from error
+
+    def _is_over(self) -> bool:
+        """Whether the connection is outside any transaction, after an error that undid one."""
+        query = self.dialect.driver.in_transaction
+        return bool(query) and not self.conn.exec_driver_sql(query).scalar()
+
+    def database_error(self, error: BaseException) -> BaseException | None:
+        """Return the database's error, even if a caller's hook raised another in its place. None if there is
+        none."""
+        if isinstance(error, DBAPIError):
+            return error
+        return next((each for each in (error, error.__cause__) if isinstance(each, self._errors)), None)
 
 
-def connection_to_complete(session: Any) -> Connection:
-    """Return the connection on which a session writes the end of a job, or its cursor, in a transaction that
-    the caller commits. Otherwise as `connection_to_write`."""
-    conn = connection_to_write(session)
-    if isinstance(conn, DriverConnection):
-        conn.refuse_broken()
-        if conn.commits_at_once():  # guard: no-completing-in-autocommit
+class DriversTransaction(CallersTransaction):
+    """A transaction on a driver's own connection."""
+
+    conn: Any
+
+    @property
+    def _errors(self) -> Any:
+        return self.conn.errors
+
+    def write(self, work: Callable[[], T]) -> tuple[T, bool]:
+        self.conn.refuse_broken()
+        done: tuple[T, bool] = self.conn.write(work)
+        return done
+
+    def begin_as_for_a_write(self) -> None:
+        self.conn.refuse_broken()
+        if self.conn.commits_at_once():  # guard: no-completing-in-autocommit
             raise EnqueueError(
                 "no transaction is open on this connection, and its driver begins none, so that this would "
                 "be committed at once, and alone: begin one, with what the handler writes in it (the block "
                 "completing(connection) begins one to complete the job)"
             )
-        conn.begin()  # guard: driver-begins-as-for-its-own
-    elif dialect_of(conn).in_a_file:
-        begin_as_for_a_write(conn)
-    return conn
+        self.conn.begin()  # guard: driver-begins-as-for-its-own
+
+    def at_the_end(self, *, committed: Call = nothing, undone: Call = nothing) -> bool:
+        """Call `committed` after the commit, where the driver reports one. None reports a rollback."""
+        return bool(self.conn.on_commit(committed))
+
+
+def transaction_to_write(session: Any) -> CallersTransaction:
+    """Return the transaction in which a session writes a job or its end.
+
+    Raises `EnqueueError` where no rollback would undo the write, or no commit would keep it.
+    """
+    session = itself(session)
+    conn = connection_of(session)
+    if isinstance(conn, DriverConnection):
+        return DriversTransaction(session, conn, dialect_named(conn.database))
+    if conn.dialect.name not in NAMES:
+        supported(conn.engine.url)  # which has a sentence for each
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite; this session is connected to {conn.dialect.name}"
+        )
+    dialect = dialect_named(conn.dialect.name)
+    if not conn.in_transaction():
+        conn.begin()  # as the write would
+    if dialect.in_a_file and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
+        raise EnqueueError(
+            "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer "
+            "rollback would not undo "
+            "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
+        )
+    if dialect.driver.commits_at_once(conn.connection):  # guard: no-autocommit
+        raise EnqueueError(
+            "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
+            "or connection with another isolation_level (enqueue without a session commits at once, too)"
+        )
+    zope = _zope()
+    is_read_only = zope is not None and _joined(zope).get(session) == zope.STATUS_READONLY
+    if is_read_only:  # guard: zope-read-only
+        raise EnqueueError(
+            "zope.sqlalchemy has this session registered as read only, and rolls back what is written: use "
+            "another session"
+        )
+    return CallersTransaction(session, conn, dialect)
+
+
+def transaction_to_complete(session: Any) -> CallersTransaction:
+    """Return the transaction in which a session writes the end of a job, or its cursor, and which the caller
+    commits. Otherwise as `transaction_to_write`."""
+    joined = transaction_to_write(session)
+    joined.begin_as_for_a_write()
+    return joined
 
 
 def note_write(session: Any) -> None:
@@ -149,8 +244,7 @@ def note_write(session: Any) -> None:
     Where zope.sqlalchemy ends the transaction, it rolls back a session that is not marked as changed.
     """
     zope = _zope()
-    session = itself(session)
-    if zope is None or not hasattr(session, "dispatch") or isinstance(session, Connection):
+    if zope is None or not hasattr(session := itself(session), "dispatch") or isinstance(session, Connection):
         return
     # the hooks know its transaction manager, and join a session that is new to them
     for listener in session.dispatch.after_flush:
@@ -184,10 +278,6 @@ def connection_of(session: Any) -> Connection:
     session, or one without a database."""
     if isinstance(session, (Connection, DriverConnection)):
         return cast("Connection", session)
-    if (driver := driver_of(session)) is not None:
-        if driver.is_async:
-            raise EnqueueError(f"this is {_named(session)}, which is asynchronous: {_AWAIT}")
-        return cast("Connection", driver)
     session = itself(session)
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(session, orm.Session):
@@ -199,6 +289,10 @@ def connection_of(session: Any) -> Connection:
                 "session.connection(bind_arguments=…) of the database that holds the jobs"
             ) from None
         return conn
+    if (driver := driver_of(session)) is not None:
+        if driver.is_async:
+            raise EnqueueError(f"this is {_named(session)}, which is asynchronous: {_AWAIT}")
+        return cast("Connection", driver)
     if hasattr(session, "run_sync"):
         raise EnqueueError(
             f"this is {_named(session)}: {_AWAIT}, or await session.run_sync(…) of what takes a Session"
@@ -207,46 +301,6 @@ def connection_of(session: Any) -> Connection:
 
 
 _AWAIT = "await the call of the same name with an a before it, as in await app.aenqueue(…, session=…)"
-
-
-def database_error(conn: Connection | DriverConnection, error: BaseException) -> BaseException | None:
-    """Return the database's error on a caller's connection, even if a caller's hook raised another in its
-    place. None if there is none."""
-    if isinstance(error, DBAPIError):
-        return error
-    kind = conn.errors if isinstance(conn, DriverConnection) else conn.dialect.loaded_dbapi.Error
-    for found in (error, error.__cause__):
-        if isinstance(found, kind):
-            return found
-    return None
-
-
-def _is_outside(conn: Any) -> bool:
-    """Whether a caller's connection is outside any transaction, after an error that undid one."""
-    query = dialect_of(conn).driver.in_transaction
-    return bool(query) and not conn.exec_driver_sql(query).scalar()
-
-
-@contextmanager
-def on_callers(conn: Any, schema: str | None, seal: Encryption | None = None) -> Iterator[None]:
-    """Write on a caller's connection, in this schema, with the encryption of sqlq's own connections.
-
-    A database may undo the whole transaction for an error, and end it. The caller's next write would begin
-    another, and its commit would keep only that part. So the connection then refuses to go on.
-    """
-    try:
-        with in_schema(conn, schema, seal):
-            yield
-    except Exception as error:
-        said, dialect = database_error(conn, error), dialect_of(conn)
-        if said is not None and dialect.driver.trouble(said).rolled_back and _is_outside(conn):
-            conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
-            raise EnqueueError(
-                f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
-                "for a deadlock (1213) or a row that another changed (1020): roll it back, and run it again "
-                f"from its start, best in READ COMMITTED ({getattr(said, 'orig', None) or said})"
-            ) from error
-        raise
 
 
 def asynchronous(session: Any) -> Any:

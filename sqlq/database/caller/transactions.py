@@ -1,10 +1,10 @@
 """Callbacks for the commit and the rollback of a caller's transaction.
 
-A Connection reports the rollback of a savepoint and of all. A Session reports its commit by its own events.
-After its transaction has ended, its connection is back in the pool and it can be used again. A Session may be
-on another fixture's Connection, as in tests that roll all back in the end. Its commit counts when it reports
-it. A Connection reports only that it is about to commit. The dialect's `do_commit` shows the end of the
-COMMIT itself.
+SQLAlchemy reports that a Connection is about to commit, and the rollback of a savepoint or of all. The
+dialect's `do_commit` then shows whether the COMMIT has passed. A Session reports its commit by its own
+events. After its transaction has ended, its connection is back in the pool and it can be used again. A
+Session may be on another fixture's Connection, as in tests that roll all back in the end. Its commit counts
+when it reports it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, ExceptionContext, event
+from sqlalchemy import Connection, Engine, event
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
@@ -39,20 +38,18 @@ class _Callbacks(NamedTuple):
     undone: Call
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Do nothing."""
 
 
-@dataclass
 class _Open:
     """The callbacks for the commit and the rollback of an open transaction."""
 
-    waiting: list[_Callbacks] = field(default_factory=list)
-    committing: list[_Callbacks] = field(default_factory=list)
-    """Those of the last transaction whose COMMIT was sent."""
+    def __init__(self) -> None:
+        self.waiting: list[_Callbacks] = []
 
-    def undo_from(self, place: int) -> None:
-        undone, self.waiting[place:] = self.waiting[place:], []
+    def undo_from(self, position: int) -> None:
+        undone, self.waiting[position:] = self.waiting[position:], []
         for each in undone:
             each.undone()
 
@@ -64,56 +61,73 @@ _open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary(
 """The open transactions of callers that have callbacks."""
 
 
-def at_the_end_of(conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
-    """Call `committed` when the transaction of a connection commits, and `undone` when it, or its present
-    savepoint, is rolled back. Neither may refer to the connection."""
-    if (opened := _open.get(conn)) is None:
-        _open[conn] = opened = _Open()
-        # guard: a-connection-that-is-dropped-is-rolled-back
-        weakref.finalize(conn, opened.undo_from, 0).atexit = False
-    opened.committing = []  # the COMMIT before has passed
+def at_the_end_of(conn: Connection, *, committed: Call = nothing, undone: Call = nothing) -> None:
+    """Call `committed` when the transaction of a connection has committed. Call `undone` when it, or its
+    present savepoint, is rolled back, or the COMMIT fails. Neither may refer to the connection. The same
+    calls several times in a row count once."""
+    opened = _open.get(conn) or _opened(conn)
     # SQLAlchemy has no public number of savepoints, and its event of a new one has no name yet. Where a
     # release renames this one, the call raises at once.
     savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009 - by its name, which Python mangles
-    opened.waiting.append(_Callbacks(savepoints, committed, undone))
+    callbacks = _Callbacks(savepoints, committed, undone)
+    if not opened.waiting or opened.waiting[-1] != callbacks:
+        opened.waiting.append(callbacks)
+
+
+def _opened(conn: Connection) -> _Open:
+    """Listen to the engine of a connection that has no callbacks yet."""
+    _open[conn] = opened = _Open()
+    # guard: a-connection-that-is-dropped-is-rolled-back
+    weakref.finalize(conn, opened.undo_from, 0).atexit = False
     with _adding:
         if conn.engine not in _listening:
             _listening.add(conn.engine)
             for name, listener in _LISTENERS.items():
                 event.listen(conn.engine, name, listener)
+            dialect: Any = conn.engine.dialect  # which engines with options of their own share
+            for name in ("do_commit", "do_commit_twophase"):
+                commit = getattr(dialect, name)
+                if getattr(commit, "func", None) is not _commit:
+                    setattr(dialect, name, partial(_commit, commit))
+    return opened
+
+
+class _Sent(threading.local):
+    """The callbacks of the transaction whose COMMIT this thread is about to send."""
+
+    callbacks: list[_Callbacks] | None = None
+
+
+_sent = _Sent()
 
 
 def _commits(conn: Connection, *args: Any) -> None:
-    opened = _open.get(conn, _Open())
-    opened.waiting, opened.committing = [], opened.waiting
-    for each in opened.committing:
+    if (opened := _open.get(conn)) is not None and opened.waiting:
+        _sent.callbacks, opened.waiting = opened.waiting, []
+
+
+def _commit(commit: Callable[..., None], *args: Any, **options: Any) -> None:
+    callbacks, _sent.callbacks = _sent.callbacks or (), None
+    try:
+        commit(*args, **options)
+    except BaseException:
+        for each in callbacks:
+            each.undone()  # guard: a-failed-commit-is-a-rollback
+        raise
+    for each in callbacks:
         each.committed()
 
 
-def _fails(context: ExceptionContext) -> None:
-    """Undo what a COMMIT has failed to write. SQLAlchemy reports no rollback then."""
-    # a statement that fails follows a COMMIT that has passed
-    if context.connection is not None and context.statement is None:
-        opened = _open.get(context.connection, _Open())
-        failed, opened.committing = opened.committing, []
-        for each in failed:
-            each.undone()  # guard: a-failed-commit-is-a-rollback
-
-
-def _commit_has_passed(conn: Connection, *args: Any) -> None:
-    _open.get(conn, _Open()).committing = []
-
-
 def _rolls_back(conn: Connection, *args: Any) -> None:
-    _commit_has_passed(conn)
-    _open.get(conn, _Open()).undo_from(0)  # guard: no-word-of-what-is-rolled-back
+    if (opened := _open.get(conn)) is not None:
+        opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
 
 
 def _rolls_back_to(conn: Connection, name: str, *args: Any) -> None:
-    opened = _open.get(conn, _Open())
-    outside = int(name.rpartition("_")[2])
-    place = bisect_left(opened.waiting, outside, key=itemgetter(0))
-    opened.undo_from(place)  # guard: no-word-of-savepoints-undone
+    if (opened := _open.get(conn)) is not None:
+        outside = int(name.rpartition("_")[2])
+        position = bisect_left(opened.waiting, outside, key=itemgetter(0))
+        opened.undo_from(position)  # guard: no-word-of-savepoints-undone
 
 
 _LISTENERS: Mapping[str, Callable[..., None]] = {
@@ -122,8 +136,6 @@ _LISTENERS: Mapping[str, Callable[..., None]] = {
     "rollback": _rolls_back,
     "rollback_twophase": _rolls_back,
     "rollback_savepoint": _rolls_back_to,
-    "handle_error": _fails,
-    "prepare_twophase": _commit_has_passed,
 }
 
 
@@ -135,20 +147,16 @@ class Commits(Generic[T]):
         self._committed = committed
         self._undone = undone
         self._sessions: weakref.WeakKeyDictionary[Session, _OfSession[T]] = weakref.WeakKeyDictionary()
-        self._sent: _Sent[T] = _Sent()
         self._lock = threading.Lock()
-        """Held while an owner is added."""
-        self._changed: list[tuple[Any, str, Any]] = []
-        """The changed dialects: each with the method's name, and the dialect's own attribute before, if
-        any."""
+        """Held while a session is added."""
+        self._is_closed = False
 
     def add(self, owner: Session | Connection, conn: Connection, item: T) -> None:
         """Keep an item until the transaction that a Session or Connection is in has ended. `conn` is the
         connection of both."""
         if isinstance(owner, Connection):
-            self._wait_for(conn.engine.dialect)
-            send, undo = partial(self._send, item), partial(self._undone, [item])
-            at_the_end_of(conn, committed=send, undone=undo)
+            undo = partial(self._undone, [item])
+            at_the_end_of(conn, committed=partial(self._commit, item), undone=undo)
             return
         with self._lock:
             if owner not in self._sessions:
@@ -157,39 +165,16 @@ class Commits(Generic[T]):
         session.items.append(item)
         at_the_end_of(conn, undone=partial(session.undo, item))  # guard: savepoints-take-their-jobs-along
 
-    def _send(self, item: T) -> None:
-        self._sent.items = [*self._sent.items, item]
-
-    def _wait_for(self, dialect: Any) -> None:
-        """Have a dialect report the end of each COMMIT, which this thread sends next."""
-        with self._lock:
-            if all(changed is not dialect for changed, _, _ in self._changed):
-                for name in ("do_commit", "do_commit_twophase"):
-                    self._changed.append((dialect, name, vars(dialect).get(name)))
-                    setattr(dialect, name, partial(self._commit, getattr(dialect, name)))
-
-    def _commit(self, commit: Callable[..., None], *args: Any, **options: Any) -> None:
-        items, self._sent.items = [*self._sent.items], []
-        commit(*args, **options)
-        if items:
-            self._committed(items)
+    def _commit(self, item: T) -> None:
+        if not self._is_closed:
+            self._committed([item])
 
     def close(self) -> None:
-        """Forget the waiting items, and remove all event listeners."""
+        """Forget the waiting items, and remove the listeners to sessions."""
+        self._is_closed = True
         for owner, session in list(self._sessions.items()):
             for name in session.events:
                 event.remove(owner, name, getattr(session, name))
-        for dialect, name, before in self._changed:
-            if before is None:
-                delattr(dialect, name)
-            else:
-                setattr(dialect, name, before)
-
-
-class _Sent(threading.local, Generic[T]):
-    """The items whose COMMIT this thread is about to send."""
-
-    items: Sequence[T] = ()
 
 
 class _OfSession(Generic[T]):

@@ -12,8 +12,8 @@ from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
 from sqlq.database.driver import Driver
-from sqlq.database.idle import is_readable
 from sqlq.database.mariadb import compiler, health
+from sqlq.database.raw import is_readable
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import Trouble
 from sqlq.errors import UnsupportedDatabaseError

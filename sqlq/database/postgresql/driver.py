@@ -11,10 +11,9 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from sqlq.config.constants import IDLE_TRANSACTION_MS
 from sqlq.database.driver import Driver
-from sqlq.database.idle import is_readable
 from sqlq.database.postgresql.hosts import follow_hosts
 from sqlq.database.postgresql.online import sqlstate
-from sqlq.database.raw import is_in_transaction
+from sqlq.database.raw import is_in_transaction, is_readable
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import RawRows, Trouble
 from sqlq.schema.qualify import in_catalog
@@ -116,7 +115,9 @@ class PostgreSQLDriver(Driver):
         return arguments
 
     def is_sound(self, engine: Engine, driver: Any, *, asks: bool) -> bool:
-        return not is_readable(driver.fileno()) and super().is_sound(engine, driver, asks=asks)
+        if is_readable(driver.fileno()):
+            return False
+        return not asks or bool(engine.dialect.do_ping(driver))
 
     def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
         # before SQLAlchemy queries the version on a first connection

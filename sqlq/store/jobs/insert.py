@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
-from sqlq.database.compiled import Compiled
+from sqlq.database.compiled import compiled_for
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_named, dialect_of, stricter_isolation
 from sqlq.database.schemas import schema_of
@@ -40,20 +40,21 @@ from sqlq.database.sql import portions
 from sqlq.errors import EnqueueError
 from sqlq.model.checks import OnConflict
 from sqlq.model.job import Job, NewJob, State
-from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, IS_UNRESERVED, TOKEN_SCHEMA, jobs
-from sqlq.schema.types import far, milliseconds_of, moment_after
+from sqlq.schema.types import Moment, far, milliseconds_of, moment_after
 from sqlq.store.jobs.rows import (
     NEW_OR_BLOCKED,
     NEW_STATE,
+    NO_OPTIONS,
     OVER,
     TABLES,
+    TIMES,
     columns_but,
     computed,
-    driver_row_of,
+    fields,
     insert_of_many,
     is_delayed,
-    is_due_at_once,
+    option_values,
     parameters_of,
     row_of,
     said_by,
@@ -74,8 +75,7 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     the transaction.
     """
     if len(new) == 1 and new[0].limit_key is None and new[0].unique_key is None:
-        statement = insert_statement(new[0], conn.dialect, schema_of(conn))
-        return [inserted(new[0], conn.exec_driver_sql(*statement).one())]
+        return [insert_one(conn, new[0], schema_of(conn))]
     require_read_committed(conn, new)
     wake(conn, wakes_of(new))  # guard: a-limited-job-is-looked-at
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
@@ -106,49 +106,75 @@ def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
 _CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 
 
+# -- one job, without SQLAlchemy -----------------------------------------------------------------------------
+
+
+def insert_one(conn: Connection, job: NewJob, schema: str | None) -> Job:
+    """Insert a job without a unique key and a limit, into this schema."""
+    return inserted(job, conn.exec_driver_sql(*insert_statement(job, conn.dialect, schema)).one())
+
+
 def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
     """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
     them. Pass the returned row to `inserted`."""
-    said = said_by(job)
-    compiled = _compiled(dialect, schema, said)
-    return compiled.statement, compiled.parameters(driver_row_of(job, said, dialect))
+    options = () if option_values(job) == NO_OPTIONS else said_by(job)  # nearly all jobs have none
+    insert = _insert_of_one(dialect, schema, options)
+    return insert.statement, insert.parameters(job)
 
 
 def inserted(job: NewJob, row: Sequence[Any]) -> Job:
     """Return the job from the row that an `insert_statement` returned."""
-    return _job(job, row[0], State.AVAILABLE if is_due_at_once(job) else row[1])
+    is_due = job.available_at is None and not job.delay_ms
+    return _job(job, row[0], State.AVAILABLE if is_due else row[1])
 
 
 def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) -> tuple[str, Any]:
     """Return a statement that inserts one job, and its parameters, for a driver of any kind whose parameters
     are in this style. It returns the job's id, or where a live job holds the unique key no row, on MariaDB
     that job's id. Without a schema the table is found by the connection's search_path."""
-    said = said_by(job)
-    keyed = job.unique_key is not None
-    dialect, compiled = _compiled_for_others(kind, style, schema, said, keyed, _conflict_of(job))
-    return compiled.statement, compiled.parameters(driver_row_of(job, said, dialect))
+    is_keyed = job.unique_key is not None
+    insert = _insert_for_others(kind, style, schema, said_by(job), is_keyed, _conflict_of(job))
+    return insert.statement.replace(f"{TOKEN_SCHEMA}.", ""), insert.parameters(job)
+
+
+class SingleInsert:
+    """The insert of a job that has certain options, compiled once for a driver. To compile it anew, or look
+    it up in SQLAlchemy's cache, takes about as long as the database takes to run it."""
+
+    def __init__(self, insert: Any, dialect: Any, schema: str | None, options: Sequence[str]) -> None:
+        self._names = parameters_of(options)
+        compiled = compiled_for(insert, dialect, schema, self._names)
+        self.statement = str(compiled)
+        self._values = fields(self._names)
+        self._constants = {name: value for name, value in compiled.params.items() if name not in self._names}
+        self._times = TIMES.intersection(options)
+        self._dialect = dialect
+        self._in_order = None if compiled.positiontup is None else itemgetter(*compiled.positiontup)
+
+    def parameters(self, job: NewJob) -> Any:
+        """Return the values of a job by name or in order, whichever the driver takes."""
+        row = {**self._constants, **dict(zip(self._names, self._values(job), strict=True))}
+        for name in self._times:
+            row[name] = Moment().process_bind_param(row[name], self._dialect)
+        return row if self._in_order is None else self._in_order(row)
 
 
 @lru_cache(maxsize=256)
-def _compiled_for_others(
-    kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict
-) -> tuple[Any, Compiled]:
-    found = dialect_named(kind)
-    dialect = qualified(found.driver.sqlalchemy(paramstyle=style))
-    if keyed:
-        statement = with_returning(inserting(found, said, conflict, ()), jobs.c.id)
+def _insert_of_one(dialect: Any, schema: str | None, options: tuple[str, ...]) -> SingleInsert:
+    returned = (jobs.c.id, NEW_STATE) if is_delayed(options) else (jobs.c.id,)
+    return SingleInsert(insert_returning(jobs, computed(options), *returned), dialect, schema, options)
+
+
+@lru_cache(maxsize=256)
+def _insert_for_others(
+    kind: str, style: Any, schema: str | None, options: tuple[str, ...], is_keyed: bool, conflict: Conflict
+) -> SingleInsert:
+    dialect = dialect_named(kind)
+    if is_keyed:
+        insert = with_returning(inserting(dialect, options, conflict, ()), jobs.c.id)
     else:
-        statement = insert_returning(jobs, computed(said), jobs.c.id)
-    compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))
-    return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
-
-
-@lru_cache(maxsize=256)
-def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compiled:
-    """Return the insert of one job that has these options."""
-    returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
-    statement = insert_returning(jobs, computed(said), *returned)
-    return Compiled.of(statement, dialect, schema, parameters_of(said))
+        insert = insert_returning(jobs, computed(options), jobs.c.id)
+    return SingleInsert(insert, dialect.driver.sqlalchemy(paramstyle=style), schema or TOKEN_SCHEMA, options)
 
 
 def _job(job: NewJob, id: int, state: str) -> Job:

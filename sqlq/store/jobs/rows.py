@@ -81,7 +81,7 @@ def columns_but(*names: str) -> tuple[str, ...]:
 
 _TYPES = {**COLUMNS, **_COMPUTED}
 _ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
-_MOMENTS = {name for name, kind in _TYPES.items() if kind is Moment}
+TIMES = {name for name, kind in _TYPES.items() if kind is Moment}
 FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
 """The name of each in `NewJob`."""
 _COMMON = ("queue", "task", "max_attempts")
@@ -93,11 +93,13 @@ def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
     return attrgetter(*(FIELDS[name] for name in names))
 
 
-_values = fields(_SAYABLE)
+option_values = fields(_SAYABLE)
+"""Returns the values of a job's options."""
 texts_of = fields(("payload", *_SAYABLE))
 """Returns a job's texts, and other values."""
 _all_but_payload = fields((*_COMMON, *_SAYABLE))
-_UNSAID = _values(NewJob("", "", "", 1))
+NO_OPTIONS = option_values(NewJob("", "", "", 1))
+"""The values of a job without options."""
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -107,12 +109,8 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def said_by(job: NewJob) -> tuple[str, ...]:
     """Return the options that a job has."""
-    values = _values(job)
-    if values == _UNSAID:
-        return ()
-    return tuple(
-        name for name, value, unsaid in zip(_SAYABLE, values, _UNSAID, strict=True) if value != unsaid
-    )
+    pairs = zip(_SAYABLE, option_values(job), NO_OPTIONS, strict=True)
+    return tuple(name for name, value, default in pairs if value != default)
 
 
 def said_by_any(new: Sequence[NewJob]) -> tuple[str, ...]:
@@ -131,21 +129,9 @@ def row_of(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(job, FIELDS[name]) for name in parameters_of(said)}
 
 
-def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, Any]:
-    """Return the parameters of one job as the driver takes them; SQLAlchemy does not process them."""
-    row = row_of(job, said)
-    for name in _MOMENTS.intersection(said):
-        row[name] = Moment().process_bind_param(row[name], dialect)
-    return row
-
-
 def is_delayed(said: Sequence[str]) -> bool:
     """Whether jobs that have these options may be due later."""
     return not DUE.keys().isdisjoint(said)
-
-
-def is_due_at_once(job: NewJob) -> bool:
-    return job.available_at is None and not job.delay_ms
 
 
 Value: TypeAlias = Callable[[str], Expression]

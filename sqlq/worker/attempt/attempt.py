@@ -13,9 +13,8 @@ from time import monotonic
 from traceback import clear_frames, walk_tb
 from typing import Any
 
-from sqlalchemy import Connection
-
 from sqlq.database.batch import Right
+from sqlq.database.caller.session import CallersTransaction
 from sqlq.database.database import Database
 from sqlq.model.flow import Growth, Plan
 from sqlq.model.flow_parts import AnyFlow
@@ -94,8 +93,8 @@ class Attempt:
     """Called when the handler is about to run, here or in a process of its own."""
     on_progress: Callable[[Attempt], None] | None = None
     """Called when there is progress to write."""
-    on_saved: Callable[[Connection, str], None] | None = None
-    """Called with each new cursor, as JSON, and the connection whose transaction has it."""
+    on_saved: Callable[[CallersTransaction, str], None] | None = None
+    """Called with each new cursor, as JSON, and the transaction that has written it."""
     context: Any = None
     """The `JobContext` of the handler; made when the handler needs it."""
     isolate: Any = None

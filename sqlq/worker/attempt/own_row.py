@@ -27,12 +27,10 @@ from sqlq.database.caller.session import (
     asynchronous,
     atransaction_in,
     block_of_sessions,
-    connection_to_complete,
-    note_write,
-    on_callers,
     transaction_in,
+    transaction_to_complete,
 )
-from sqlq.database.dialects import dialect_of, refuses_newer_rows
+from sqlq.database.dialects import refuses_newer_rows
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
@@ -109,19 +107,19 @@ class OwnRow:
         """Complete the job in the transaction of a session; see `JobContext.complete`."""
         attempt = self.attempt
         target, encryption = attempt.target, attempt.target.encryption
-        conn = connection_to_complete(session)
+        joined = transaction_to_complete(session)
         done = completion(result, attempt.claimed, attempt.task_found)
         attempt.has_result = result is not None
         if attempt.growth is not None:
             attempt.growth._is_closed = True
         if not attempt.has_row:
             attempt.completed = True
-            note_write(session)
+            joined.note_write()
             return
-        with on_callers(conn, target.schema):
+        with joined.in_schema(target.schema) as conn:
             self._refuse_stricter(conn, "complete()")
             attempt.completed = True
-            dialect_of(conn).sql.lock_key(conn, attempt.id)
+            joined.dialect.sql.lock_key(conn, attempt.id)
             if attempt.said is not None or attempt.keeps_ms is not None:
                 leases.note(conn, [attempt.note()], waits=True)
             # guard: complete-seals
@@ -136,7 +134,7 @@ class OwnRow:
             ):
                 raise self._lost()
             self._grow(conn)
-        note_write(session)
+        joined.note_write()
 
     def save(self, session: SyncSession, text: str) -> None:
         """Save a cursor, as JSON, in the transaction of a session; see `JobContext.checkpoint`."""
@@ -145,11 +143,11 @@ class OwnRow:
             raise ConfigurationError(
                 f"job {attempt.id} was completed in this attempt: a checkpoint comes before complete()"
             )
-        conn = connection_to_complete(session)
+        joined = transaction_to_complete(session)
         if attempt.has_row:
-            with on_callers(conn, attempt.target.schema):
+            with joined.in_schema(attempt.target.schema) as conn:
                 self._refuse_stricter(conn, "checkpoint()")
-                dialect_of(conn).sql.lock_key(conn, attempt.id)
+                joined.dialect.sql.lock_key(conn, attempt.id)
                 # guard: checkpoint-by-the-owner
                 saved = leases.save(conn, attempt.right, self.cursor, text)
                 if saved is None:
@@ -159,8 +157,8 @@ class OwnRow:
         if text != self.cursor:
             attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: a-circle-is-bounded
         if attempt.on_saved is not None:
-            attempt.on_saved(conn, text)
-        note_write(session)
+            attempt.on_saved(joined, text)
+        joined.note_write()
 
     def _grow(self, conn: Connection) -> None:
         """Write the steps that the handler has added to the flow."""

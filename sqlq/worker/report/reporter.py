@@ -182,7 +182,7 @@ class Reporter:
             job.told_lost = True
             if self._meter is not None:
                 self._meter.ended("lost", job, None)
-            if self._events.wants("lost"):
+            if "lost" in self._events.wanted:
                 self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
 
     def ended(self, job: Attempt, outcome: Outcome) -> None:
@@ -194,7 +194,7 @@ class Reporter:
             self._meter.ended(name, job, outcome)
         # `put_off` has logged it; guard: what-is-put-back-has-one-line
         is_line = wants(name) and not (isinstance(outcome, Released) and outcome.unknown_task)
-        is_heard = self._events.wants(name)
+        is_heard = name in self._events.wanted
         if not (is_line or is_heard):  # guard: events-are-free
             return
         # guard: traced-jobs-need-records
