@@ -19,7 +19,6 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
-from sqlq.database import dialects
 from sqlq.database.caller.session import (
     AnyAsyncSession,
     CallersTransaction,
@@ -222,8 +221,8 @@ class Enqueuer:
                 f"{option} of a job of {job.task} takes a second statement: enqueue it with "
                 "app.enqueue(job, session=…), which takes connections of psycopg, asyncpg and sqlite3, too"
             )
-        dialect = self._database.engine.dialect
-        style = dialects.dialect_named(dialect.name).own_paramstyle if style is None else style
+        dialect = self._database.dialect
+        style = dialect.driver.sqlalchemy.default_paramstyle if style is None else style
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
