@@ -210,7 +210,7 @@ class _Wanted(NamedTuple):
 
 def _comparable(job: NewJob) -> list[Any]:
     """The fields of a job that its row has, with times as SQLite stores them."""
-    fields = [value for name, value in vars(job).items() if name not in ("rule", "given")]
+    fields = [value for name, value in vars(job).items() if name not in ("rule", "_given")]
     return [milliseconds_of(value) if isinstance(value, datetime) else value for value in fields]
 
 
