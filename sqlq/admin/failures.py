@@ -15,8 +15,7 @@ from sqlalchemy import Connection
 from sqlq.config.json_text import AsJson
 from sqlq.model.job import error_line
 from sqlq.model.traceback_lines import users_line
-from sqlq.store.jobs import lookup
-from sqlq.store.jobs.lookup import FailedRow
+from sqlq.store.jobs.failed import FailedRow, traces
 
 PARTS = 24
 """In how many parts the time of a group's jobs is counted."""
@@ -58,7 +57,7 @@ class Marks:
         known = self._known
         new = {row.id: row for row in rows if row not in known}  # guard: tracebacks-are-read-once
         found = {row: known[row] for row in rows if row in known}
-        for id, trace in lookup.traces(conn, list(new)):
+        for id, trace in traces(conn, list(new)):
             line = users_line(trace, or_last=True)
             found[new[id]] = _mark(new[id], line and f"{line.file} in {line.function}")
         if len(rows) <= MOST_KNOWN:

@@ -12,7 +12,7 @@ from sqlalchemy import text
 import sqlq
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
-from sqlq.store.limits.admit import Grant
+from sqlq.store.limits.grant import Grant
 from tests.kit import for_each
 from tests.waiting import wait_until
 

@@ -45,7 +45,7 @@ from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import last_of, milliseconds_of, now, stands_in
+from sqlq.schema.types import milliseconds_of, now, stands_in
 from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, slices
 
 BATCH = 1_000
@@ -197,7 +197,7 @@ def listing(
         within = None
     floors: list[int] = []
     for source, belongs in sources:
-        floor = None if within is None else _place_of(conn, source, within, chosen)
+        floor = None if within is None else position_of(conn, source, within, chosen)
         query = _selected(source, belongs, chosen, None if floor is None else within, limit)
         if not whole:  # guard: lists-read-no-large-field
             left_out = {*LARGE} - ({"payload"} if chosen.visible else set())
@@ -248,7 +248,7 @@ class Listing(NamedTuple):
     complete: bool
 
 
-def _place_of(conn: Connection, source: Table, place: int, chosen: Selection = EVERY) -> int | None:
+def position_of(conn: Connection, source: Table, place: int, chosen: Selection = EVERY) -> int | None:
     """Return the id of the job at `place`, counted from the newest as 0; None if there are fewer jobs."""
     ids = select(source.c.id).where(*chosen.in_place(source))
     found: int | None = conn.scalar(ids.order_by(source.c.id.desc()).offset(place).limit(1))
@@ -284,49 +284,6 @@ def _selected(
     mine = select(newest.c.id).where(newest.c.belongs, chosen.where(newest)).order_by(newest.c.id.desc())
     mine = mine.limit(limit if chosen.visible is None else within)
     return query.where(source.c.id.in_(select(mine.subquery().c.id)))  # MariaDB takes no LIMIT within IN
-
-
-class FailedRow(NamedTuple):
-    """The beginning of a failed job's error."""
-
-    id: int
-    task: str
-    reason: str
-    exception: str | None
-    message: str | None
-    failed_at: datetime
-
-
-def more_failed_than(conn: Connection, number: int) -> bool:
-    """Whether more jobs than that have failed."""
-    return _place_of(conn, failed_jobs, number) is not None
-
-
-def failures(conn: Connection, chosen: Selection, *, within: int | None = None) -> list[FailedRow]:
-    """Return the errors of failed jobs of a task or queue, the newest first; with `within` among so many."""
-    # a subquery of more columns would be copied with its tracebacks on MariaDB
-    columns = (failed_jobs.c[name] for name in (*FailedRow._fields, "queue", "group_key"))
-    newest = select(*columns).order_by(failed_jobs.c.id.desc())
-    source = newest.limit(within).subquery()
-    table = source.c
-    message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
-    query = select(table.id, table.task, table.reason, table.exception, message, table.failed_at)
-    found = conn.execute(query.where(chosen.where(source)).order_by(table.id.desc()))
-    return [FailedRow(*row) for row in found]
-
-
-def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | None]]:
-    """Yield the ends of the tracebacks of failed jobs, with their ids. Each is unpacked once for it."""
-    end = last_of(failed_jobs.c.traceback, literal(TRACE_CHARACTERS, Integer))
-    for some in slices(ids, BATCH):
-        rows = conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some)))
-        yield from ((id, trace) for id, trace in rows)
-
-
-TRACE_CHARACTERS = 1_500
-FIRST_LINE_CHARACTERS = 200
-"""Characters of a message that distinguish errors; texts that differ only behind them count as the same
-error."""
 
 
 def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:

@@ -12,10 +12,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from fractions import Fraction
 from functools import cache
-from math import ceil, floor
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -37,12 +35,12 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import run_text
 from sqlq.database.steps import BEGINS
-from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
 from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
+from sqlq.store.limits.grant import AHEAD, MS, Grant, Start, next_free
 from sqlq.store.limits.wakes import UNSAID, Wake, wake
 from sqlq.store.workers import workers
 
@@ -51,9 +49,6 @@ KEYS_AT_ONCE = 500
 JOBS_AT_ONCE = 1_000
 DEFERRED_MS = 60_000
 """When a job that the database refuses to admit is due again."""
-AHEAD = timedelta(milliseconds=100)
-"""A rate grants starts this far ahead; the claim keeps the time. The key is looked at again half this time
-before its next start that is not granted yet."""
 A_DAY = timedelta(days=1)
 SAYS = Rule._fields
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
@@ -185,7 +180,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
 
     starts = [start for grant in used for start in grant.starts()]
     done.number = len(apart(starts, start, defer, dialect, within=conn))
-    done.starts_ms = [(at - grant.moment) / _MS for grant in used for _, at in grant.starts() if at]
+    done.starts_ms = [(at - grant.moment) / MS for grant in used for _, at in grant.starts() if at]
     if rated := [grant for grant in used if grant.rule.rate is not None]:
         rows = [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
         conn.execute(_CHANGE, rows)
@@ -222,33 +217,13 @@ def _grants(
 
 def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
     """Give a key, whose row is locked, another rule; return the time of its next free start."""
-    next_free_at = _next_free(row, rule)
+    next_free_at = next_free(row.next_free_at, row.moment, _rule(row), rule)
     conn.execute(_CHANGE, _changed(row.limit_key, rule, next_free_at))
     return next_free_at
 
 
 def _changed(key: str, rule: Rule, next_free_at: datetime | None) -> dict[str, Any]:
     return {"of": key, "at": next_free_at, **rule._asdict()}
-
-
-def _next_free(row: Any, rule: Rule) -> datetime | None:
-    """Return the time of a key's next free start under another rule. It counts the new rule's distance from
-    the last start; under the old rule the wait might be a day."""
-    free_at: datetime | None = row.next_free_at
-    before_us, interval_us = _interval_us(_rule(row)), _interval_us(rule)
-    if free_at is None or interval_us is None:
-        return free_at
-    # in whole milliseconds, and so never early; no start is granted further ahead than this
-    distance = ceil(interval_us / 1000) * _MS
-    latest: datetime = row.moment + AHEAD + distance
-    if before_us is not None:
-        free_at += distance - floor(before_us) * _US
-    return min(free_at, latest)  # guard: the-next-start-is-by-the-new-rate
-
-
-def _interval_us(rule: Rule) -> Fraction | None:
-    """Return the microseconds from one start to the next; None without a rate."""
-    return None if rule.rate is None else Fraction((rule.period_ms or 0) * 1000, rule.rate)
 
 
 def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
@@ -274,67 +249,8 @@ def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
     return {key: said.get(key, ONE_BY_ONE) for key in unknown}  # guard: an-unknown-limit-is-the-strictest
 
 
-@dataclass
-class Grant:
-    """The starts that an admission may grant to a key."""
-
-    key: str
-    rule: Rule
-    moment: datetime
-    next_free_at: datetime | None
-    most: int
-    shortest_us: int
-    """The resolution of the database's timestamps in microseconds."""
-    changed: bool = False
-    """Whether its rule has changed."""
-    ids: list[int] = field(default_factory=list)
-    """The jobs that are granted a start."""
-
-    @property
-    def backlog(self) -> Backlog:
-        return Backlog(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
-
-    @property
-    def number(self) -> int:
-        """The number of starts that the rate allows by the end of the time granted ahead."""
-        interval_us = _interval_us(self.rule)
-        if interval_us is None:
-            return self.most
-        ahead_us = (self.moment + AHEAD - self._first) // _US
-        return min(self.most, max(0, ahead_us // interval_us + 1))
-
-    @property
-    def _first(self) -> datetime:
-        return self.moment if self.next_free_at is None else max(self.next_free_at, self.moment)
-
-    def start(self, place: int) -> datetime:
-        """Return the time of the start at this place, counted from 0; never earlier than evenly spread
-        starts."""
-        us = place * (_interval_us(self.rule) or 0)
-        steps = ceil(us / self.shortest_us)  # guard: a-start-is-never-early
-        return self._first + steps * self.shortest_us * _US
-
-    def starts(self) -> list[Start]:
-        has_rate = self.rule.rate is not None
-        return [(id, self.start(place) if has_rate else None) for place, id in enumerate(self.ids)]
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether the starts are used up and this admission must schedule the next look. If it granted no
-        start and changed no rule, the admission that granted the last start has scheduled it."""
-        is_news = bool(self.ids) or self.changed  # guard: one-wake-for-the-next-start
-        return self.rule.rate is not None and len(self.ids) == self.number and is_news
-
-    def again(self) -> Wake:
-        """Return the wake for the next look at a key whose starts are used up."""
-        return Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
-
-
-Start: TypeAlias = tuple[int, datetime | None]
-"""A job that is admitted, and the time of its start where that is not at once."""
 _KEY = Key(("limit_key",))
 _KEYS: Any = bindparam("keys", expanding=True)
-_MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
 _LIMITS = select(limits, now().label("moment")).order_by(limits.c.limit_key)
 _LOCK = _LIMITS.where(limits.c.limit_key.in_(_KEYS))
 _KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(_KEYS))

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from sqlq.store import health
-from sqlq.store.jobs import lookup
+from sqlq.store.jobs.failed import TRACE_CHARACTERS, traces
 from sqlq.web import pages
 from tests.faces.web.visitor import Completed, Visitor, end, failed
 
@@ -140,10 +140,10 @@ def test_the_end_of_a_traceback_is_read(app: sqlq.App) -> None:
     app.enqueue(task.new())
     (id,) = end(app, failed("boom", "é" * 4_000 + "€nd"))
     with app.database.read() as conn:
-        ((found, trace),) = lookup.traces(conn, [id])
+        ((found, trace),) = traces(conn, [id])
     assert found == id
     assert trace is not None
-    assert trace == "é" * (lookup.TRACE_CHARACTERS - 3) + "€nd"
+    assert trace == "é" * (TRACE_CHARACTERS - 3) + "€nd"
 
 
 def test_a_slow_query_is_cached_longer(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
