@@ -34,6 +34,11 @@ def in_json(value: Any, *, indent: int | None = None) -> str:
     return escaped_lines(text)  # what is escaped is inside texts
 
 
+def document(value: Any) -> str:
+    """Return what `--json` prints and `/api/v1` returns."""
+    return in_json(value, indent=2) + "\n"
+
+
 def _with_a_form(value: Any, room: int = DEEPEST) -> Any:
     match value:
         case dict() if room:

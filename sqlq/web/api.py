@@ -8,7 +8,7 @@ from typing import Any
 from werkzeug import Response
 
 from sqlq.admin.verb import whole
-from sqlq.config.json_text import AsJson, in_json
+from sqlq.config.json_text import AsJson, document
 from sqlq.model.checks import checked_whole
 from sqlq.web.pages import Page, failures_of, filter_of, look, search_of, storage_of
 from sqlq.web.view import View
@@ -22,7 +22,7 @@ def problem(said: str, status: int) -> Response:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(in_json(value), status, mimetype="application/json")
+    return Response(document(value), status, mimetype="application/json")
 
 
 def _object(view: View, found: AsJson, **how: bool) -> dict[str, Any]:

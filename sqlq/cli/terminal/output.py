@@ -18,7 +18,7 @@ import click
 
 from sqlq.config.command_hint import STEERS, escaped
 from sqlq.config.durations import age, written
-from sqlq.config.json_text import AsJson, in_json
+from sqlq.config.json_text import AsJson, document
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def on_terminal() -> bool:
 
 def show_json(value: Any) -> None:
     """Print one JSON document."""
-    click.echo(in_json(value, indent=2))
+    click.echo(document(value), nl=False)
 
 
 def answer(value: Any, *lines: str, as_json: bool) -> None:

@@ -165,15 +165,12 @@ SAME = {
 """Each path of the API, and the command that prints the same objects."""
 
 
-def _still(value: Any) -> Any:
+def _still(text: str) -> str:
     """Return an answer without what differs from one look to the next."""
-    if isinstance(value, dict):
-        moving = ("_seconds", "dead_rows", *(("number", "value") if "meaning" in value else ()))
-        return {name: _still(each) for name, each in value.items() if not name.endswith(moving)}
-    return [_still(each) for each in value] if isinstance(value, list) else value
+    return re.sub(r'("(?:\w*_seconds|dead_rows|number|value)": )[^\n]*', r"\1?", text)
 
 
-def test_the_api_and_the_commands_return_the_same_objects(shop: sqlq.App, sqlq_: Command) -> None:
+def test_the_api_and_the_commands_return_the_same_bytes(shop: sqlq.App, sqlq_: Command) -> None:
     send = shop.named("send")
     flow = sqlq.Flow("parcel")
     flow.add(send.new(2), after=[flow.add(send.new(1))])
@@ -191,9 +188,10 @@ def test_the_api_and_the_commands_return_the_same_objects(shop: sqlq.App, sqlq_:
         sqlq_.wait_for("w.started")
         visitor = Visitor(without_code, redact="nothing")
         for path, command in SAME.items():
-            told, printed = visitor.read(path.replace("<int:id>", "1")), sqlq_(*command, "--json").json()
-            assert told, path
-            assert _still(told) == _still(printed), path
+            answer = visitor.get(f"/api/v1/{path.replace('<int:id>', '1')}")
+            assert answer.status_code == 200, path
+            assert answer.json, path
+            assert _still(answer.text) == _still(sqlq_.ok(*command, "--json")), path
 
 
 def test_the_api_reports_an_incomplete_search_in_a_header(

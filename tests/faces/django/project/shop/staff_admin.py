@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from shop.tasks import fail, pay, remind
+from sqlq.admin.verbs import VERBS, on_jobs, verb
 from sqlq.django import app
 from sqlq.django.models import FailedJob, Job, Queue, Schedule, Worker
 from sqlq.testing import drain
@@ -198,11 +199,27 @@ class Acting(InTheAdmin):
                 if jobs == 200:
                     self.assertEqual(self.actions(Job), actions)
 
+    def test_a_new_verb_is_an_action(self):
+        done = []
+
+        @verb("touch", states=("failed",), button="Touch")
+        def touch(app, ids, **options):
+            done.append(ids)
+            return on_jobs("touched", ids, ids, options)
+
+        self.addCleanup(VERBS.pop, "touch")
+        (id,) = self.failed(1)
+        self.log_in("change_job")
+        for model in (Job, FailedJob):
+            self.assertEqual(self.actions(model)[-1], "touch")
+            self.assertIn(f"Touched 1 job: {id}.", self.act(model, "touch", id))
+        self.assertEqual(done, [[id], [id]])
+
     def test_an_action_is_refused_when_the_permission_is_not_there(self):
         (id,) = self.failed(1)
         self.log_in("view_job", "change_schedule")
-        for verb in ("retry", "delete_selected", "cancel"):
-            self.act(Job, verb, id, post="yes")
+        for words in ("retry", "delete_selected", "cancel"):
+            self.act(Job, words, id, post="yes")
         self.assertEqual(self.state(id), "failed")
 
     def test_jobs_are_retried_and_cancelled(self):
