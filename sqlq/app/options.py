@@ -63,11 +63,10 @@ class Defaults:
         self,
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
-        called: str = "{}",
         service: str | None = None,
     ) -> None:
         """A `service` is the default queue where no layer sets one. Raises `ConfigurationError` for an
-        unknown option, or a value out of range. It names `defaults` and `queues` as they are `called`."""
+        unknown option, or a value out of range."""
         self._app: dict[str, Any] = {} if service is None else {"queue": service}
         self._queues: dict[str, dict[str, Any]] = {}
         if (project := pyproject.find()) is not None:
@@ -77,8 +76,8 @@ class Defaults:
             name = f"SQLQ_{option.upper()}"
             if text := os.environ.get(name):
                 self._app |= _checked({option: read(text)}, name)
-        self._app |= _checked({} if defaults is None else defaults, called.format("defaults"))
-        self._add_queues({} if queues is None else queues, called.format("queues"), "[{!r}]")
+        self._app |= _checked({} if defaults is None else defaults, "defaults")
+        self._add_queues({} if queues is None else queues, "queues", "[{!r}]")
 
     def _add_queues(self, queues: Any, what: str, item: str) -> None:
         """Add options of queues; `item` is how messages name those of one."""
@@ -169,27 +168,23 @@ def retention_ms(argument: Duration | Kept | None) -> int | None:
     return None if kept is None else milliseconds(kept, what)
 
 
-def seal_of(
-    keys: Any = None, how: Any = None, unsealed: Any = None, *, called: str = "{}"
-) -> Encryption | None:
+def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None) -> Encryption | None:
     """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
-    without keys. `called` is how messages name an argument, by its name in the braces. Raises
-    `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
-    keys_name, keys = pyproject.setting(keys, called.format("keys"), "SQLQ_KEYS")
+    without keys. Raises `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
+    keys_name, keys = pyproject.setting(keys, "keys", "SQLQ_KEYS")
     if keys_name == "SQLQ_KEYS":
         keys = (keys or "").replace(",", " ").split()
     elif not isinstance(keys, (list, tuple)):
         raise ConfigurationError(
             f"{keys_name} is no list: give the keys in one, the one that seals first, as in [new, old]"
         )
-    how_name, how = pyproject.setting(how, called.format("seal"), "SQLQ_SEAL")
-    unsealed_name, unsealed = pyproject.setting(unsealed, called.format("unsealed"), "SQLQ_UNSEALED")
+    how_name, how = pyproject.setting(how, "seal", "SQLQ_SEAL")
+    unsealed_name, unsealed = pyproject.setting(unsealed, "unsealed", "SQLQ_UNSEALED")
     if not keys:
         for name, value in ((how_name, how), (unsealed_name, unsealed)):
             if value is not None:  # guard: no-seal-without-a-key
                 raise ConfigurationError(
-                    f"{name} is set, but there is no key: give {called.format('keys')} or SQLQ_KEYS what "
-                    "`sqlq keys new` prints"
+                    f"{name} is set, but there is no key: give keys or SQLQ_KEYS what `sqlq keys new` prints"
                 )
         return None
     how = "sign" if how is None else checked_word(how, how_name, choice=How)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl
@@ -15,12 +16,10 @@ from django.db import connections
 from django.db.utils import load_backend
 from sqlalchemy import URL
 
-from sqlq.app.options import Defaults, DirectCalls, checked_eager, seal_of
-from sqlq.config.durations import milliseconds
-from sqlq.config.urls import listen_url, schema_name
+from sqlq.app.app import App
+from sqlq.app.options import DirectCalls
 from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
-from sqlq.model.checks import checked_queue, checked_word
 from sqlq.payload.encryption import How, Unsealed
 from sqlq.worker.options import OPTIONS, SETTINGS
 
@@ -102,24 +101,17 @@ class Configuration:
             raise ConfigurationError(
                 f'SQLQ["task_modules"] is {modules!r}: it is a list of names, as in ["tasks", "emails"]'
             )
-        schema_name(self.schema)
-        seal_of(self.keys, self.seal, self.unsealed, called='SQLQ["{}"]')
-        Defaults(self.defaults, self.queues, called='SQLQ["{}"]')
-        for name, check in CHECKS.items():
-            if (value := getattr(self, name)) is not None:
-                check(value, f'SQLQ["{name}"]')
-        for name, value in self.workers.items():
-            OPTIONS[name].check(value, f'SQLQ["{name}"]')
+        try:
+            App("postgresql://", **self.of_the_app()).close()  # which connects to nothing
+            for name, value in self.workers.items():
+                OPTIONS[name].check(value, name)
+        except ConfigurationError as error:
+            raise ConfigurationError(re.sub(r"^\w+", _named, str(error))) from None
 
 
-CHECKS: Mapping[str, Callable[[Any, str], object]] = {
-    "retention": milliseconds,
-    "listen_url": lambda value, what: listen_url(value),
-    "eager": checked_eager,
-    "direct_calls": lambda value, what: checked_word(value, what, choice=DirectCalls),
-    "service": checked_queue,
-}
-"""The functions that refuse a wrong value; each is called with the value and its name."""
+def _named(word: re.Match[str]) -> str:
+    """Return the first word of a message, as the settings have it where it names an option."""
+    return f'SQLQ["{word[0]}"]' if word[0] in (*SETTINGS, *Configuration.__annotations__) else word[0]
 
 
 def place_of(alias: str) -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ class Checks(SimpleTestCase):
             ({"keys": KEY}, 'SQLQ["keys"] is no list: give the keys in one, the one that seals first'),
             ({"keys": [KEY, "c2hvcnQ"]}, 'SQLQ["keys"][1] is no key: a key is 32 random bytes'),
             ({"keys": [KEY, KEY]}, 'SQLQ["keys"] has the key'),
-            ({"seal": "sign"}, 'SQLQ["seal"] is set, but there is no key: give SQLQ["keys"] or SQLQ_KEYS'),
+            ({"seal": "sign"}, 'SQLQ["seal"] is set, but there is no key: give keys or SQLQ_KEYS'),
             ({"keys": [KEY], "seal": "rot13"}, "SQLQ[\"seal\"] is 'rot13': it is"),
             ({"keys": [KEY], "unsealed": "maybe"}, "SQLQ[\"unsealed\"] is 'maybe'"),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
