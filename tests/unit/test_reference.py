@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,6 +21,7 @@ from sqlq.cli.root import _COMMANDS
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.pyproject import _KEYS
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
+from sqlq.model.job_options import JobOptions
 from sqlq.worker.options import OPTIONS, SETTINGS, WORK, WORKERS, WorkerOptions
 from tests.preloaded import preloaded
 
@@ -89,6 +91,23 @@ def test_the_reference_has_each_public_name_with_its_docstring() -> None:
         if name not in vars(sqlq.errors):
             (first, *_) = (inspect.getdoc(getattr(sqlq, name)) or "").splitlines()
             assert first in part_of(f"sqlq.{name}"), name
+
+
+DESCRIBED = {
+    *(sqlq.App, sqlq.App.use, sqlq.App.worker, sqlq.App.result, sqlq.App.wait, sqlq.Flow.add, sqlq.Limit),
+    *(sqlq.Serial, sqlq.Schedule, sqlq.Retry, sqlq.exponential, sqlq.linear, sqlq.fibonacci),
+}
+
+
+@pytest.mark.parametrize("described", DESCRIBED, ids=lambda each: each.__qualname__)
+def test_a_docstring_has_a_line_for_each_parameter_in_their_order(described: Callable[..., Any]) -> None:
+    lines = re.findall(r"^- `(\w+)`: ", inspect.getdoc(described) or "", re.MULTILINE)
+    assert lines == [name for name in inspect.signature(described).parameters if name not in ("self", "_")]
+
+
+def test_the_docstring_of_set_has_a_line_for_each_option() -> None:
+    lines = re.findall(r"^- `(\w+)`: ", inspect.getdoc(sqlq.NewJob.set) or "", re.MULTILINE)
+    assert lines == list(JobOptions.__annotations__)
 
 
 def part_of(name: str) -> str:
