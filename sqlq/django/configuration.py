@@ -20,6 +20,7 @@ from sqlq.app.app import App
 from sqlq.app.options import DirectCalls
 from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
+from sqlq.model.checks import checked_bool
 from sqlq.payload.encryption import How, Unsealed
 from sqlq.worker.options import OPTIONS, SETTINGS
 
@@ -92,16 +93,13 @@ class Configuration:
                 f'SQLQ["database"] is {self.database!r}: it is a key of DATABASES, one of '
                 f"{', '.join(map(repr, connections.settings))}"
             )
-        if not isinstance(self.migrate_with_django, bool):
-            raise ConfigurationError(
-                f'SQLQ["migrate_with_django"] is {self.migrate_with_django!r}: it is True or False'
-            )
         modules = self.task_modules
         if not isinstance(modules, (list, tuple)) or not all(isinstance(name, str) for name in modules):
             raise ConfigurationError(
                 f'SQLQ["task_modules"] is {modules!r}: it is a list of names, as in ["tasks", "emails"]'
             )
         try:
+            checked_bool(self.migrate_with_django, "migrate_with_django")
             App("postgresql://", **self.of_the_app()).close()  # which connects to nothing
             for name, value in self.workers.items():
                 OPTIONS[name].check(value, name)
