@@ -34,7 +34,7 @@ from sqlq.store.workers import look, workers
 from sqlq.worker.claim import Claimer
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.wait.poller import NEVER, LastLook, Poller
+from sqlq.worker.wait.poller import LastLook, Poller
 from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
 
 SLOTS = 10
@@ -71,7 +71,7 @@ class Host:
         )
         self.lookout.start()
 
-    def _go(self, *, again: bool) -> float:
+    def _go(self) -> None:
         pauses = [FIRST_LOOK_SECONDS, 3 * FIRST_LOOK_SECONDS] if self._work() else []
         for pause in pauses:
             time.sleep(pause)
@@ -79,7 +79,6 @@ class Host:
         time.sleep(LOOK_AFTER_HINT_SECONDS)
         if any(ms <= 0 for ms in look.due_in(self._database, look.KnownQueues()).values()):
             self._work()
-        return NEVER
 
     def _work(self) -> bool:
         """Claim, execute and settle what there is; return whether there was anything."""

@@ -21,7 +21,6 @@ from sqlalchemy import (
     Float,
     Integer,
     MetaData,
-    SmallInteger,
     String,
     Table,
     Text,
@@ -57,46 +56,27 @@ class ShownMoment(Moment):
 _metadata = MetaData()
 
 
-def _view(name: str, **columns: type[TypeEngine[Any]]) -> Table:
-    key, *others = columns.items()
-    return Table(name, _metadata, Column(*key, primary_key=True), *(Column(*other) for other in others))
+def _view(name: str, key: Column[Any], *columns: Column[Any], **types: type[TypeEngine[Any]]) -> Table:
+    return Table(name, _metadata, key, *columns, *(Column(*other) for other in types.items()))
 
 
 job_states = _view(
     "job_states",
-    id=BigInteger,
-    queue=String,
-    task=String,
+    Column("id", BigInteger, primary_key=True),
+    *(
+        Column(column.name, ShownMoment if isinstance(column.type, Moment) else column.type)
+        for column in tables.columns_of("viewed")
+    ),
     state=String,
-    priority=SmallInteger,
-    attempts=Integer,
-    max_attempts=Integer,
-    created_at=ShownMoment,
-    available_at=ShownMoment,
-    reserved_at=ShownMoment,
-    reserved_by=String,
     ended_at=ShownMoment,
     wait_seconds=Float,
     error=Text,
-    label=String,
-    headers=Text,
-    progress=Float,
-    progress_of=Float,
-    progress_note=Text,
-    schedule=String,
-    scheduled_for=ShownMoment,
-    start_by=ShownMoment,
-    flow_id=BigInteger,
-    limit_key=String,
-    blocked_by=String,
-    replay_of=BigInteger,
-    group_key=String,
 )
 """The view with one row for every job, whatever its state."""
 
 queue_stats = _view(
     "queue_stats",
-    queue=String,
+    Column("queue", String, primary_key=True),
     available=BigInteger,
     scheduled=BigInteger,
     blocked=BigInteger,

@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +25,10 @@ from sqlq.worker.claim import Claimer
 from sqlq.worker.decide import Turn, claim_size
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
+from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.supervise.deaths import Dead, Deaths
+from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.worker import Worker
 from tests import claims as claiming
 
@@ -64,6 +68,23 @@ def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
         worker.stop()
         thread.join(20)
         assert not thread.is_alive()
+
+
+@contextmanager
+def supervising(supervisor: Supervisor) -> Iterator[Future[int]]:
+    """Run a supervisor in a thread of this process, and stop it at the end; its exit code is yielded."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(supervisor.run)
+        finally:
+            supervisor.stop()
+
+
+def deaths(*worker: str, started: set[tuple[int, int]] | None = frozenset()) -> Deaths:  # type: ignore[assignment]
+    """Return the deaths of workers, as their supervisor has them."""
+    found = Deaths(Reporter())
+    found.waiting += [Dead(each, started, "died", time.monotonic() + 60) for each in worker]
+    return found
 
 
 def drain(app: sqlq.App, **options: Any) -> Any:

@@ -158,9 +158,6 @@ EXIT_SECONDS = 5.0
 
 def leave(code: int) -> NoReturn:
     """Leave without waiting for anything but what was written, and for that not long."""
-    from sqlq.cli.terminal import logs
-
-    logs.finish()
     # a handler may have filled a pipe that nobody reads
     flushing = threading.Thread(target=_flush, daemon=True)
     try:
@@ -191,6 +188,6 @@ def leave_in_time(code: int) -> None:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for written in (*logging.getLogger().handlers, sys.stdout, sys.stderr):
         with suppress(Exception):  # a handler may have closed or replaced it
-            stream.flush()
+            written.flush()

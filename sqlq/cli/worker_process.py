@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from subprocess import Popen
 from typing import NoReturn
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -65,7 +64,11 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
     logs.set_up(**setup["log"])
     if setup["options"]["isolate"] or any(task.isolate for task in app.tasks.values()):
         forkserver.start(partial(root.run, context), context.program, private=[link.fileno()])
-    isolates = _isolates(context, setup)
+    isolates = IsolatedProcesses(
+        lambda fd: spawn([*context.program, "work", "--child", str(fd)], (fd,)),
+        setup["warm"],
+        setup={name: setup[name] for name in ("app", "database_url", "log", "options")},
+    )
     options = WorkerOptions(**setup["options"])
     is_first = setup["generation"] == 0
     if is_first:
@@ -88,15 +91,6 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
         leave(0)
     app.close()
     sys.exit(0)
-
-
-def _isolates(context: Context, setup: Message) -> IsolatedProcesses:
-    shared = {name: setup[name] for name in ("app", "database_url", "log", "options")}
-
-    def start(fd: int) -> Popen[bytes] | forkserver.Forked:
-        return spawn([*context.program, "work", "--child", str(fd)], (fd,))
-
-    return IsolatedProcesses(start, setup["warm"], setup=shared)
 
 
 def _serve(context: Context, link: Pipe, setup: Message) -> NoReturn:

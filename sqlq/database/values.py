@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import ColumnElement
 
+from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
@@ -20,13 +21,9 @@ _COMPUTED: dict[str, ColumnElement[Any]] = {
     "scheduled_ms": epoch_ms(jobs.c.scheduled_for),
     "late_ms": since_ms(jobs.c.start_by),
 }
-_FIELDS = (
-    *("id", "lease_token", "queue", "task", "payload", "attempts", "max_attempts", "releases", "timeout_ms"),
-    *("unknown_ms", "cancel_requested_at", "losses", "priority", "due_ms", "on_success", "on_failure"),
-    *("label", "headers", "backoff", "retention_ms", "schedule", "scheduled_ms", "cursor", "late_ms"),
-    *("flow_id", "limit_key"),
+CLAIMED = tuple(
+    _COMPUTED[name].label(name) if name in _COMPUTED else jobs.c[name] for name in ClaimedJob._fields
 )
-CLAIMED = tuple(_COMPUTED[name].label(name) if name in _COMPUTED else jobs.c[name] for name in _FIELDS)
 """The fields of `ClaimedJob`, in their order."""
 
 

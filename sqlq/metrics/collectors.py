@@ -75,8 +75,6 @@ class WorkCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         supervisor = self._supervisor
-        if supervisor.totals is None:
-            return
         counts, times = supervisor.totals.now()
         now = {
             names.SLOTS: supervisor.slots,

@@ -7,7 +7,7 @@ engine) replaces the token by the schema of the tables. So neither a caller's `s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import (
     DOUBLE_PRECISION,
@@ -51,52 +51,86 @@ def _id() -> Column[int]:
     return Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
 
 
+Use: TypeAlias = Literal[
+    "option", "written", "plain", "replaced", "forgotten", "copied", "reset", "live", "viewed"
+]
+"""A writer of a column of jobs, or a copy of a job that has its value.
+
+- option: `NewJob` has a field of its name, which an enqueue writes.
+- written: an enqueue computes it.
+- plain: an untrusted producer may set it, too. It concerns one job alone: it is no key, no place in a flow or
+  a line, and no follow-up.
+- replaced: a job that replaces the waiting one with its unique key sets it.
+- forgotten: a replaced job begins without it.
+- copied: a replay takes it from its original.
+- reset: an operator's retry does not keep it.
+- live: a job that ends leaves it behind.
+- viewed: the view job_states has it.
+"""
+USUAL: tuple[Use, ...] = ("option", "replaced", "copied")
+"""The uses of most options."""
+
+
+def _of_job(name: str, kind: Any, *uses: Use) -> Column[Any]:
+    return Column(name, kind, info={"uses": uses})
+
+
 jobs = Table(
     "jobs",
     metadata,
     _id(),
-    *_columns(
-        queue=NAME,
-        task=NAME,
-        payload=Text,
-        priority=SmallInteger,
-        attempts=Integer,
-        max_attempts=Integer,
-        available_at=Moment,
-        reserved_at=Moment,
-        reserved_by=String(36),
-        lease_expires_at=Moment,
-        lease_token=BigInteger,
-        unique_key=NAME,
-        unique_until=String(6),
-        on_success=Text,
-        on_failure=Text,
-        timeout_ms=BigInteger,
-        releases=Integer,
-        losses=Integer,
-        unknown_since=Moment,
-        cancel_requested_at=Moment,
-        errors=Text,
-        headers=Text,
-        label=NAME,
-        group_key=NAME,
-        backoff=Text,
-        retention_ms=BigInteger,
-        progress=DOUBLE_PRECISION,
-        progress_of=DOUBLE_PRECISION,
-        progress_note=Text,
-        schedule=NAME,
-        scheduled_for=Moment,
-        cursor=Text,
-        start_by=Moment,
-        flow_id=BigInteger,
-        limit_key=NAME,
-        blocked_by=String(5),
-        due_at=Moment,
-        replay_of=BigInteger,
-        created_at=Moment,
-    ),
+    _of_job("queue", NAME, "option", "plain", "copied", "viewed"),
+    _of_job("task", NAME, *USUAL, "plain", "viewed"),
+    _of_job("payload", Text, *USUAL, "plain"),
+    _of_job("priority", SmallInteger, *USUAL, "plain", "viewed"),
+    _of_job("attempts", Integer, "forgotten", "reset", "viewed"),
+    _of_job("max_attempts", Integer, *USUAL, "plain", "viewed"),
+    _of_job("available_at", Moment, "written", "plain", "reset", "viewed"),
+    _of_job("reserved_at", Moment, "reset", "viewed"),
+    _of_job("reserved_by", String(36), "reset", "viewed"),
+    _of_job("lease_expires_at", Moment, "live"),
+    _of_job("lease_token", BigInteger),  # guard: retry-keeps-the-token
+    _of_job("unique_key", NAME, "option"),
+    _of_job("unique_until", String(6), "option"),
+    _of_job("on_success", Text, *USUAL),
+    _of_job("on_failure", Text, *USUAL),
+    _of_job("timeout_ms", BigInteger, *USUAL, "plain"),
+    _of_job("releases", Integer, "forgotten", "reset"),
+    _of_job("losses", Integer, "forgotten", "live"),
+    _of_job("unknown_since", Moment, "forgotten", "live"),
+    _of_job("cancel_requested_at", Moment, "forgotten", "live"),
+    _of_job("errors", Text, "forgotten", "reset"),
+    _of_job("headers", Text, *USUAL, "plain", "viewed"),
+    _of_job("label", NAME, *USUAL, "plain", "viewed"),
+    _of_job("group_key", NAME, *USUAL, "viewed"),
+    _of_job("backoff", Text, *USUAL, "plain"),
+    _of_job("retention_ms", BigInteger, *USUAL, "plain"),
+    _of_job("progress", DOUBLE_PRECISION, "forgotten", "reset", "viewed"),
+    _of_job("progress_of", DOUBLE_PRECISION, "forgotten", "reset", "viewed"),
+    _of_job("progress_note", Text, "forgotten", "reset", "viewed"),
+    _of_job("schedule", NAME, "option", "copied", "viewed"),
+    _of_job("scheduled_for", Moment, "option", "copied", "viewed"),
+    _of_job("cursor", Text, "forgotten"),
+    _of_job("start_by", Moment, "written", "plain", "replaced", "reset", "viewed"),
+    _of_job("flow_id", BigInteger, "written", "viewed"),
+    _of_job("limit_key", NAME, "written", "copied", "viewed"),
+    _of_job("blocked_by", String(5), "written", "live", "viewed"),
+    _of_job("due_at", Moment, "written", "live"),
+    _of_job("replay_of", BigInteger, "viewed"),
+    _of_job("created_at", Moment, "viewed"),
 )
+"""Each column is declared here, once. `NewJob`, `JobDetails` and `ClaimedJob` name those that they have."""
+
+
+def columns_of(*uses: Use) -> list[Column[Any]]:
+    """Return the columns of jobs with at least one of these uses."""
+    return [column for column in jobs.columns if not {*uses}.isdisjoint(column.info.get("uses", ()))]
+
+
+def names_of(*uses: Use) -> tuple[str, ...]:
+    """Return the names of these columns."""
+    return tuple(column.name for column in columns_of(*uses))
+
 
 IS_RESERVED, IS_UNRESERVED = jobs.c.reserved_at.is_not(None), jobs.c.reserved_at.is_(None)
 
@@ -126,8 +160,7 @@ def next_token(token: ColumnElement[int]) -> ColumnElement[int]:
     return case((token < LARGEST_TOKEN, token + 1), else_=1)
 
 
-_LEFT_BEHIND = ("lease_expires_at", "losses", "unknown_since", "cancel_requested_at", "blocked_by", "due_at")
-CARRIED = tuple(c.name for c in jobs.columns if c.name not in _LEFT_BEHIND)
+CARRIED = tuple(c.name for c in jobs.columns if c.name not in names_of("live"))
 """The columns that a job takes along to finished_jobs or failed_jobs, and back from failed_jobs."""
 
 

@@ -12,23 +12,18 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlq.errors import ConfigurationError
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import VIEWS, metadata
+from sqlq.schema.tables import VIEWS, metadata, names_of
 from sqlq.store.jobs.insert import REPLACED
-from sqlq.store.jobs.rows import COLUMNS
 
 QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]  # SQLAlchemy's own
 TABLES = (*(table.name for table in metadata.tables.values()), *VIEWS, version.TABLE)
 
-_PLAIN = (
-    "queue, task, payload, priority, max_attempts, available_at, start_by, timeout_ms, retention_ms, "
-    "backoff, headers, label"
-)
-"""The columns that concern one job alone: no key, no place in a flow or a line, and no follow-up."""
-_SAID = sorted({*COLUMNS, "available_at", "start_by", "flow_id", "limit_key", "blocked_by", "due_at"})
-"""All columns that an enqueue writes. A producer sets no id, no attempts and no owner."""
+_PLAIN = ", ".join(names_of("plain"))
+_ENQUEUED = ", ".join(names_of("option", "written"))
+"""A producer sets no id, no attempts and no owner."""
 _ENQUEUES = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
-    f"INSERT ({', '.join(_SAID)}) ON jobs",
+    f"INSERT ({_ENQUEUED}) ON jobs",
     "SELECT (id), INSERT (name) ON sqlq_flows",
     "SELECT (place), INSERT (job_id, depends_on, on_outcome, place) ON sqlq_edges",
     "SELECT (id), INSERT (at, limit_key, max_running, rate, period_ms, in_order, holds) ON sqlq_wakes",

@@ -174,7 +174,7 @@ class Worker(Background):
 
     def _own_poller(self) -> Poller:
         return Poller(
-            *(self._database, self._options, self._sent),
+            *(self._database, self._options, self._wake.hinted),
             last_look=self._last_look,
             looked=self._looked,
             workers=lambda: [self.id],
@@ -256,7 +256,6 @@ class Worker(Background):
     def _start_and_work(self) -> None:
         self._bounds.begin()
         codec.read_quickly()
-        self._last_look.begin()
         self._wake.start()
         if self._poller is not None:
             self._poller.start()
@@ -339,11 +338,6 @@ class Worker(Background):
     def _looked(self, look: Look, at: float) -> None:
         self._control.heed(look.wanted)
         self._maintenance.looked(look, at)
-
-    def _sent(self, *, again: bool) -> float:
-        if not again:
-            self._wake.hinted()
-        return NEVER
 
     def _stop_for(self, fault: SqlqError) -> None:
         """Stop in good order: this sqlq cannot go on, or a migration has left it behind."""

@@ -16,7 +16,11 @@ import sqlq
 from sqlq.store.apart import apart
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
+from sqlq.worker.ipc.parent import Facts
+from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.maintain import services
+from sqlq.worker.options import WorkerOptions
+from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.kit import execute, span, working
 from tests.waiting import wait_until
@@ -206,18 +210,16 @@ def refuse(engine: Engine, on: str, refuses: str, *, after_a_deadlock: bool) -> 
 @contextmanager
 def dead(app: sqlq.App, *, started: bool) -> Iterator[None]:
     """Have a supervisor release the jobs of a worker that died."""
-    keeper = Heartbeat(60_000)
-    keeper._database = app.database
-    thread = threading.Thread(target=keeper._run)
+    keeper, (here, there) = Heartbeat(60_000, Totals()), Pipe.pair()
+    keeper.keep(Facts.of("alive", app.database, WorkerOptions()), here)
     keeper.worker_died("dead", None if started else set(), "died")
-    thread.start()
     try:
         yield
     finally:
-        keeper._dead.clear()
-        keeper._closed.set()
-        keeper.wake()
-        thread.join(20)
+        keeper.deaths.waiting.clear()
+        keeper.close(20)
+        here.close()
+        there.close()
 
 
 def test_a_result_is_stored_whole_when_its_table_is_back(
@@ -307,7 +309,7 @@ def test_refused_rows_hold_up_no_other(
         return  # with one writer there is none
     for batch in ("RESCUE_BATCH", "PRUNE_BATCH"):
         monkeypatch.setattr(services, batch, BATCH)
-    monkeypatch.setattr("sqlq.worker.supervise.heartbeat.RESCUE_BATCH", BATCH)
+    monkeypatch.setattr("sqlq.worker.supervise.deaths.RESCUE_BATCH", BATCH)
     monkeypatch.setattr(services, "RESCUE_MS", 100)
     monkeypatch.setattr(services, "PRUNE_SECONDS", 0.1)
     case, play = CASES[name], Play(app, engine)

@@ -200,7 +200,7 @@ def test_the_end_of_a_process_reports_dropped_lines(handler: tuple[Stderr, int])
     taken = filled(stderr._stream)
     stderr.handle(record("dropped"))
     read(reading, lambda got: len(got) >= taken)
-    stderr.close()
+    stderr.flush()
     assert b" 1 line was dropped" in read(reading, lambda got: got.endswith(b"\n"))
 
 
@@ -219,7 +219,7 @@ def test_a_forked_process_writes_no_line_of_its_parent(handler: tuple[Stderr, in
     stderr, reading = handler
     stderr.handle(record("once"))
     if not (child := os.fork()):
-        stderr.close()
+        stderr.flush()
         os._exit(0)
     os.waitpid(child, 0)
     assert read(reading, lambda got: got.endswith(b"\n")).count(b"once") == 1

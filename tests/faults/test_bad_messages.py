@@ -21,9 +21,9 @@ from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import Parent
 from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.run import isolated
+from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
@@ -127,11 +127,11 @@ def test_no_message_ends_a_supervisor(child: Child) -> None:
     def fuzz(said: list[dict[str, Any]]) -> None:
         supervisor = Supervisor([sys.executable, "-c", ""], options)
         supervisor._children = [child]
-        kept: Any = SimpleNamespace(keep=lambda *what: None, tally=supervisor._heartbeat.tally)
+        kept: Any = SimpleNamespace(keep=lambda *what: None, deaths=supervisor._heartbeat.deaths)
         supervisor._heartbeat = kept
         for message in said:
-            supervisor._heard(child, message)
-            assert supervisor._next_event() is None
+            supervisor._hear(child, message)
+            supervisor._events.get()()
         supervisor._ended = supervisor._ended + child.tally
         assert supervisor.tally.total() + supervisor.running + supervisor.slots is not None
 

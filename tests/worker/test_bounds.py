@@ -6,13 +6,12 @@ Another runs in a thread of a program: start, wait until it is ready, stop.
 from __future__ import annotations
 
 import itertools
-import queue
+import logging
 import sqlite3
+import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from sqlq.worker.options import checked_bytes, readable_bytes
 from sqlq.worker.settle.settle import Tally
 from sqlq.worker.stop import resident_bytes
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
-from tests.kit import for_each
+from tests.kit import for_each, supervising
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -192,22 +191,29 @@ def test_a_paused_or_busy_worker_is_not_idle(app: sqlq.App) -> None:
     assert worker.join("30s")
 
 
-def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
-    supervisor = Supervisor([], SupervisorOptions(2, 30_000, 0, max_idle_ms=1_000))
-    said: list[Any] = []
-    children: list[Any] = [
-        SimpleNamespace(idle_ms=0.0, link=SimpleNamespace(offer=lambda **message: said.append(message)))
-        for _ in range(2)
-    ]
-    supervisor._children = children
-    for child, idle_ms, stops in ((0, 5_000, False), (1, 10, False), (1, 1_000, True)):
-        report = {"tally": Counter(), "running": 0, "idle_ms": idle_ms}
-        supervisor._events = queue.SimpleQueue()
-        supervisor._events.put((children[child], {"report": report}))
-        supervisor._next_event()
-        assert (supervisor._stopping_since is not None) is stops
-    assert said == [{"stop": None}, {"stop": None}]
-    supervisor._heartbeat.close()
+REPORTS = """
+import sys
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
+generation = link.receive()["generation"]
+link.send(report={"tally": {}, "running": 1, "idle_ms": (5_000, 10)[generation]})
+while (message := link.receive()) is not None and "stop" not in message:
+    link.send(report={"tally": {}, "running": 0, "idle_ms": 1_000})
+"""
+"""A worker process without work: the first for long, the second since it was paused."""
+
+
+def test_a_supervisor_stops_when_none_of_its_children_has_work(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sqlq.worker")
+    command = [sys.executable, "-c", REPORTS]
+    supervisor = Supervisor(command, SupervisorOptions(2, 30_000, 0, max_idle_ms=1_000))
+    with supervising(supervisor) as code:
+        wait_until(lambda: supervisor.running == 2, what="both reporting")
+        assert supervisor.idle_ms == 10
+        assert not code.done()
+        supervisor.pause()
+        assert code.result(60) == 0
+    assert "stopping: nothing has come for 1 s" in caplog.text
 
 
 # -- in a thread ---------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
-from sqlq.worker.supervise import heartbeat
-from sqlq.worker.supervise.heartbeat import Heartbeat
+from sqlq.worker.supervise.deaths import LOCKED_SECONDS
 from tests import claims as claiming
+from tests.kit import deaths
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0
@@ -95,9 +95,7 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     def tell(rescued: Any, why: str) -> None:
         taken.extend(job.id for job in rescued)
 
-    service = services.Rescue(
-        app.database, LEASE_MS, tell, lambda: None, looked_at=lambda: NOBODY if somebody_looks else -NOBODY
-    )
+    service = services.Rescue(app.database, LEASE_MS, tell, lambda: None, is_watched=lambda: somebody_looks)
     service.calls += somebody_looks
     waits: list[float] = []
     while not waits or waits[-1] < RHYTHM:
@@ -213,55 +211,42 @@ def owners(sent: list[str]) -> int:
     return sum(bool(OF_AN_OWNER.search(statement.partition("WHERE")[2])) for statement in sent)
 
 
-@pytest.fixture
-def keeping(app: sqlq.App) -> Heartbeat:
-    made = Heartbeat(LEASE_MS)
-    made._database = app.database
-    return made
-
-
 def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
     with app.database.begin() as conn:
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
-def test_the_jobs_of_a_dead_process_are_released_in_batches(
-    app: sqlq.App, engine: Engine, keeping: Heartbeat
-) -> None:
+def test_the_jobs_of_a_dead_process_are_released_in_batches(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     number = 2 * services.RESCUE_BATCH + 1
     app.enqueue_many([task.new() for _ in range(number)])
     held = claim(app, "dead", number)
     begun = {(job.id, job.lease_token) for job in held[::2]}
-    keeping.worker_died("dead", begun, "died")
-    assert [keeping._give_back() < RHYTHM for _ in range(3)] == [True, True, False]
+    dead = deaths("dead", started=begun)
+    assert [dead.release(app.database) < RHYTHM for _ in range(3)] == [True, True, False]
     with engine.connect() as conn:
         found = conn.execute(text("SELECT attempts, releases, losses FROM jobs")).all()
     assert Counter(map(tuple, found)) == {(1, 0, 1): len(begun), (0, 1, 0): number - len(begun)}
-    assert keeping.tally == {"retried": len(begun), "released": number - len(begun)}
+    assert dead.tally == {"retried": len(begun), "released": number - len(begun)}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_locked_row_causes_no_second_read_of_the_others(
-    app: sqlq.App, engine: Engine, keeping: Heartbeat
-) -> None:
+def test_a_locked_row_causes_no_second_read_of_the_others(app: sqlq.App, engine: Engine) -> None:
     """The supervisor tries again every 50 ms, for as long as a lease."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
     (job, _) = claim(app, "dead", 2)
-    keeping.worker_died("dead", set(), "died")
+    dead = deaths("dead")
     with engine.begin() as rival, statements(app) as sent:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": job.id})
-        assert [keeping._give_back() for _ in range(5)] == [heartbeat.LOCKED_SECONDS] * 5
+        assert [dead.release(app.database) for _ in range(5)] == [LOCKED_SECONDS] * 5
         assert owners(sent) == 1
-    assert keeping._give_back() == NOBODY
+    assert dead.release(app.database) == NOBODY
     assert app.jobs.get(job.id).state == "available"
 
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])
-def test_a_job_that_never_began_frees_its_slot_when_released(
-    app: sqlq.App, engine: Engine, keeping: Heartbeat, by: str
-) -> None:
+def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engine: Engine, by: str) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     first, _ = app.enqueue_many([task.new(), task.new()])
     app.worker()._admissions.look_now()
@@ -270,8 +255,7 @@ def test_a_job_that_never_began_frees_its_slot_when_released(
     if by == "itself":
         app.worker()._leases._give_back({(held.id, held.lease_token)})
     else:
-        keeping.worker_died("dead", set(), "died")
-        keeping._give_back()
+        deaths("dead").release(app.database)
     row = app.jobs.get(first.id)
     assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
     app.worker()._admissions.look_now()

@@ -24,9 +24,9 @@ from sqlq.payload.encryption import HEAD, new_key
 from sqlq.store.jobs import settle
 from sqlq.testing import assert_enqueued, inline, tick
 from sqlq.testing.database import write_declared
-from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests import claims as claim
 from tests.flow_shop import Shop
+from tests.kit import deaths
 
 KEY, OLD = new_key(), new_key()
 SECRET = "4111-1111"
@@ -336,10 +336,7 @@ def test_callbacks_are_signed_whoever_writes_them(sealing: sqlq.App, engine: Eng
     write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
     with database.begin() as conn:
         assert claim.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
-    keeper = Heartbeat(1000)
-    keeper._database = database
-    keeper.worker_died("dead", set(), "died")
-    assert keeper._give_back() == float("inf")
+    assert deaths("dead").release(database) == float("inf")
     work(sealing)
     assert sorted(heard, key=str) == [
         ("completed", None),

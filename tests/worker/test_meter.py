@@ -38,7 +38,13 @@ def test_counts_are_sent_once() -> None:
 
 def test_counts_that_the_supervisor_did_not_take_are_sent_later() -> None:
     totals, takes = Totals(), False
-    counting = Meter(lambda numbers: takes and totals.add(numbers), KNOWN)
+
+    def send(numbers: dict[str, Any]) -> bool:
+        if takes:
+            totals.add(numbers)
+        return takes
+
+    counting = Meter(send, KNOWN)
     counting.claimed([claimed()], 0.02)
     counting.flush()
     assert not totals.now()[0]

@@ -102,7 +102,7 @@ def test_a_stale_connection_after_an_outage_is_no_second_outage(
 AWAY = DBAPIError("SELECT 1", None, ConnectionError("refused"))
 
 
-class Turns:
+class Turns(Service):
     """A service of which each turn is another one."""
 
     doing = "looking"
@@ -176,6 +176,8 @@ def test_a_turn_that_only_reads_does_not_end_an_outage_at_a_standby(
 
 class Watch(SchemaWatch):
     """Notes when it would have looked."""
+
+    first_wait = 0.0
 
     def __init__(self, turn: Callable[[], object] = lambda: None) -> None:
         self._turn = turn

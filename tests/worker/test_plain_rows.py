@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +20,8 @@ from sqlq.config.durations import FAR
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.schema.types import milliseconds_of
 from sqlq.store.jobs import settle
-from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
 from tests import claims as claim
+from tests.kit import deaths
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -220,9 +219,7 @@ def test_a_forged_row_of_a_dead_worker_gets_no_callback(
     forge(engine, releases=MAX_RELEASES)
     with app.database.begin() as conn:
         assert claim.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
-    keeper = Heartbeat(1000)
-    keeper._database = app.database
-    assert keeper._give_back_of(Dead("dead", set(), "died", time.monotonic() + 60)) is None
+    assert deaths("dead").release(app.database) == float("inf")
     assert [job.reason for job in app.jobs.list(state="failed")] == ["error"]
     assert tasks_in(engine) == []
 

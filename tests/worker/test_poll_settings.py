@@ -3,7 +3,6 @@ claims."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +160,13 @@ def test_a_sqlite_worker_polls_as_often_as_its_setting(app: sqlq.App) -> None:
         wait_until(lambda: worker._wake._pause == 0.1, what="the longest pause")
 
 
-def test_the_last_poll_counts_as_recent_for_three_intervals() -> None:
+def test_the_last_poll_counts_as_recent_for_three_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(poller, "monotonic", lambda: now[0])
     last_look = poller.LastLook(NoParent(), 5_000)
-    last_look.note(leases=False)
-    assert last_look.is_recent()
-    last_look._looked_at = time.monotonic() - 14
-    assert last_look.is_recent()
-    last_look._looked_at -= 2
-    assert not last_look.is_recent()
+    last_look.note()
+    recent = []
+    for _ in range(3):
+        recent.append(last_look.is_recent())
+        now[0] += 14.9 if len(recent) == 1 else 0.2
+    assert recent == [True, True, False]

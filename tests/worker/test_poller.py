@@ -21,19 +21,30 @@ import sqlq
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database
 from sqlq.store.jobs import settle
-from sqlq.store.limits import admit
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
 from sqlq.worker.ipc.parent import NoParent, Parent
 from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
+from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
+from sqlq.worker.supervise.places import Stage
 from sqlq.worker.wait import poller, wake
-from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, TRUSTED_SECONDS, WINNERS, LastLook, Poller, drawn
+from sqlq.worker.wait.poller import (
+    LOOKOUT_SECONDS,
+    NEVER,
+    STAND_BY_SECONDS,
+    TRUSTED_SECONDS,
+    WINNERS,
+    Agenda,
+    LastLook,
+    Poller,
+    drawn,
+    looks_for_services,
+)
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
 from tests.kit import claim, for_each, working
 from tests.waiting import wait_until
@@ -64,22 +75,31 @@ def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts:
 # -- the lookout ---------------------------------------------------------------------------------------------
 
 
+class Supervised(NoParent):
+    """A worker among several, whose supervisor looks while `looks` is true."""
+
+    is_alone = False
+    looks = True
+
+    def looked_at(self) -> float:
+        return time.monotonic() if self.looks else -NEVER
+
+
 @dataclass
 class Seen:
     """The actions of a poller."""
 
-    lookout: Poller | None = None
+    supervision: NoParent = field(default_factory=NoParent)
     went: int = 0
+    checked: int = 0
     looked: int = 0
     expired: int = 0
-    stands_by: bool = False
-    agains: int = 0
-    check_after: list[float] = field(default_factory=list)
 
-    def go(self, *, again: bool) -> float:
-        self.went += not again
-        self.agains += again
-        return self.check_after.pop() if self.check_after else NEVER
+    def go(self) -> None:
+        self.went += 1
+
+    def check(self) -> None:
+        self.checked += 1
 
     def has_looked(self, look: workers_look.Look, at: float) -> None:
         self.looked += 1
@@ -88,22 +108,21 @@ class Seen:
 
 @contextmanager
 def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: bool = False) -> Iterator[Seen]:
-    last_look = LastLook(NoParent())
-    last_look.stands_by = lambda: seen.stands_by  # type: ignore[method-assign]
-    seen.lookout = Poller(
+    lookout = Poller(
         app.database.for_loops,
         WorkerOptions(lease_ms=lease_ms),
         seen.go,
-        last_look=last_look,
+        check=seen.check,
+        last_look=LastLook(seen.supervision),
         looked=seen.has_looked,
         workers=tuple,
         quiet=quiet,
     )
-    seen.lookout.start()
+    lookout.start()
     try:
         yield seen
     finally:
-        seen.lookout.close(5.0)
+        lookout.close(5.0)
 
 
 @pytest.fixture
@@ -136,38 +155,49 @@ def test_a_notification_wakes_a_worker_before_the_next_poll(
         assert seen.looked == 1
 
 
-@on_postgresql
-def test_a_notification_during_a_poll_wakes_a_worker(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have overtaken its COMMIT, so that the look finds nothing."""
-    # no public method delays the poll until a notification has come
-    go_or_look = Poller._go_or_look
+HINTS: dict[str, tuple[list[tuple[str, float]], tuple[float, float]]] = {
+    "one host": ([("hint", 5.0)], (5.0, 5.0)),
+    "two hints": ([("hint", 5.0), ("hint", 4.0)], (4.0, 5.0)),
+    "many hosts": ([("hint", 4.5), ("backs off", 4.5)], (4.5, 4.75)),
+    "backs off to a later look": ([("backs off", 4.9)], (NEVER, 5.0)),
+    "a later hint is for jobs that the look has seen": ([("hint", 6.0), ("looked", 5.0)], (NEVER, 8.0)),
+    # it may have overtaken its COMMIT, so that the look finds nothing
+    "a hint during a look stays": ([("hint", 5.0), ("looked", 5.0)], (5.0, 8.0)),
+    "sent": ([("hint", 5.0), ("sent", 5.0)], (NEVER, 5.0)),
+}
+"""Events at their times, and when a worker is then sent and the poller looks. Its first look is at 5."""
 
-    def goes(looking: Poller, moment: float) -> None:
-        go_or_look(looking, moment)
-        looking._look_at = looking._go_at
 
-    monkeypatch.setattr(Poller, "_go_or_look", goes)
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
-    with looking_out(app, Seen()) as seen:
-        wait_until(lambda: seen.looked, what="the first look")
-        notify.notify(app.database)
-        wait_until(lambda: seen.looked == 2, what="the look at the moment of the hint")
-        wait_until(lambda: seen.went, what="a worker sent")
+@for_each("name", HINTS)
+def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str) -> None:
+    events, expected = HINTS[name]
+    agenda = Agenda(look_at=5.0)
+    for event, moment in events:
+        match event:
+            case "hint" | "backs off":
+                agenda.expect(moment, 0.0 if event == "hint" else 0.25)
+            case "looked":
+                agenda.looked(moment, moment + 3.0)
+            case "sent":
+                agenda.sent(check_at=6.0)
+                assert agenda.check_at == 6.0
+    assert (agenda.send_at, agenda.look_at) == expected
+    assert agenda.next_at() == min(*expected, agenda.check_at)
 
 
 @on_postgresql
 def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Poller._look
+    look = workers_look.look
 
-    def looks(looking: Poller, conn: Connection) -> Any:
-        found = look(looking, conn)
+    def looks(conn: Connection, *arguments: Any, **options: Any) -> Any:
+        answer = look(conn, *arguments, **options)
         # a session receives its own notification with the answer
         conn.exec_driver_sql("SELECT pg_notify(%s, '')", (notify.channel(app.database.schema),))
-        return found
+        return answer
 
-    monkeypatch.setattr(Poller, "_look", looks)
+    monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, timeout=20, what="a worker sent")
@@ -193,11 +223,13 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
 
 
 @on_postgresql
-def test_the_poller_tries_again_when_a_woken_worker_may_not_claim(app: sqlq.App) -> None:
-    with looking_out(app, Seen(check_after=[0.01, 0.01])) as seen:
+def test_the_poller_checks_soon_that_the_worker_that_was_sent_claims(app: sqlq.App) -> None:
+    with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
+        assert seen.checked == 0
         notify.notify(app.database)
-        wait_until(lambda: seen.agains == 2, what="being asked again")
+        wait_until(lambda: seen.checked, what="the check")
+        assert seen.went
 
 
 @on_postgresql
@@ -247,33 +279,10 @@ def test_a_poller_whose_connection_ends_logs_no_mistake(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @for_each(("hosts", "least", "most"), [(1, 1_000, 1_000), (10, 1_000, 1_000), (1_000, 4, 20)])
-@pytest.mark.slow
-def test_many_hosts_share_the_looks_for_maintenance(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, hosts: int, least: int, most: int
-) -> None:
+def test_many_hosts_share_the_looks_for_maintenance(hosts: int, least: int, most: int) -> None:
     random.seed(7)
-    asked: list[bool] = []
-
-    def look(*given: Any, maintenance: bool, **named: Any) -> workers_look.Look:
-        asked.append(maintenance)
-        found = {"listens": True, "hosts": hosts, "expired": None, "limited": None}
-        return workers_look.Look({}, **found, tick_ms=None, wanted=workers.Wanted())  # type: ignore[arg-type]
-
-    monkeypatch.setattr(workers_look, "look", look)
-    last_look = LastLook(NoParent())
-    for _ in range(1_000):
-        each = Poller(
-            *(app.database, WorkerOptions(), lambda *, again: NEVER),
-            last_look=last_look,
-            looked=lambda look, at: None,
-            workers=tuple,
-        )
-        each._hosts = hosts
-        each._look(None)  # type: ignore[arg-type]
-    assert least <= sum(asked) <= most
-    assert time.monotonic() - last_look.own_leases_at() < 10, "services leave it to the hosts together"
+    assert least <= sum(looks_for_services(hosts) for _ in range(1_000)) <= most
 
 
 @on_postgresql
@@ -292,11 +301,13 @@ def test_a_poller_on_standby_has_no_connection(
             )
             return found
 
-    with looking_out(app, Seen(stands_by=True)) as seen:
-        assert seen.lookout is not None
-        seen.stands_by = False
+    monkeypatch.setattr(poller, "STAND_BY_SECONDS", 0.0)
+    supervision = Supervised()
+    with looking_out(app, Seen(supervision)):
+        supervision.looks = False
         wait_until(listening, what="it having taken over")
-        seen.stands_by = True
+        monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
+        supervision.looks = True
         wait_until(lambda: not listening(), what="it having let go")
 
 
@@ -343,7 +354,7 @@ def test_the_poller_starts_the_rescue_of_an_idle_worker(
     monkeypatch.setattr(poller, "RESCUE_MS", 100)
     job = app.enqueue(task.new())
     with working(app, queues=["other"]) as worker:
-        wait_until(lambda: worker._last_look.own_leases_at() > 0, what="a poll")
+        wait_until(worker._last_look.is_recent, what="a poll")
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1"))
         wait_until(lambda: app.jobs.get(job.id).state == "available", what="the rescue")
@@ -354,8 +365,8 @@ class Noted(services.PolledService):
 
     doing = "noting"
 
-    def __init__(self, looked_at: Callable[[], float]) -> None:
-        super().__init__(looked_at)
+    def __init__(self, is_watched: Callable[[], bool]) -> None:
+        super().__init__(is_watched)
         self.turns = 0
         self.wait: float | None = None
 
@@ -365,8 +376,8 @@ class Noted(services.PolledService):
 
 
 def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
-    looked_at = [time.monotonic()]
-    service = noted = Noted(lambda: looked_at[0])
+    silent: list[bool] = []
+    service = noted = Noted(lambda: not silent)
     rhythm = RESCUE_MS / 1000 * services.SHORTEST_RHYTHM
     assert service.run() >= rhythm
     assert noted.turns == 0
@@ -378,7 +389,7 @@ def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
     assert noted.turns == 2
     assert service.run() >= rhythm
     assert noted.turns == 2
-    looked_at[0] -= 60.0  # nobody looks
+    silent.append(True)  # nobody looks
     service.run()
     service.run()
     assert noted.turns == 4
@@ -427,12 +438,17 @@ def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
         wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 
-def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(app: sqlq.App) -> None:
+def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A drain that missed the end of its last job would rest for ever."""
-    wake = Wake(app.database)
+    events: list[threading.Event] = []
 
     class CalledLate(threading.Event):
-        late = True
+        def __init__(self) -> None:
+            super().__init__()
+            self.late = True
+            events.append(self)
 
         def is_set(self) -> bool:
             was = super().is_set()
@@ -441,9 +457,10 @@ def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(app: sqlq.App) -> 
                 self.set()
             return was
 
-    wake._called = CalledLate()
-    wake.wait()
-    assert wake._called.is_set()
+    monkeypatch.setattr(wake, "threading", SimpleNamespace(Event=CalledLate, Lock=threading.Lock))
+    Wake(app.database).wait()
+    (called,) = events
+    assert called.is_set()
 
 
 def test_a_worker_keeps_only_the_nearest_due_times(app: sqlq.App) -> None:
@@ -460,16 +477,23 @@ def test_a_worker_keeps_only_the_nearest_due_times(app: sqlq.App) -> None:
 def test_a_worker_polls_for_itself_when_its_poller_is_silent(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Poller, "_run", lambda self: None)
-    ran: list[int] = []
-    app.task(name="t")(lambda: ran.append(1))
+    ran, goes_on = threading.Event(), threading.Event()
+    app.task(name="t")(ran.set)
+    look = workers_look.look
+
+    def hangs(*arguments: Any, **options: Any) -> workers_look.Look:
+        goes_on.wait(60)
+        return look(*arguments, **options)
+
     with working(app) as worker:
-        worker._last_look.note(leases=False)  # the last look
-        wait_until(lambda: worker._wake._waited >= 1 or worker._wake.rests, what="the worker resting")
-        worker._last_look._looked_at -= TRUSTED_SECONDS - 0.1
+        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        monkeypatch.setattr(workers_look, "look", hangs)
         with engine.begin() as conn:
             conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
-        wait_until(lambda: ran, what="the job done")
+        try:
+            assert ran.wait(30), "the worker looks when its poller has been silent for long"
+        finally:
+            goes_on.set()
 
 
 @on_postgresql
@@ -494,7 +518,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
     monkeypatch.setattr("sqlq.worker.maintain.maintenance.RESCUE_MS", 50)
-    monkeypatch.setattr(Poller, "_run", lambda self: None)
+    monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
     box, fd = SharedMemory.create()
     os.close(fd)
     here, there = Pipe.pair()
@@ -515,61 +539,77 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     with working(app, supervision=Parent(here, box)) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
         assert (turns, swept) == ([], [])
-        box.looked(time.monotonic() - TRUSTED_SECONDS + 0.1)
+        box.looked(time.monotonic() - poller.TRUSTED_SECONDS + 0.1)
         wait_until(lambda: turns and swept, what="a rescue, and a sweep")
     here.close()
     there.close()
     box.close()
 
 
-def test_a_service_runs_soon_when_the_supervisor_has_fallen_silent(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last look of the supervisor does not count as one of the worker's own poller."""
-    turns: list[Any] = []
-    monkeypatch.setattr(admit, "are_in_use", turns.append)
-    worker = app.worker()
-    silent = SimpleNamespace(looked_at=lambda: time.monotonic() - TRUSTED_SECONDS - 0.1)
-    monkeypatch.setattr(worker._last_look, "_supervision", silent)
-    assert not worker._last_look.supervisor_looks()
-    worker._maintenance._admit.run()
-    assert turns
+SIGHTS = {
+    "nobody looks": (None, None, (False, False, False)),
+    "the own poller looks": (None, 1.0, (True, False, False)),
+    "the supervisor looks": (1.0, None, (True, True, True)),
+    "it has just fallen silent": (TRUSTED_SECONDS + 0.1, None, (False, False, True)),
+    "the own poller takes over": (STAND_BY_SECONDS + 0.1, None, (False, False, False)),
+    "the own poller has taken over": (STAND_BY_SECONDS + 0.1, 1.0, (True, False, False)),
+}
+"""For how long the supervisor and the own poller have been silent. Then whether a poller looks, whether it is
+the supervisor's, and whether the own one stands by."""
+
+
+@for_each("name", SIGHTS)
+def test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor(name: str) -> None:
+    by_supervisor, own, expected = SIGHTS[name]
+    now, supervision = [1_000.0], Supervised()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(poller, "monotonic", lambda: now[0])
+        looked_at = -NEVER if by_supervisor is None else now[0] - by_supervisor
+        patch.setattr(supervision, "looked_at", lambda: looked_at)
+        last_look = LastLook(supervision)
+        if own is not None:
+            now[0] -= own
+            last_look.note()
+            now[0] += own
+        assert (last_look.is_recent(), last_look.supervisor_looks(), last_look.stands_by()) == expected
+        last_look.begin()
+        assert last_look.stands_by(), "the supervisor's may be about to begin"
 
 
 # -- whom a supervisor sends ---------------------------------------------------------------------------------
 
 
-class Links:
-    """The supervisor's end of pipes: it notes which worker was woken."""
+class Sent(Child):
+    """A child without a process, which notes that it was sent."""
 
-    def __init__(self) -> None:
-        self.sent: list[str] = []
+    stage = Stage.WORKING
+
+    def __init__(self, name: str, sent: list[str], *, running: int = 0, slots: int = 10) -> None:
+        self.worker, self.slots = name, slots
+        self.sent = sent
+        self.box, fd = SharedMemory.create()
+        os.close(fd)
+        for id in range(running):
+            self.box.started((id + 1, 1))
+        self.box.pulse()
+
+    def send(self) -> None:
+        self.sent.append(self.worker or "")
+        self.sent_at = time.monotonic()
 
 
 @pytest.fixture
 def children() -> Iterator[Callable[..., Any]]:
-    boxes: list[SharedMemory] = []
-    clock = iter(range(1, 1_000))
+    made: list[Sent] = []
 
-    def child(name: str, sent: list[str], *, running: int = 0, slots: int = 10, rests: bool = True) -> Any:
-        box, fd = SharedMemory.create()
-        os.close(fd)
-        boxes.append(box)
-        for id in range(running):
-            box.started((id + 1, 1))
-        box.pulse(rests=rests)
-
-        def send() -> None:
-            sent.append(name)
-            made.sent_at = next(clock)
-            box.called()
-
-        made = SimpleNamespace(worker=name, box=box, leaving=False, slots=slots, sent_at=0.0, send=send)
-        return made
+    def child(name: str, sent: list[str], *, rests: bool = True, **options: Any) -> Any:
+        made.append(Sent(name, sent, **options))
+        made[-1].box.pulse(rests=rests)
+        return made[-1]
 
     yield child
-    for box in boxes:
-        box.close()
+    for each in made:
+        each.box.close()
 
 
 def host_of(found: list[Any], known: Callable[[str], bool] = lambda worker: True) -> Dispatcher:
@@ -584,22 +624,22 @@ def test_a_notification_wakes_the_worker_with_a_free_slot_and_fewest_jobs(childr
         children("busy", sent, running=3),
         children("less busy", sent, running=1),
     ]
-    found[2].leaving = False
-    host_of(found)._go(again=False)
+    host_of(found).send()
     assert sent == ["less busy"]
-    found[2].leaving = True
-    host_of(found)._go(again=False)
-    assert sent == ["less busy", "busy"]
+    for stage in (Stage.LEAVING, Stage.RETIRING):
+        found[2].stage = stage
+        host_of(found).send()
+    assert sent == ["less busy", "busy", "busy"]
 
 
 def test_the_next_lone_job_wakes_the_same_worker(children: Any) -> None:
     sent: list[str] = []
     found = [children("a", sent), children("b", sent), children("c", sent)]
     host = host_of(found)
-    host._go(again=False)
+    host.send()
     for child in found:
         child.box.pulse(rests=True)
-    host._go(again=False)
+    host.send()
     assert sent == [sent[0]] * 2
 
 
@@ -607,13 +647,26 @@ def test_another_worker_is_woken_when_the_first_does_not_claim(children: Any) ->
     sent: list[str] = []
     found = [children("a", sent), children("b", sent)]
     host = host_of(found)
-    assert host._go(again=False) < 1.0
-    assert host._go(again=True) == NEVER
+    host.send()
+    host.check()
     assert sorted(sent) == ["a", "b"]
-    host._go(again=False)
+    host.send()
     found["ab".index(sent[-1])].box.pulse()
-    assert host._go(again=True) == NEVER, "it has gone"
-    assert len(sent) == 3
+    host.check()
+    assert len(sent) == 3, "it has gone"
+
+
+def test_a_worker_rests_from_its_resting_pulse_until_it_is_sent(children: Any) -> None:
+    child = children("a", [])
+    assert child.rests()
+    child.send()
+    assert not child.rests()
+    assert not child.has_gone()
+    child.box.pulse()
+    assert not child.rests()
+    assert child.has_gone()
+    child.box.pulse(rests=True)
+    assert child.rests()
 
 
 def test_resting_workers_are_woken_when_one_finds_too_many_jobs(children: Any) -> None:
@@ -629,13 +682,13 @@ def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
     """The caller may have an older list of the children."""
     gone = Child([sys.executable, "-c", ""], lambda child, message: None)
     wait_until(lambda: gone.end() is not None, what="its process ending")
-    gone.worker, gone.slots = "gone", 4
+    gone.stage, gone.worker, gone.slots = Stage.WORKING, "gone", 4
     sent: list[str] = []
     found = [children("first", sent, rests=False), gone, children("alive", sent)]
     host = host_of(found)
     gone.close()
     host.more(found[0])
-    host._note_look()
+    host.note_look()
     assert "alive" in sent
 
 
@@ -644,10 +697,10 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     sent: list[str] = []
     found = [children("here", sent), children("elsewhere", sent)]
     host = host_of(found, known=lambda worker: worker == "here")
-    host._note_look()
+    host.note_look()
     assert [child.box.looked_at() > 0 for child in found] == [True, False]
-    host._go(again=False)
-    host._go(again=True)
+    host.send()
+    host.check()
     assert sent == ["here"]
 
 

@@ -25,8 +25,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
-from tests.kit import claim, claim_size_of, expire, rescue, span, working
+from tests.kit import claim, claim_size_of, deaths, expire, rescue, span, working
 from tests.waiting import wait_until
 
 
@@ -72,9 +71,7 @@ def steps(app: sqlq.App) -> Steps:
 
 def die(app: sqlq.App, owner: str) -> None:
     """Release the jobs of a worker that died under its supervisor, and had started none of them."""
-    keeper = Heartbeat(1_000)
-    keeper._database = app.database
-    assert keeper._give_back_of(Dead(owner, set(), "died", time.monotonic() + 60)) is None
+    assert deaths(owner).release(app.database) == float("inf")
 
 
 def test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths(

@@ -16,7 +16,8 @@ from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, SchemaWatch, Ticks
+from sqlq.worker.maintain.control import Control
+from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
 from tests.kit import working
 from tests.waiting import wait_until
 
@@ -94,13 +95,13 @@ def test_a_worker_of_an_older_deploy_does_not_revert_schedules(app: sqlq.App, da
 
 
 def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, served = SchemaWatch.run, threading.Event()
+    run, served = Control.run, threading.Event()
 
-    def noted(service: SchemaWatch) -> float:  # the service behind the one that declares
+    def noted(service: Control) -> float:  # the service behind the one that declares
         served.set()
         return run(service)
 
-    monkeypatch.setattr(SchemaWatch, "run", noted)
+    monkeypatch.setattr(Control, "run", noted)
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
     app.enqueue(app.task(name="t")(lambda: served.wait(60)).new())
     assert drain(app).completed == 1
@@ -169,8 +170,8 @@ def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App, monkeypatch: p
     asked: list[Database] = []
     next_in = schedules.next_in
     monkeypatch.setattr(schedules, "next_in", lambda database: (asked.append(database), next_in(database))[1])  # type: ignore[func-returns-value]
-    looked = [time.monotonic()]
-    ticks = Ticks(app.database, looked_at=lambda: looked[0])
+    silent: list[bool] = []
+    ticks = Ticks(app.database, is_watched=lambda: not silent)
     assert ticks.run() > 0
     assert asked == []
     task = app.task(name="beat")(lambda: None)
@@ -184,7 +185,7 @@ def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App, monkeypatch: p
     assert ticks.run() <= 1.0
     assert counted(app, "beat") == 1
     assert len(asked) == 1
-    looked[0] -= 3_600  # the poller is silent
+    silent.append(True)
     wait_until(lambda: ticks.run() and counted(app, "beat") >= 2, what="the next tick")
 
 

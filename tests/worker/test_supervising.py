@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 import sqlq
 from sqlq.database.batch import Right
@@ -28,18 +28,19 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.ipc import process as ipc_process
 from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent
 from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.report.meter import Totals
 from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.supervise import child as child_module
 from sqlq.worker.supervise import supervisor
+from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests import claims as claiming
-from tests.kit import refuse_threads, renew, run_isolated, worker_of
+from tests.kit import deaths, refuse_threads, renew, run_isolated, supervising, worker_of
 from tests.waiting import wait_until
 from tests.worker.test_subprocesses import Spawned
 
@@ -74,14 +75,13 @@ def enter(app: sqlq.App, worker: str) -> None:
 
 @pytest.fixture
 def dead_worker(app: sqlq.App) -> Callable[..., bool]:
-    keeper = Heartbeat(60_000)
-    keeper._database = app.database
+    dead = deaths()
 
-    def dies(worker: str, started: set[Right] | None, why: str) -> bool:
+    def dies(worker: str, started: set[Right] | None) -> bool:
         """Release the jobs that a worker held, or the rest; return whether none is left."""
-        if not keeper._dead:
-            keeper.worker_died(worker, started, why)
-        return keeper._give_back() == float("inf")
+        if not dead.waiting:
+            dead.waiting += deaths(worker, started=started).waiting
+        return dead.release(app.database) == float("inf")
 
     return dies
 
@@ -92,7 +92,7 @@ def test_started_jobs_of_a_dead_worker_count_and_others_do_not(
     app.enqueue_many([noop.new() for _ in range(3)])
     started, unstarted = claim(app, "dead", limit=2)
     (others,) = claim(app, "alive")
-    assert dead_worker("dead", {right(started)}, "died")
+    assert dead_worker("dead", {right(started)})
     lost, given_back, left = (app.jobs.get(job.id) for job in (started, unstarted, others))
     assert (lost.state, lost.attempts, lost.releases, lost.lease_token) == ("available", 1, 0, 2)
     assert [error["reason"] for error in lost.errors] == ["worker_lost"]
@@ -114,7 +114,7 @@ def test_all_jobs_count_as_started_without_shared_memory(
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     held = claim(app, "dead")
-    assert dead_worker("dead", None, "died")
+    assert dead_worker("dead", None)
     assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in held] == [
         (1, 0),
         (1, 0),
@@ -126,7 +126,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
 ) -> None:
     app.enqueue(noop.new())
     (job,) = claim(app, "dead")
-    assert dead_worker("dead", {right(job)}, "died")
+    assert dead_worker("dead", {right(job)})
     with app.database.begin() as conn:
         assert settle.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
         assert lease.fates(conn, [right(job)]) == {right(job): Fate.LOST}
@@ -143,30 +143,27 @@ def test_a_locked_row_is_released_later(
     both = {right(locked), right(free)}
     with engine.begin() as rival:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
-        assert not dead_worker("dead", both, "died"), "there is something left to do"
+        assert not dead_worker("dead", both), "there is something left to do"
         assert [app.jobs.get(job.id).state for job in (locked, free)] == ["running", "available"]
-    assert dead_worker("dead", both, "died")
+    assert dead_worker("dead", both)
     assert app.jobs.get(locked.id).state == "available"
 
 
 def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
     app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = Heartbeat(LEASE_MS)
-    keeper._database = app.database
-    give_back = keeper._give_back_of
+    owned = lease.owned
 
-    def of_worker(dead: Any) -> float | None:
-        if dead.worker == "odd":
+    def owned_by(conn: Connection, worker: str) -> list[Right]:
+        if worker == "odd":
             raise LookupError("no such thing")
-        return give_back(dead)
+        return owned(conn, worker)
 
-    monkeypatch.setattr(keeper, "_give_back_of", of_worker)
+    monkeypatch.setattr(lease, "owned", owned_by)
     app.enqueue(noop.new())
     (job,) = claim(app, "dead")
-    for worker in ("odd", "dead"):
-        keeper.worker_died(worker, {right(job)}, "died")
-    assert keeper._give_back() == float("inf"), "nothing is left to do"
+    dead = deaths("odd", "dead", started={right(job)})
+    assert dead.release(app.database) == float("inf"), "nothing is left to do"
     assert app.jobs.get(job.id).state == "available"
     assert "what worker odd held stays until its leases have run out: no such thing" in caplog.text
 
@@ -189,7 +186,7 @@ def test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began(
     job = app.enqueue(noop.new().set(max_attempts=1))
     (held,) = claim(app, "dead")
     fail_before(engine, job.id)
-    assert dead_worker("dead", {right(held)}, "died"), "it is not tried again"
+    assert dead_worker("dead", {right(held)}), "it is not tried again"
     with engine.connect() as conn:
         assert conn.execute(text("SELECT releases FROM jobs")).scalar_one() == 0
 
@@ -221,24 +218,39 @@ def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engi
 # -- what is short -------------------------------------------------------------------------------------------
 
 
-def test_a_child_without_a_receiving_thread_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_without_a_receiving_thread_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     processes: list[Any] = []
 
     def noted(command: Any, fds: Any) -> Any:
         processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
         return processes[-1]
 
-    monkeypatch.setattr(ipc_process, "spawn", noted)
+    monkeypatch.setattr(child_module, "spawn", noted)
     refuse_threads(monkeypatch, "sqlq-receive")
-    supervising = Supervisor([], SupervisorOptions(1, 30_000, 0))
     try:
-        supervising._fill()
+        with supervising(Supervisor([], SupervisorOptions(1, 30_000, 0))) as code:
+            wait_until(lambda: caplog.messages, what="a line in the log")
+        assert caplog.messages == ["no worker process can be started now: can't start new thread"]
+        assert code.result() == 0, "it goes on, and waits before it tries again"
         assert [process.poll() is not None for process in processes] == [True]
-        assert supervising._pause_until > time.monotonic(), "it waits before it tries again"
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+IS_READY = """
+import sys
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
+link.send(ready=link.receive()["facts"])
+while "stop" not in link.receive():
+    pass
+link.send(ended={})
+"""
+"""A worker process that is at work."""
 
 
 def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
@@ -256,22 +268,17 @@ def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_host_without_maintenance_has_no_poller(
-    app: sqlq.App, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervising = Supervisor([], SupervisorOptions(2, 30_000, 0))
-    supervising._heartbeat = keeper
-    supervising._dispatcher = host = Dispatcher(list, keeper)
-    here, there = Pipe.pair()
-    child = SimpleNamespace(link=here, process=SimpleNamespace(pid=1))
     refuse_threads(monkeypatch, "sqlq-maintenance")
-    worker = app.worker()
-    supervising._ready(child, Facts.of(worker.id, app.database, worker._options))  # type: ignore[arg-type]
+    command, setup = [sys.executable, "-c", IS_READY], {"facts": facts_of(app)._asdict()}
+    host = Supervisor(command, SupervisorOptions(2, 30_000, 60_000), setup=setup)
     why = "the thread sqlq-maintenance cannot be started"
-    assert f"each worker looks for jobs, and runs its services, itself: {why}" in caplog.text
-    assert "sqlq-poller" not in {thread.name for thread in threading.enumerate()}
-    host.close()
-    here.close()
-    there.close()
+    with supervising(host) as code:
+        wait_until(lambda: host.ready == 2, what="both ready")
+        assert f"each worker looks for jobs, and runs its services, itself: {why}" in caplog.text
+        assert "sqlq-poller" not in {thread.name for thread in threading.enumerate()}
+    assert code.result() == 0
 
 
 # -- pauses of those who come later --------------------------------------------------------------------------
@@ -286,11 +293,11 @@ def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
 
     said: list[tuple[str, bool]] = []
     children = [child("first")]
-    host = Dispatcher(lambda: children, Heartbeat(LEASE_MS))
-    host._pause_all(paused=True)
+    host = Dispatcher(lambda: children, Heartbeat(LEASE_MS, Totals()))
+    host.pause_all(paused=True)
     children.append(child("second"))
     for _ in range(2):
-        host._pause_all(paused=False)
+        host.pause_all(paused=False)
     assert said == [("first", True), ("first", False), ("second", False)]
 
 
@@ -299,7 +306,7 @@ def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
 
 @pytest.fixture
 def keeper() -> Iterator[Heartbeat]:
-    keeper = Heartbeat(LEASE_MS)
+    keeper = Heartbeat(LEASE_MS, Totals())
     yield keeper
     keeper.close()
 
@@ -546,22 +553,21 @@ def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: 
     monkeypatch.setattr(supervisor, "monotonic", lambda: now[0])
     child: Any = SimpleNamespace(
         worker="w",
-        leaving=False,
-        ended=False,
+        has_reported=False,
         stuck=None,
         is_silent=False,
-        sign=None,
-        sign_at=None,
+        sign=0.0,
+        silent=0.0,
         box=SimpleNamespace(last_sign=lambda: 1.0, running=list),
         process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)),
     )
     heartbeat: Any = SimpleNamespace(worker_stuck=lambda worker, stuck: None)
     dog = supervisor.Watchdog(heartbeat, SupervisorOptions(1, 30_000, 0))
-    dog.look([child], wanted=1)
+    dog.look([child], is_whole=True)
     now[0] += 3_600
-    dog.look([child], wanted=1)
+    dog.look([child], is_whole=True)
     assert not killed
     for _ in range(int(supervisor.SILENT_SECONDS)):
         now[0] += 1
-        dog.look([child], wanted=1)
+        dog.look([child], is_whole=True)
     assert killed == [1]

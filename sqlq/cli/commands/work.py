@@ -172,15 +172,12 @@ def _supervise(
     entitle(options.name)("supervisor")
     command = [*context.program, "work", "--child"]
     metrics_port, host = metrics_at
-    if metrics_port is None:
-        supervisor = Supervisor(command, supervising, None, setup)
-    else:
+    supervisor = Supervisor(command, supervising, setup)
+    if metrics_port is not None:
         require_client("--metrics-port")
         from sqlq.metrics.collectors import WorkCollector
         from sqlq.metrics.serve import serve
-        from sqlq.worker.report.meter import Totals
 
-        supervisor = Supervisor(command, supervising, Totals(), setup)
         log.info("metrics at %s", serve(WorkCollector(supervisor), metrics_port, host))
     codes = _stop_on_signals(supervisor)
     showing = Progress(supervisor, options.queues, drawn=drawn) if options.drain else nullcontext()

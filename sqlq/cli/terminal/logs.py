@@ -177,10 +177,10 @@ class Stderr(logging.Handler):
         with self.lock or nullcontext():
             self._stream.write(text.encode(self._encoding, "backslashreplace"))
 
-    def close(self) -> None:
+    def flush(self) -> None:
+        """Write the number of dropped lines, if any."""
         with self.lock or nullcontext():
             self._put("")
-        super().close()
 
     def _put(self, text: str) -> None:
         """Write these lines, after the number of those that were dropped."""
@@ -233,15 +233,6 @@ def _writes_the_same(handler: logging.Handler) -> bool:
 
 def draw(text: str) -> None:
     """Write a line of progress, if stderr takes it."""
-    for handler in _ours():
-        handler.draw(text)
-
-
-def finish() -> None:
-    """Write the number of dropped lines, if any: this process is about to leave."""
-    for handler in _ours():
-        handler.close()
-
-
-def _ours() -> list[Stderr]:
-    return [handler for handler in logging.getLogger().handlers if isinstance(handler, Stderr)]
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, Stderr):
+            handler.draw(text)

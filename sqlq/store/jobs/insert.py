@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import (
     BigInteger,
     Connection,
+    Integer,
     Text,
     and_,
     bindparam,
@@ -40,7 +41,15 @@ from sqlq.database.sql import portions
 from sqlq.errors import EnqueueError
 from sqlq.model.checks import OnConflict
 from sqlq.model.job import Job, NewJob, State
-from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, IS_UNRESERVED, TOKEN_SCHEMA, jobs
+from sqlq.schema.tables import (
+    HOLDS_KEY,
+    HOLDS_KEY_TO_THE_END,
+    IS_UNRESERVED,
+    TOKEN_SCHEMA,
+    columns_of,
+    jobs,
+    names_of,
+)
 from sqlq.schema.types import Moment, far, milliseconds_of, moment_after
 from sqlq.store.jobs.rows import (
     NEW_OR_BLOCKED,
@@ -49,7 +58,6 @@ from sqlq.store.jobs.rows import (
     OVER,
     TABLES,
     TIMES,
-    columns_but,
     computed,
     fields,
     insert_of_many,
@@ -303,9 +311,9 @@ def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
 
     The id, the token and the creation time stay: a worker that held the job matches no row.
     """
-    values = {name: new[name] for name in _REPLACED}
-    values |= {name: literal(0) for name in _COUNTED}
-    values |= {name: null() for name in _FORGOTTEN}
+    values: dict[str, Any] = {name: new[name] for name in names_of("replaced")}
+    for column in columns_of("forgotten"):
+        values[column.name] = literal(0) if isinstance(column.type, Integer) else null()
     if at_most_ms is not None:
         latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))
         earlier = case((new.available_at < latest, new.available_at), else_=latest)
@@ -316,18 +324,7 @@ def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
 
 LIVE_KEY = Key(("queue", "unique_key"), text(HOLDS_KEY))  # guard: unique-arbiter
 """The index of the keys that live jobs hold."""
-_REPLACED = (
-    *columns_but("queue", "unique_key", "unique_until", "schedule", "scheduled_for"),
-    "start_by",
-)
-"""The columns that a replacing job sets; queue and unique key stay the same."""
-_FORGOTTEN = (
-    *("errors", "cursor", "progress", "progress_of", "progress_note"),
-    *("unknown_since", "cancel_requested_at"),
-)
-"""The columns that a replacement clears."""
-_COUNTED = ("attempts", "releases", "losses")
-REPLACED = (*_REPLACED, *_COUNTED, *_FORGOTTEN, "available_at")
+REPLACED = (*names_of("replaced", "forgotten"), "available_at")
 """The columns that an enqueue writes into a job that it replaces or postpones."""
 
 

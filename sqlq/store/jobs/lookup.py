@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import islice
@@ -44,7 +44,7 @@ from sqlq.model.history import AttemptRecord
 from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
-from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import milliseconds_of, now, stands_in
 from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, slices
 
@@ -135,18 +135,14 @@ def ids(
 
 # -- looking -------------------------------------------------------------------------------------------------
 
-_OF_THE_END = (
-    *("result", "reason", "exception", "message", "traceback", "cancel_requested_at", "expires_at"),
-    *("blocked_by", "due_at", "start_ms"),
-)
-"""Columns that only some of the tables have."""
+_SHOWN = {*(field.name for field in fields(JobDetails)), "progress_of", "progress_note", "start_ms"}
+_COLUMNS = dict.fromkeys(c.name for table, _ in TABLES for c in table.c if c.name in _SHOWN)
 
 
 def _details(source: Table, state: Expression) -> Select[Any]:
-    columns = [c for c in source.c if c.name in CARRIED]
-    extra = (source.c.get(name, null()).label(name) for name in _OF_THE_END)
-    ended_at = ENDED_AT.get(source, null()).label("ended_at")
-    return select(*columns, *extra, state.label("state"), ended_at)
+    """Select the columns that `JobDetails` has, of which each table has some."""
+    columns = (source.c.get(name, null().label(name)) for name in _COLUMNS)
+    return select(*columns, state.label("state"), ENDED_AT.get(source, null()).label("ended_at"))
 
 
 _DETAILS = {table: _details(table, state) for table, state in TABLES}
@@ -410,11 +406,11 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
     )
     rows = union_all(*each).order_by("id")
     for id, created_at, due, *values in conn.execute(rows):
-        fields = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
-        start_by = fields["start_by"]
-        fields["expires_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
+        options = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
+        start_by = options["start_by"]
+        options["expires_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
         delay_ms = round((due - created_at) / _MILLISECOND)
-        yield id, NewJob(**fields, available_at=due, delay_ms=delay_ms)
+        yield id, NewJob(**options, available_at=due, delay_ms=delay_ms)
 
 
 _MILLISECOND = timedelta(milliseconds=1)

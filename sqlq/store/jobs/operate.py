@@ -36,13 +36,13 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import ON_REQUEST, ErrorText
 from sqlq.model.retry import error_record
 from sqlq.payload.encryption import HEAD
-from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, jobs
+from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, jobs, names_of
 from sqlq.schema.types import Moment, after, now
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.prune import Gone
-from sqlq.store.jobs.rows import ENDED_AT, columns_but, in_line, slices
+from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
 from sqlq.store.jobs.settle import keys_of
 from sqlq.store.limits.wakes import Wake, wake, wake_lines
 from sqlq.store.workers import notify, workers
@@ -250,16 +250,11 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
 # guard: a-failed-retry-holds-no-slot
 _IN_LINE = in_line(bindparam("in_line", type_=Integer) == 1, now())
 
-# guard: retry-keeps-the-token
-_RESET = (
-    *("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors"),
-    *("progress", "progress_of", "progress_note", "start_by"),
-)
+_KEPT = tuple(name for name in CARRIED if name not in names_of("reset"))
 
 
 def _put_back(row: Row[Any]) -> dict[str, Any]:
-    kept = {name: getattr(row, name) for name in CARRIED if name not in _RESET}
-    return {**kept, "attempts": 0, "releases": 0, "errors": _history_with_the_last(row)}
+    return {**{name: getattr(row, name) for name in _KEPT}, "errors": _history_with_the_last(row)}
 
 
 def _history_with_the_last(row: Row[Any]) -> str:
@@ -278,7 +273,7 @@ def _history_with_the_last(row: Row[Any]) -> str:
 
 # -- replay --------------------------------------------------------------------------------------------------
 
-COPIED = (*columns_but("unique_key", "unique_until"), "limit_key")
+COPIED = names_of("copied")
 """The columns that a replay takes from the original job. It has no unique key, which stood for the original
 work; no `start_by`, which is over; and no cursor."""
 

@@ -11,13 +11,25 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import BigInteger, Integer, Table, Text, bindparam, case, func, literal, null
+from sqlalchemy import (
+    BigInteger,
+    Integer,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    bindparam,
+    case,
+    func,
+    literal,
+    null,
+)
 from sqlalchemy.types import TypeEngine
 
 from sqlq.database.batch import Batch, Condition, Expression, insert_returning
 from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
-from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs, names_of
 from sqlq.schema.types import Moment, after, far, moment_after, now
 
 T = TypeVar("T")
@@ -47,36 +59,25 @@ ENDED_AT = {finished_jobs: finished_jobs.c.finished_at, failed_jobs: failed_jobs
 OVER = (State.FINISHED, State.CANCELLED, State.FAILED)
 """The states of jobs that have ended."""
 
-_ALWAYS = {"queue": Text, "task": Text, "payload": Text, "max_attempts": Integer}
-_OPTIONS: dict[str, type[TypeEngine[Any]]] = {
-    "priority": Integer,
-    "timeout_ms": BigInteger,
-    "unique_key": Text,
-    "unique_until": Text,
-    "on_success": Text,
-    "on_failure": Text,
-    "label": Text,
-    "group_key": Text,
-    "headers": Text,
-    "backoff": Text,
-    "retention_ms": BigInteger,
-    "schedule": Text,
-    "scheduled_for": Moment,
-}
-"""The columns of options."""
+
+def _parameter_type(kind: TypeEngine[Any]) -> type[TypeEngine[Any]]:
+    """Return the type of a parameter for a column: its length, or that it is small, concerns the table
+    alone."""
+    if isinstance(kind, String):
+        return Text
+    return Integer if isinstance(kind, SmallInteger) else type(kind)
+
+
+_ALWAYS = ("queue", "task", "payload", "max_attempts")
+_OPTIONS = tuple(name for name in names_of("option") if name not in _ALWAYS)
 DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
 """The inputs of `available_at`."""
 _COMPUTED = {**DUE, "start_by": Moment, "expires_ms": BigInteger, "limit": Text}
 """The inputs of computed columns: `start_by` also follows from the time when the job is due, and the key of a
 limit blocks it."""
 
-COLUMNS = {**_ALWAYS, **_OPTIONS}
-"""The columns that a job can have beside its times."""
-
-
-def columns_but(*names: str) -> tuple[str, ...]:
-    """Return these columns without some."""
-    return tuple(name for name in COLUMNS if name not in names)
+COLUMNS = {name: _parameter_type(jobs.c[name].type) for name in (*_ALWAYS, *_OPTIONS)}
+"""The columns that a job can have beside its times, and the types of their parameters."""
 
 
 _TYPES = {**COLUMNS, **_COMPUTED}

@@ -5,7 +5,6 @@ A worker in a program of its own making (`app.worker()`) has no supervisor: `NoP
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from time import monotonic
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
-from sqlq.worker.ipc.pipe import Pipe
+from sqlq.worker.ipc.pipe import Message, Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.log import log
 from sqlq.worker.options import WorkerOptions
@@ -131,23 +130,17 @@ class Parent(NoParent):
     def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
         self._report = report
 
-        def run() -> None:
-            while (message := self._link.receive()) is not None:
-                try:
-                    for name, content in message.items():
-                        handlers[name](content)
-                except Exception:
-                    # guard: a-worker-goes-on-hearing
-                    log.exception("a message of the supervisor could not be followed")
+        def hear(message: Message | None) -> None:
+            if message is not None:
+                for name, content in message.items():
+                    handlers[name](content)
+                return
             if not self._over:
-                log.error(
-                    "the supervisor is gone: this worker stops within %s",
-                    readable(ORPHANED_MS),
-                    event="stopping",
-                )
+                text = "the supervisor is gone: this worker stops within %s"
+                log.error(text, readable(ORPHANED_MS), event="stopping")
             handlers["stop"](ORPHANED_MS)  # guard: orphans-stop
 
-        threading.Thread(target=run, name="sqlq-child", daemon=True).start()
+        self._link.listen("sqlq-child", hear, "the supervisor")
 
     def ready(self, facts: Facts) -> None:
         self.announce(facts)
@@ -156,7 +149,7 @@ class Parent(NoParent):
     def leaving(self, why: str, *, replace: bool) -> None:
         # does not wait for a supervisor that is stopped: the caller may be the thread that keeps the
         # deadlines
-        self._link.offer(leaving=why, replace=replace)
+        self._link.offer(leaving={"why": why, "replace": replace})
 
     def ended(self, tally: dict[str, int]) -> None:
         """Send the outcomes of the attempts, as the last message."""

@@ -125,6 +125,21 @@ class Pipe:
                 self._has_warned = True
                 log.warning("another process of this worker says what is no message: it is ignored")
 
+    def listen(self, thread_name: str, hear: Callable[[Message | None], None], sender: str) -> None:
+        """Have `hear` take each message of the `sender`, and None when it is gone, in a thread of its own.
+        Raises `RuntimeError` where no thread can start."""
+
+        def run() -> None:
+            message: Message | None = {}
+            while message is not None:
+                message = self.receive()
+                try:
+                    hear(message)
+                except Exception:  # guard: a-reader-goes-on-hearing
+                    log.exception("a message of %s could not be followed", sender)
+
+        threading.Thread(target=run, name=thread_name, daemon=True).start()
+
     def has_word(self) -> bool:
         """Return whether a message has come that was not received yet, or the other side is gone."""
         looker = select.poll()

@@ -20,10 +20,10 @@ from sqlq.database.batch import Right
 
 CELLS = 8_192
 """More than a worker may hold: jobs in its slots, ready jobs, and jobs that wait to be settled."""
-_PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED, _BEAT = range(7)
-"""The last pulse, whether it overflowed, how often the loop has turned, and whether it rests. Then how many
+_PULSE, _OVERFLOW, _TURN, _STARTED, _LOOKED, _BEAT = range(6)
+"""The last pulse, whether it overflowed, and the last turn of the loop in which it may claim. Then how many
 rights are started, the last look of the supervisor's poller, and the last beat."""
-_FACTS_BYTES = 7 * 8
+_FACTS_BYTES = 6 * 8
 _TASK_BYTES = 40
 _CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
 """A right, the deadline of its attempt by the monotonic clock, and the beginning of its task's name."""
@@ -91,10 +91,11 @@ class SharedMemory:
             self._facts[_STARTED] = len(self._taken)
 
     def pulse(self, *, rests: bool = False) -> None:
-        """Note that the worker's loop turns; when it `rests` it claims nothing until it is called."""
-        self._facts[_PULSE] = monotonic()
-        self._facts[_TURNS] += not rests
-        self._facts[_RESTS] = rests
+        """Note that the worker's loop turns; when it `rests` it claims nothing until it is sent."""
+        moment = monotonic()
+        if not rests:  # before the pulse: a reader in between takes it for awake
+            self._facts[_TURN] = moment
+        self._facts[_PULSE] = moment
 
     def beat(self) -> None:
         """Note that the process runs, whatever its loop waits for."""
@@ -116,21 +117,13 @@ class SharedMemory:
         """Return the time of the last pulse or beat."""
         return max(self._facts[_PULSE], self._facts[_BEAT])
 
-    def turns(self) -> float:
-        """Return how often the worker's loop has begun to claim."""
-        return self._facts[_TURNS]
-
-    def rests(self) -> bool:
-        """Return whether the worker claims nothing until it is called."""
-        return bool(self._facts[_RESTS])
+    def last_turn(self) -> float:
+        """Return the time of the last pulse with which the worker did not rest; 0.0 for none."""
+        return self._facts[_TURN]
 
     def started_now(self) -> float:
         """Return how many rights are started and not settled."""
         return self._facts[_STARTED]
-
-    def called(self) -> None:
-        """Note that the worker was called: it rests no more."""
-        self._facts[_RESTS] = False
 
     def looked(self, moment: float) -> None:
         """Note that a look was made for this worker."""

@@ -31,7 +31,7 @@ from sqlq.worker.decide import Retire
 from sqlq.worker.ipc.parent import Handlers, NoParent
 from sqlq.worker.log import log
 from sqlq.worker.loop import Outage, passing_over
-from sqlq.worker.maintain.services import UNCALLED_SECONDS
+from sqlq.worker.maintain.services import UNCALLED_SECONDS, Service
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.stop import Grace
@@ -44,7 +44,7 @@ RESUMES = "resumed: this worker claims again"
 
 
 @dataclass(eq=False)
-class Control:
+class Control(Service):
     """The row of one worker, and the requests of operators to it. As a service it writes the worker's state,
     when that has changed, and looks for jobs to cancel, when there are some."""
 

@@ -53,7 +53,7 @@ class ServiceLoop(Loop):
             service: Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue))
             for service in (*services, *shared)
         }
-        self._due = dict.fromkeys(self._outages, monotonic())
+        self._due = {service: monotonic() + service.first_wait for service in self._outages}
         self._serving = threading.Lock()
 
     def call(self, service: Service) -> None:
@@ -123,13 +123,10 @@ class Maintenance(ServiceLoop):
     ) -> None:
         """`freed` is called when jobs have become available, `pauses_ended` with the queues that were
         resumed."""
-        rescued, looked_at = reporter.rescued, last_look.leases_at
-        self._rescue = Rescue(database, options.lease_ms, rescued, freed, looked_at=looked_at)
-        # Shared services wait for `others_do` already. A look of a supervisor that has fallen silent must not
-        # keep them from taking over.
-        own_at = last_look.own_leases_at  # guard: a-last-look-holds-no-service-back
-        self._ticks = Ticks(database, looked_at=own_at, ticked=freed)
-        self._admit = Admit(database, freed, looked_at=own_at)
+        is_watched = last_look.is_recent
+        self._rescue = Rescue(database, options.lease_ms, reporter.rescued, freed, is_watched=is_watched)
+        self._ticks = Ticks(database, is_watched=is_watched, ticked=freed)
+        self._admit = Admit(database, freed, is_watched=is_watched)
         self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(
             [self._rescue, self._end_pauses, *own],
@@ -162,4 +159,4 @@ class Maintenance(ServiceLoop):
     def expect_end_of_pause(self, pause_ms: float | None) -> None:
         """Resume the queues whose pause ends in so many milliseconds."""
         if pause_ms is not None:
-            self.at(self._end_pauses, self._end_pauses.expect(pause_ms))
+            self.at(self._end_pauses, monotonic() + max(0.0, pause_ms) / 1000)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Protocol
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.config.durations import since_boot
@@ -55,33 +54,34 @@ SHORTEST_RHYTHM = 0.8
 """The shortest wait of a service, as a share of its rhythm."""
 
 
-class Service(Protocol):
+class Service:
     """A part of the maintenance."""
 
     doing: str
     """Its name in the log: "rescuing jobs"."""
+    first_wait = 0.0
+    """In how many seconds its first turn is due."""
 
     def run(self) -> float:
         """Do one turn; return in how many seconds the next is due. May raise any error of the database."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(eq=False)
-class PolledService:
+class PolledService(Service):
     """A service for which a poller looks. It runs when the poller has found work, and without a poller in a
     rhythm."""
 
-    _looked_at: Callable[[], float]
-    """Returns the time of the last look, by the monotonic clock."""
+    _is_watched: Callable[[], bool]
+    """Returns whether a poller looks."""
     _every: float = RESCUE_MS / 1000
 
     calls = _answered = 0
     """How often a poller has found work, and how many of these times it was done."""
 
     def run(self) -> float:
-        has_poller = monotonic() - self._looked_at() < 2 * self._every
         # guard: the-poller-asks-for-maintenance
-        if has_poller and self.calls == self._answered:
+        if self._is_watched() and self.calls == self._answered:
             return jittered(self._every)
         calls = self.calls
         if (wait := self.turn()) is not None:
@@ -94,9 +94,9 @@ class PolledService:
         raise NotImplementedError
 
 
-def never() -> float:
-    """Return the time of a look that never was."""
-    return -NEVER
+def unwatched() -> bool:
+    """Return that no poller looks."""
+    return False
 
 
 def at_once(database: Database, began: float) -> float:
@@ -133,9 +133,9 @@ class Rescue(PolledService):
         tell: Callable[[Iterable[settle.Rescued], str], object],
         rescued: Callable[[], None],
         *,
-        looked_at: Callable[[], float] = never,
+        is_watched: Callable[[], bool] = unwatched,
     ) -> None:
-        super().__init__(looked_at, min(RESCUE_MS, lease_ms / 4) / 1000)
+        super().__init__(is_watched, min(RESCUE_MS, lease_ms / 4) / 1000)
         self._database = database
         self._tell = tell
         self._patience = lease_ms / 2000
@@ -165,7 +165,7 @@ class Rescue(PolledService):
         return max(0.0, goes_on_at - monotonic()) if has_more else None  # the others had the time since
 
 
-class Prune:
+class Prune(Service):
     """Deletes finished jobs whose retention is over, and failed ones that have a retention of their own. One
     batch a turn; the next at once where there may be more."""
 
@@ -175,12 +175,10 @@ class Prune:
         self._database = database
         # guard: ended-jobs-are-seen
         self._older_than_ms = None if retention_ms is None else max(retention_ms, SEEN_MS)
-        self._waits = random.uniform(0, PRUNE_SECONDS)
+        # workers that start together do not prune together
+        self.first_wait = random.uniform(0, PRUNE_SECONDS)
 
     def run(self) -> float:
-        if self._waits:  # workers that start together do not prune together
-            waits, self._waits = self._waits, 0.0
-            return waits
         began = monotonic()
         pruned = 0
         with self._database.begin() as conn:
@@ -191,7 +189,7 @@ class Prune:
 
 
 @dataclass(eq=False)
-class Sweep:
+class Sweep(Service):
     """Deletes the rows of workers that fell silent a day ago, and keys of limits unused for a month. One
     batch a turn."""
 
@@ -208,7 +206,7 @@ class Sweep:
 
 
 @dataclass(eq=False)
-class Unblock:
+class Unblock(Service):
     """Unblocks the steps that a dead process has left blocked. Every few seconds it looks at the steps after
     jobs that ended lately. Now and then it looks at all steps, for at most a fiftieth of the time.
 
@@ -263,9 +261,9 @@ class Admit(PolledService):
     """The key after which the sweep goes on; None between two of them."""
 
     def __init__(
-        self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
+        self, database: Database, freed: Callable[[], None], *, is_watched: Callable[[], bool] = unwatched
     ) -> None:
-        super().__init__(looked_at)
+        super().__init__(is_watched)
         self._database = database
         self._freed = freed
 
@@ -283,7 +281,7 @@ class Admit(PolledService):
 
 
 @dataclass(eq=False)
-class SchemaWatch:
+class SchemaWatch(Service):
     """Checks whether a migration has left this sqlq behind."""
 
     _database: Database
@@ -291,17 +289,15 @@ class SchemaWatch:
     _left_behind: Callable[[SchemaVersionError], None]
 
     doing = "looking at the tables"
-
-    _seen = False
+    first_wait = SCHEMA_SECONDS
+    """The worker has looked just now, as it entered."""
 
     def run(self) -> float:
-        if self._seen:  # else the worker has looked just now, as it entered
-            try:
-                with self._database.read() as conn:
-                    self._watch.look(conn, self._database.schema)
-            except SchemaVersionError as error:
-                self._left_behind(error)
-        self._seen = True
+        try:
+            with self._database.read() as conn:
+                self._watch.look(conn, self._database.schema)
+        except SchemaVersionError as error:
+            self._left_behind(error)
         return jittered(SCHEMA_SECONDS)
 
 
@@ -312,7 +308,7 @@ TAKEN_SECONDS = 0.05
 SHORTEST_TICK_SECONDS = 0.001
 
 
-class Ticks:
+class Ticks(Service):
     """Enqueues the jobs of schedules, each at its time by the database's clock.
 
     Any number of workers tick, and none is a leader. A worker locks the row of a schedule while it decides
@@ -329,14 +325,14 @@ class Ticks:
         self,
         database: Database,
         *,
-        looked_at: Callable[[], float] = never,
+        is_watched: Callable[[], bool] = unwatched,
         ticked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`looked_at` returns the time of the last look of a poller, which also reads when a schedule is due.
-        `ticked` is called when there are new jobs."""
+        """`is_watched` returns whether a poller looks, which also reads when a schedule is due. `ticked` is
+        called when there are new jobs."""
         self._ticked = ticked
         self._database = database
-        self._looked_at = looked_at
+        self._is_watched = is_watched
         self._longest = TICK_SECONDS if database.dialect.in_a_file else RESCUE_MS / 1000
 
     def expect(self, moment: float) -> None:
@@ -346,7 +342,7 @@ class Ticks:
     def run(self) -> float:
         here = monotonic()
         if here < self._due_at:
-            if here - self._looked_at() < 2 * self._longest:  # guard: the-lookout-asks-for-all
+            if self._is_watched():  # guard: the-lookout-asks-for-all
                 return min(self._due_at - here, self._longest)
             wait_ms = schedules.next_in(self._database)
             if wait_ms is None or wait_ms > 0:
@@ -385,7 +381,7 @@ class Ticks:
 
 
 @dataclass(eq=False)
-class Follow:
+class Follow(Service):
     """Writes the declared schedules, once, when a worker starts."""
 
     _database: Database
@@ -415,31 +411,22 @@ class Follow:
 
 
 @dataclass(eq=False)
-class EndPauses:
+class EndPauses(Service):
     """Resumes queues that were paused until a time, when that has come. Any number of hosts may do so."""
 
     _database: Database
     _ended: Callable[[list[str]], None]
 
     doing = "ending pauses"
-
-    _due_at = NEVER
-
-    def expect(self, pause_ms: float) -> float:
-        """Note that the next pause ends in so many milliseconds. Return that time by the monotonic clock."""
-        self._due_at = monotonic() + max(0.0, pause_ms) / 1000
-        return self._due_at
+    first_wait = UNCALLED_SECONDS
 
     def run(self) -> float:
-        if (wait := self._due_at - monotonic()) > 0:
-            return min(wait, UNCALLED_SECONDS)
         with self._database.begin() as conn:
             queues = pauses.end_pauses(conn)
             _, next_ms = pauses.read(conn)
-        self._due_at = NEVER
         for name in queues:
             which = "all queues" if name == pauses.ALL else f"the queue {name}"
             log.info("the pause of %s is over", which, event="resumed")
         if queues:
             self._ended(queues)
-        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - monotonic()
+        return UNCALLED_SECONDS if next_ms is None else max(0.0, next_ms) / 1000

@@ -89,7 +89,7 @@ class Meter(Numbers):
 
     _named: tuple[Any, ...] = ()
 
-    def __init__(self, send: Callable[[dict[str, Any]], bool], tasks: Mapping[str, Any]) -> None:
+    def __init__(self, send: Callable[[dict[str, Any]], object], tasks: Mapping[str, Any]) -> None:
         """`send` takes numbers without waiting, and returns False where it does not take them. The names of
         `tasks` are sent, so that they count as known."""
         super().__init__()
@@ -148,7 +148,7 @@ class Totals(Numbers):
         self._unknown: set[str] = set()
         self._queues: set[str] = set()
 
-    def add(self, message: Mapping[str, Any]) -> bool:
+    def add(self, message: Mapping[str, Any]) -> None:
         """Add the numbers that a `Meter` has sent."""
         with self._lock:
             tasks = message.get("tasks", ())
@@ -159,7 +159,6 @@ class Totals(Numbers):
             for *key, times in message["times"]:
                 known = self._of(tuple(key))
                 known[:] = map(add, known, times)
-        return True
 
     def now(self) -> tuple[dict[Key, int], dict[Key, tuple[list[float], float]]]:
         """Return the counts so far, and for each time the numbers of its buckets and the sum of seconds."""

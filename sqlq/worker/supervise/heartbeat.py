@@ -5,10 +5,8 @@ It renews their leases, and releases at once the jobs of a child that died.
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -20,41 +18,20 @@ from sqlq.database.database import STANDS_IN, Address, Database
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption
-from sqlq.store.apart import lately
-from sqlq.store.flows import unblock
-from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.settle import Rescued
-from sqlq.store.workers import notify, workers
+from sqlq.store.workers import workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
-from sqlq.worker.log import log
 from sqlq.worker.loop import Loop, Outage
-from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
+from sqlq.worker.supervise.deaths import Dead, Deaths
 
-LOCKED_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 10.0
 MOST_UNTOLD = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
 """How long the supervisor waits at its end for jobs that are still to be released, and without such jobs."""
-
-
-@dataclass
-class Dead:
-    """A worker that died, as `worker_died` takes it."""
-
-    worker: str
-    started: set[Right] | None
-    why: str
-    until: float
-    """After this its leases have run out."""
-    late: Collection[Right] = ()
-    """The started jobs that were past their timeouts."""
-    held: list[Right] | None = None
-    """The jobs that are still to be released; None until they were read."""
 
 
 class _ToListeners(Reporter):
@@ -78,15 +55,15 @@ class Heartbeat(Loop):
 
     _database: Database | None = None
     _next_beat = -inf
-    _failures = 0
+    _away = (DBAPIError, SqlqError)
 
-    def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
-        super().__init__("sqlq-heartbeat", Outage("standing in for the workers"))
+    def __init__(self, lease_ms: int, totals: Totals) -> None:
+        # the workers meet the same outage, and log it
+        super().__init__("sqlq-heartbeat", Outage("standing in for the workers", quiet=True))
         self._lease_ms = lease_ms
         self._totals = totals
         self._every = heartbeat_seconds(lease_ms)
         self._kept: dict[str, Pipe] = {}
-        self._dead: list[Dead] = []
         self._stuck: list[tuple[str, bool]] = []
         """The workers whose rows are to have the state `stuck`, or no more."""
         self.reporter = _ToListeners(self.tell)
@@ -94,8 +71,7 @@ class Heartbeat(Loop):
         """Events of the jobs of dead workers, for a live worker to pass on to listeners of the App."""
         self._known: set[str] = set()
         """Workers seen in the database at least once."""
-        self.tally: Counter[str] = Counter()
-        """How the attempts of dead workers ended."""
+        self.deaths = Deaths(self.reporter)
 
     def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks
@@ -133,9 +109,8 @@ class Heartbeat(Loop):
 
     def tell(self, events: list[JobEvent]) -> None:
         """Have a worker report events to its listeners, now or when there is one, and count them here."""
-        if self._totals is not None:
-            for event in events:
-                self._totals.event(event)  # guard: deaths-are-counted
+        for event in events:
+            self._totals.event(event)  # guard: deaths-are-counted
         with self._lock:
             self._untold = (self._untold + events)[-MOST_UNTOLD:]
             link = next(iter(self._kept.values()), None)
@@ -154,14 +129,13 @@ class Heartbeat(Loop):
     def worker_died(
         self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
     ) -> None:
-        """Release the jobs of a dead worker. Those `started` count as attempts that lost their worker, or, if
-        `late`, met their timeout. The rest never began."""
-        self._dead.append(Dead(worker, started, why, monotonic() + self._lease_ms / 1000, late))
+        """Release the jobs of a dead worker."""
+        self.deaths.waiting.append(Dead(worker, started, why, monotonic() + self._lease_ms / 1000, late))
         self.wake()
 
     def close(self, seconds: float | None = None) -> None:
         """Release the jobs that are still to be released, and end."""
-        super().close(seconds or (LAST_SECONDS if self._dead else LAST_STATEMENT_SECONDS))
+        super().close(seconds or (LAST_SECONDS if self.deaths.waiting else LAST_STATEMENT_SECONDS))
         if self._database is not None:
             self._database.close()
 
@@ -171,24 +145,18 @@ class Heartbeat(Loop):
         if monotonic() >= self._next_beat:
             self._next_beat = monotonic() + self._every
             self._beat()
-        wait = min(self._give_back(), self._next_beat - monotonic())
+        wait = min(self.deaths.release(self.database), self._next_beat - monotonic())
         self._say_who_is_stuck()
-        self._failures = 0
+        self._outage.over()
         return wait
 
     def _is_over(self) -> bool:
-        return super()._is_over() and not self._dead
+        return super()._is_over() and not self.deaths.waiting
 
     def _failed(self, error: Exception) -> float:
-        if not isinstance(error, (DBAPIError, SqlqError)):
-            return self._outage.failed(error)
         if self._closed.is_set():
-            self._dead.clear()  # their leases run out
-        # at debug level: the workers meet the same outage, and log it
-        log.debug("the supervisor cannot use the database: %s", error)
-        self._failures += 1
-        longest: float = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10))
-        return longest * random.uniform(0.5, 1.0)
+            self.deaths.waiting.clear()  # their leases run out
+        return super()._failed(error)
 
     def _beat(self) -> None:
         with self._lock:
@@ -222,53 +190,3 @@ class Heartbeat(Loop):
             elif (link := self._kept.get(worker)) is not None:
                 link.offer(write_state=True)
             del self._stuck[0]
-
-    def _give_back(self) -> float:
-        """Release a batch of each dead worker's jobs. Return in how many seconds there is more to do."""
-        wait = inf
-        for dead in list(self._dead):
-            try:
-                rest = self._give_back_of(dead)
-            except Exception as error:  # guard: one-death-keeps-no-other-waiting
-                dialect = self.database.dialect
-                if isinstance(error, DBAPIError) and (dialect.driver.trouble(error).passes):
-                    raise
-                log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
-                rest = None
-            if rest is None or monotonic() > dead.until:
-                self._dead.remove(dead)
-            else:
-                wait = min(wait, rest)
-        return wait
-
-    def _give_back_of(self, dead: Dead) -> float | None:
-        """Release a batch. Return in how many seconds the next is due, None where nothing is left."""
-        database, worker, why = self.database, dead.worker, dead.why
-        began = monotonic()
-        with database.begin() as conn:
-            held = lease.owned(conn, worker) if dead.held is None else dead.held
-            batch, later = held[:RESCUE_BATCH], held[RESCUE_BATCH:]
-            # guard: only-what-started-counts
-            started = {right for right in batch if dead.started is None or right in dead.started}
-            back = settle.give_back(conn, set(batch) - started)
-            taken = settle.lose(conn, started, why, late=dead.late) if started else []
-            done = {id for id, _ in back} | {job.id for job in taken}
-            fates = lease.fates(conn, [right for right in batch if right[0] not in done])
-            refused = lately(conn, settle.LOST)["refused"]
-            # guard: a-refused-end-is-left-to-the-rescue
-            locked = [r for r, fate in fates.items() if fate is lease.Fate.HELD and r[0] not in refused]
-            left = later + locked  # guard: locked-rows-are-given-back-later
-            if not left and not lease.still_holds(conn, worker):
-                workers.leave(conn, worker)
-            if done:
-                notify.wake_others(conn)
-        dead.held = left
-        unblock.after_losses(database, taken)
-        self.reporter.rescued(taken, why)
-        ended = Counter("failed" if job.failed else "retried" for job in taken)
-        self.tally = self.tally + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
-        if back:
-            log.info("%d jobs that worker %s had not started are given back", len(back), worker)
-        if later:
-            return at_once(database, began)  # guard: a-death-is-given-back-whole
-        return LOCKED_SECONDS if left else None

@@ -14,25 +14,27 @@ import math
 import os
 import queue
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
+from typing import Any
 
 from sqlq.config.durations import readable
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Message
-from sqlq.worker.ipc.process import LAST_SECONDS, TICK_SECONDS, Child, bury_orphans
+from sqlq.worker.ipc.process import bury_orphans
 from sqlq.worker.ipc.shared_memory import Started
 from sqlq.worker.log import log
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.report.meter import Totals
+from sqlq.worker.supervise.child import LAST_SECONDS, TICK_SECONDS, Child
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
+from sqlq.worker.supervise.places import FAILED_STARTS, Places, Stage
 
-FAILED_STARTS = 5
-"""The supervisor gives up after so many children in a row that died before they were ready."""
-LONGEST_PAUSE_SECONDS = 10.0
 WARM = 2
 """How many subprocesses start with the replacement of a child that died: its jobs run there next."""
 SHORTAGE_SECONDS = 1.0
@@ -55,7 +57,7 @@ class Watchdog:
     while the supervisor itself runs. So no process looks stuck on a machine that slept, or is busy.
     """
 
-    _now = _whole_at = 0.0
+    _incomplete_for = 0.0
 
     def __init__(self, heartbeat: Heartbeat, options: SupervisorOptions) -> None:
         self._heartbeat = heartbeat
@@ -63,58 +65,61 @@ class Watchdog:
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
         self._looked_at = monotonic()
 
-    def look(self, children: Sequence[Child], *, wanted: int) -> None:
-        """Look at the children; `wanted` of them should be there."""
+    def look(self, children: Sequence[Child], *, is_whole: bool) -> None:
+        """Look at the children; with `is_whole` none of them is missing."""
         moment = monotonic()
         # guard: who-did-not-run-heard-nothing
-        self._now += min(moment - self._looked_at, LONGEST_TICK_SECONDS)
+        elapsed = min(moment - self._looked_at, LONGEST_TICK_SECONDS)
         self._looked_at = moment
-        if sum(not child.leaving for child in children) >= wanted:
-            self._whole_at = self._now
+        self._incomplete_for = 0.0 if is_whole else self._incomplete_for + elapsed
         for child in children:
             sign = child.box.last_sign()
-            if child.sign_at is None or sign != child.sign:
-                child.sign, child.sign_at = sign, self._now
-            silent = self._now - child.sign_at
-            is_silent = silent >= (self._start_seconds if child.worker is None else self._silent_seconds)
-            if is_silent != child.is_silent:
-                child.is_silent = is_silent
-                self._tell(child, silent)
-            if is_silent and child.stuck is None:
-                self._judge(child, silent)
+            child.silent = 0.0 if sign != child.sign else child.silent + elapsed
+            child.sign = sign
+            longest = self._start_seconds if child.worker is None else self._silent_seconds
+            if child.is_silent != (child.silent >= longest):
+                child.is_silent = not child.is_silent
+                self._tell(child)
+            if child.is_silent and child.stuck is None:
+                self._judge(child)
 
     def all_is_well(self, children: Sequence[Child]) -> bool:
         """Whether all children are there, are at work in time, and turn their loops."""
         turned_since = monotonic() - SILENT_SECONDS
-        return self._now - self._whole_at < self._start_seconds and not any(
+        return self._incomplete_for < self._start_seconds and not any(
             child.is_silent or (child.worker is not None and child.box.last_pulse() <= turned_since)
             for child in children  # guard: who-never-begins-is-not-well
         )
 
-    def _tell(self, child: Child, silent: float) -> None:
+    def _tell(self, child: Child) -> None:
         running = child.box.running()
         if child.worker is not None:
             self._heartbeat.worker_stuck(child.worker, stuck=child.is_silent)
         if not child.is_silent:
-            said = "gives signs of life again"
+            state = "gives signs of life again"
         elif child.worker is None:
-            said = (
+            state = (
                 "has not begun to work: it imports the App, or enters its lifespan; its health file grows old"
             )
         else:
-            said = "gives no sign of life: it is stopped, or a call holds Python's interpreter lock; it runs "
-            said += "many jobs" if running is None else ", ".join(map(_named, running)) or "nothing"
-        log.warning("worker process %d, silent for %s, %s", child.process.pid, readable(silent * 1000), said)
+            jobs = "many jobs" if running is None else ", ".join(map(_named, running)) or "nothing"
+            state = (
+                "gives no sign of life: it is stopped, or a call holds Python's interpreter lock; it runs "
+                f"{jobs}"
+            )
+        log.warning(
+            "worker process %d, silent for %s, %s", child.process.pid, readable(child.silent * 1000), state
+        )
 
-    def _judge(self, child: Child, silent: float) -> None:
+    def _judge(self, child: Child) -> None:
         """Kill a silent child when nothing it does may take so long."""
         moment, running = monotonic(), child.box.running()
         is_late = any(until + self._silent_seconds <= moment for _, until, _ in running or ())
         begins = child.worker is None
         runs_none = running is not None and all(math.isnan(until) for _, until, _ in running)
-        is_idle = runs_none and not begins and not child.ended
-        if is_late or is_idle or silent >= self._stuck_seconds + begins * self._start_seconds:
-            why = f"gave no sign of life for {readable(silent * 1000)}, and its process was killed"
+        is_idle = runs_none and not begins and not child.has_reported
+        if is_late or is_idle or child.silent >= self._stuck_seconds + begins * self._start_seconds:
+            why = f"gave no sign of life for {readable(child.silent * 1000)}, and its process was killed"
             child.stuck = why, {right for right, until, _ in running or () if until <= moment}
             log.warning("worker process %d is stuck: it is killed", child.process.pid)
             child.process.kill()
@@ -125,8 +130,8 @@ def _named(job: Started) -> str:
     return f"job {id} ({task}{', past its timeout' if until <= monotonic() else ''})"
 
 
-def _counted(said: dict[str, int]) -> Counter[str]:
-    return Counter({name: int(number) for name, number in said.items()})
+def _counted(tally: dict[str, int]) -> Counter[str]:
+    return Counter({name: int(number) for name, number in tally.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +155,12 @@ class Supervisor:
     """Keeps a number of children at work. `run` blocks; `stop`, `pause`, `resume` and `kill` may be called
     from any thread."""
 
-    _any_ready = False
-    _started = _failed_starts = 0
-    _pause_until = 0.0
-    _warm = _code = 0
-    _stop_asked = False
+    _started = 0
+    _warm = 0
+    _stops = False
+    """Whether no other child is started."""
     _stopping_since: float | None = None
+    """Since when the children are to end."""
     _is_paused = False
     ready_since: float | None = None
     """Since when a child is at work, by the monotonic clock."""
@@ -168,33 +173,41 @@ class Supervisor:
         self,
         command: Sequence[str],
         options: SupervisorOptions,
-        totals: Totals | None = None,
         setup: Message | None = None,
     ) -> None:
-        """`command` starts a child; `setup` has its options; `totals` takes the numbers of all."""
+        """`command` starts a child; `setup` has its options."""
         self._command = command
         self._setup = setup or {}
-        self.totals = totals
+        self.totals = Totals()
+        """The numbers of all children."""
         self._options = options
-        self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """Calls that other threads leave to the one that runs."""
         self._children: list[Child] = []
-        self._heartbeat = Heartbeat(options.lease_ms, totals)
+        self._heartbeat = Heartbeat(options.lease_ms, self.totals)
         self._vigil = Watchdog(self._heartbeat, options)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._began_at = monotonic()
-        self._wanted = options.processes
+        self._places = Places(options.processes)
         self._ended: Counter[str] = Counter()
         """How many attempts ended how, in children that are gone."""
+        self._handlers: dict[str, Callable[[Child, Any], None]] = {
+            "ready": self._ready,
+            "leaving": self._leaving,
+            "ended": self._has_ended,
+            "report": self._report,
+            "paused": lambda child, paused: self._pause(paused=paused),
+        }
 
     def stop(self) -> None:
         """Let children finish their running jobs within the grace time, and end."""
-        self._stop_asked = True
-        self._events.put((None, None))
+        self._stops = True
+        self._events.put(self._begin_to_stop)
 
     def pause(self, *, paused: bool = True) -> None:
         """Have the children claim nothing, those started later included, or claim again. Running jobs go
         on."""
-        self._events.put((None, {"paused": paused}))
+        self._events.put(partial(self._pause, paused=paused))
 
     def kill(self) -> None:
         """Kill the children now. While `run` goes on, it gives their jobs back."""
@@ -205,7 +218,8 @@ class Supervisor:
     def tally(self) -> Counter[str]:
         """How many attempts ended how so far. A child that died counts with the attempts it had reported, and
         those that were ended for it."""
-        return sum((child.tally for child in list(self._children)), self._ended + self._heartbeat.tally)
+        ended = self._ended + self._heartbeat.deaths.tally
+        return sum((child.tally for child in list(self._children)), ended)
 
     @property
     def running(self) -> int:
@@ -222,112 +236,83 @@ class Supervisor:
         """How many children are at work."""
         return sum(child.worker is not None for child in self._children)
 
-    def run(self) -> int:
-        """Work until stopped, or until every child has ended in good order; return the exit code."""
-        code: int | None = None
-        try:
-            while code is None:
-                if self._stop_asked and self._stopping_since is None:
-                    self._begin_to_stop()
-                self._fill()
-                if not self._children and (self._wanted == 0 or self._stopping_since is not None):
-                    break
-                code = self._next_event()
-                self._tick()
-        finally:
-            self.kill()
-            self._dispatcher.close()
-            self._heartbeat.close()
-        return self._code if code is None else code
-
-    @property
-    def is_well(self) -> bool:
-        """Whether all children are at work, and give signs of life."""
-        return self._vigil.all_is_well(self._children)
-
     @property
     def idle_ms(self) -> float:
         """For how long no child has had work."""
         return min((child.idle_ms for child in self._children), default=0.0)  # guard: all-are-idle
 
-    # -- children --------------------------------------------------------------------------------------------
+    def run(self) -> int:
+        """Work until stopped, or until every child has ended in good order; return the exit code."""
+        try:
+            while not self._is_over():
+                self._fill()
+                with suppress(queue.Empty):
+                    self._events.get(timeout=TICK_SECONDS)()
+                self._tick()
+        finally:
+            self.kill()
+            self._dispatcher.close()
+            self._heartbeat.close()
+        return self._places.code
+
+    def _is_over(self) -> bool:
+        if self._places.is_hopeless:
+            return True
+        return not self._children and (self._stops or self._places.closed == self._places.number)
+
+    def _missing(self) -> int:
+        return self._places.missing(child.stage for child in self._children)
 
     def _fill(self) -> None:
         """Start the children that are missing."""
-        if self._stopping_since is not None or monotonic() < self._pause_until:
+        if self._stops or monotonic() < self._places.start_at:
             return
         try:
-            while sum(not child.leaving for child in self._children) < self._wanted:
-                self._children.append(self._start())
+            for _ in range(self._missing()):
+                setup = {
+                    **self._setup,
+                    "generation": self._started,
+                    "warm": self._warm,
+                    "began_at": self._began_at,
+                    "paused": self._is_paused,
+                }
+                self._started += 1
+                self._children.append(Child(self._command, self._hear, setup))
                 self._warm = 0
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, event="worker_lost")
-            self._pause_until = monotonic() + SHORTAGE_SECONDS
+            self._places.start_at = monotonic() + SHORTAGE_SECONDS
 
-    def _start(self) -> Child:
-        setup = {
-            **self._setup,
-            "generation": self._started,
-            "warm": self._warm,
-            "began_at": self._began_at,
-            "paused": self._is_paused,
-        }
-        self._started += 1
-        return Child(self._command, self._heard, setup)
+    # -- messages of children --------------------------------------------------------------------------------
 
-    def _heard(self, child: Child, message: Message | None) -> None:
-        if message is not None and "more" in message:
+    def _hear(self, child: Child, message: Message | None) -> None:
+        """Take a message in the thread that receives it."""
+        if message is None:
+            self._events.put(partial(self._gone, child))
+        elif "more" in message:
             self._dispatcher.more(child)  # at once: others wait for it
-        elif message is not None and "metrics" in message:
-            if self.totals is not None:
-                self.totals.add(message["metrics"])  # in this thread: before the event of the child's end
+        elif "metrics" in message:
+            self.totals.add(message["metrics"])  # in this thread: before the event of the child's end
         else:
-            self._events.put((child, message))
-
-    def _next_event(self) -> int | None:
-        """Handle the next event, if one comes soon; return an exit code when all is over."""
-        try:
-            child, message = self._events.get(timeout=TICK_SECONDS)
-        except queue.Empty:
-            return None
-        if message is not None and "paused" in message:
-            self._pause(paused=message["paused"])
-        elif child is not None and child in self._children:
-            if message is None:
-                return self._gone(child)
-            try:
-                self._follow(child, message)
-            except MISFITS:  # guard: no-word-ends-a-supervisor
-                log.exception("what worker process %d says could not be followed", child.process.pid)
-        return None
+            self._events.put(partial(self._follow, child, message))
 
     def _follow(self, child: Child, message: Message) -> None:
-        if "ready" in message:
-            self._ready(child, Facts(**message["ready"]))
-        elif "leaving" in message:
-            child.leaving, child.replaced = True, message["replace"]
-            if not child.replaced:
-                self._wanted -= 1
-            else:
-                log.info(
-                    "worker process %d ends (%s); another takes its place",
-                    child.process.pid,
-                    message["leaving"],
-                )
-        elif "ended" in message:
-            child.ended = True
-            child.tally = _counted(message["ended"])
-        elif "report" in message:
-            child.tally = _counted(message["report"]["tally"])
-            child.running = int(message["report"]["running"])
-            child.idle_ms = float(message["report"]["idle_ms"])
-            self._stop_idle()
+        if child not in self._children:
+            return
+        try:
+            for name in message.keys() & self._handlers:
+                self._handlers[name](child, message[name])
+        except MISFITS:  # guard: no-word-ends-a-supervisor
+            log.exception("a message of worker process %d could not be followed", child.process.pid)
 
-    def _ready(self, child: Child, facts: Facts) -> None:
+    def _ready(self, child: Child, message: Message) -> None:
+        facts = Facts(**message)
         child.slots, child.worker = facts.options["concurrency"], facts.worker
+        if child.stage is Stage.STARTING:
+            child.stage = Stage.WORKING
         self.ready_since = self.ready_since or monotonic()
         self.place = (facts.url, facts.schema)
-        self._any_ready, self._failed_starts = True, 0
+        self._places.ready()
         self._heartbeat.keep(facts, child.link)
         if self._options.processes > 1:  # guard: one-lookout-a-host
             try:
@@ -337,64 +322,62 @@ class Supervisor:
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, event="started")
 
-    def _gone(self, child: Child) -> int | None:
-        """Handle a child that has closed its pipe: let it end, and have its jobs released. Return an exit
-        code when all is over."""
-        status = child.end()
-        if status is None:
-            return None
+    def _leaving(self, child: Child, message: Message) -> None:
+        if not message["replace"]:
+            child.stage = Stage.RETIRING
+            return
+        child.stage = Stage.LEAVING
+        log.info("worker process %d ends (%s); another takes its place", child.process.pid, message["why"])
+
+    def _has_ended(self, child: Child, tally: dict[str, int]) -> None:
+        child.has_reported = True
+        child.tally = _counted(tally)
+
+    def _report(self, child: Child, message: Message) -> None:
+        child.tally = _counted(message["tally"])
+        child.running = int(message["running"])
+        child.idle_ms = float(message["idle_ms"])
+        longest = self._options.max_idle_ms
+        # one idle child among several is no reason
+        if longest is not None and self.idle_ms >= longest and not self._stops:
+            log.info("stopping: nothing has come for %s", readable(longest), event="stopping")
+            self._begin_to_stop()
+
+    # -- children that end -----------------------------------------------------------------------------------
+
+    def _gone(self, child: Child) -> None:
+        """Handle a child that has left: let it end, and have its jobs released."""
+        if child not in self._children or (status := child.end()) is None:
+            return
         self._children.remove(child)
         self._ended = self._ended + child.tally  # read by other threads
         started = child.box.read()
         child.close()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if child.worker is None:
-            return self._failed_to_start(how, status)
+            if not self._stops:
+                self._failed_to_start(how, status)
+            return
         self._heartbeat.keep_no_more(child.worker)
-        if child.ended and status in (0, 1):  # with 1 it has logged why, as another one would
-            if not child.leaving and self._stopping_since is None:
-                self._wanted -= 1
-            self._code = max(self._code, status)
-            return None
+        if self._places.ended(child.stage, status, has_reported=child.has_reported):
+            return
         self.lost += 1
-        log.error(
-            "worker process %d %s; %s its jobs are given back",
-            *(
-                child.process.pid,
-                how,
-                "another takes its place, and" if self._stopping_since is None else "now",
-            ),
-            event="worker_lost",
-        )
+        then = "now" if self._stops else "another takes its place, and"
+        pid = child.process.pid
+        log.error("worker process %d %s; %s its jobs are given back", pid, how, then, event="worker_lost")
         why, late = child.stuck or (f"died: its process {how}", ())
         self._heartbeat.worker_died(child.worker, started, why, late)
         self._warm = WARM if started is None else min(len(started), WARM)
-        if not child.replaced:
-            self._wanted += 1
-        return None
 
-    def _failed_to_start(self, how: str, status: int) -> int | None:
-        if self._stopping_since is not None:
-            return None
-        if not self._any_ready and status in (1, 2):  # it has logged why, as the next one would
-            return status
-        self._failed_starts += 1
-        if self._failed_starts >= FAILED_STARTS:
-            log.error(
-                "%d worker processes in a row %s before they were ready: giving up", self._failed_starts, how
-            )
-            return 1
-        pause = min(LONGEST_PAUSE_SECONDS, 0.25 * 2**self._failed_starts)
-        log.error(
-            "a worker process %s before it was ready; trying again in %.1f s",
-            how,
-            pause,
-            event="worker_lost",
-        )
-        self._pause_until = monotonic() + pause
-        return None
+    def _failed_to_start(self, how: str, status: int) -> None:
+        wait = self._places.failed(status, monotonic())
+        if not self._places.is_hopeless:
+            text = "a worker process %s before it was ready; trying again in %.1f s"
+            log.error(text, how, wait, event="worker_lost")
+        elif (number := self._places.failed_starts) >= FAILED_STARTS:
+            log.error("%d worker processes in a row %s before they were ready: giving up", number, how)
 
-    # -- time ------------------------------------------------------------------------------------------------
+    # -- all together ----------------------------------------------------------------------------------------
 
     def _pause(self, *, paused: bool) -> None:
         """Pause all children, or resume them. A request of an operator to one of them by its row counts for
@@ -405,38 +388,24 @@ class Supervisor:
         for child in list(self._children):
             child.link.offer(paused=paused)
 
-    def _stop_idle(self) -> None:
-        """Stop when no child has had work for long. One idle child among several is no reason."""
-        most = self._options.max_idle_ms
-        if most is None or self._stopping_since is not None:
-            return
-        if self.idle_ms >= most:
-            log.info("stopping: nothing has come for %s", readable(most), event="stopping")
-            self._begin_to_stop()
-
     def _begin_to_stop(self) -> None:
-        self._stopping_since = monotonic()
-        for child in list(self._children):
-            child.link.offer(stop=None)
+        if self._stopping_since is None:  # at a second message a child leaves at once
+            self._stops, self._stopping_since = True, monotonic()
+            for child in list(self._children):
+                child.link.offer(stop=None)
 
     def _tick(self) -> None:
-        moment = monotonic()
         self._heartbeat.begin()
-        self._vigil.look(self._children, wanted=self._wanted)
+        self._vigil.look(self._children, is_whole=self._missing() <= 0)
         for child in list(self._children):
             child.link.flush()
-            if child.closed_since is not None:
-                self._events.put((child, None))
-            # a process that a handler forked may keep the pipe open after the child's end
-            elif child.has_ended():
-                child.dead_since = child.dead_since or moment
-                if moment > child.dead_since + TICK_SECONDS:
-                    self._events.put((child, None))
+            if child.has_left():
+                self._events.put(partial(self._gone, child))
         if self._stopping_since is not None:
-            if moment > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
+            if monotonic() > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
         elif self._options.health_file is not None:
-            self._options.health_file.tick(is_well=self.is_well)
+            self._options.health_file.tick(is_well=self._vigil.all_is_well(self._children))
         if os.getpid() == 1:
             bury_orphans()

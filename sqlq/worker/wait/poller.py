@@ -22,6 +22,7 @@ import selectors
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import Any
@@ -50,6 +51,8 @@ SOONEST_SECONDS = 0.005
 HOSTS_SECONDS = EAR_SECONDS = 10.0
 """How often the poller counts the hosts, and checks a connection that only LISTENs."""
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
+CHECK_SECONDS = 0.01
+"""After this time others are sent where the first one did not go."""
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
 NEVER = inf
@@ -60,44 +63,33 @@ def look_seconds(poll_ms: int | None) -> float:
     return LOOKOUT_SECONDS if poll_ms is None else poll_ms / 1000
 
 
-Send = Callable[..., float]
-"""Has one worker of this host claim, or with `again=True` another one if the last does not. Returns after how
-many seconds to check that."""
-
-
 class LastLook:
-    """When a poller last looked for one worker, by the monotonic clock: its own, or its supervisor's."""
+    """When a poller last looked for one worker, by the monotonic clock: its supervisor's, or its own.
 
-    _began_at = _looked_at = _leases_at = -NEVER
+    While either looks, the worker does not. While the supervisor's does, the own one stands by, and the
+    supervisor runs the services of the host.
+    """
+
+    _own_at = _began_at = -NEVER
 
     def __init__(self, supervision: NoParent, poll_ms: int | None = None) -> None:
         self._supervision = supervision
         self._trusted_seconds = max(TRUSTED_SECONDS, 3 * look_seconds(poll_ms))
 
     def begin(self) -> None:
-        """Note that the worker begins to work."""
+        """Note that the own poller begins, which the supervisor's may precede."""
         self._began_at = monotonic()
 
-    def note(self, *, leases: bool) -> None:
-        """Note a look of the own poller, and whether it was for expired leases and other work of services."""
-        self._looked_at = monotonic()
-        if leases:
-            self._leases_at = self._looked_at
+    def note(self) -> None:
+        """Note a look of the own poller."""
+        self._own_at = monotonic()
 
     def at(self) -> float:
-        """Return when a poller last looked for jobs."""
-        return max(self._looked_at, self._supervision.looked_at())
-
-    def own_leases_at(self) -> float:
-        """Return when the worker's own poller last looked for the work of services."""
-        return self._leases_at
-
-    def leases_at(self) -> float:
-        """Return when a poller last looked for the work of services."""
-        return max(self._leases_at, self._supervision.looked_at())
+        """Return when a poller last looked."""
+        return max(self._own_at, self._supervision.looked_at())
 
     def is_recent(self) -> bool:
-        """Whether a poller looks for jobs."""
+        """Whether a poller looks for jobs, and for work of services."""
         # guard: a-silent-lookout-is-noticed
         return monotonic() - self.at() < self._trusted_seconds
 
@@ -119,6 +111,43 @@ def drawn(hosts: int) -> float:
     return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** random.random())
 
 
+def looks_for_services(hosts: int) -> bool:
+    """Decide at random whether one among so many hosts looks for the work of services, which reads what all
+    hosts hold. Without one of ten in a while, the next is due soon."""
+    return random.random() * hosts < RESCUERS  # guard: hosts-share-the-maintenance
+
+
+@dataclass
+class Agenda:
+    """When a poller looks, sends a worker to claim, and checks that it went; by the monotonic clock."""
+
+    look_at: float
+    send_at: float = NEVER
+    check_at: float = NEVER
+
+    def expect(self, moment: float, back_off: float) -> None:
+        """Plan for jobs that may be there from this time on, which all hosts know. This host claims then, or
+        looks after its back-off."""
+        if back_off == 0.0:
+            self.send_at = min(self.send_at, moment)
+        else:
+            self.look_at = min(self.look_at, moment + back_off)
+
+    def looked(self, moment: float, next_at: float) -> None:
+        """Plan the look after one that began at this time. It has seen the jobs of earlier notifications."""
+        self.look_at = next_at
+        if self.send_at > moment:  # guard: a-look-drops-no-hint
+            self.send_at = NEVER
+
+    def sent(self, check_at: float) -> None:
+        """Plan the check after a worker was sent."""
+        self.send_at, self.check_at = NEVER, check_at
+
+    def next_at(self) -> float:
+        """Return when there is something to do."""
+        return min(self.look_at, self.send_at, self.check_at)
+
+
 class Poller(Loop):
     """Looks for work for the workers of a host, in a thread of its own.
 
@@ -129,22 +158,24 @@ class Poller(Loop):
     _listening: Database | None = None
     _looking: Database | None = None
     _hosts = 1
-    _hosts_at = _maintenance_at = -inf
-    _look_at = _go_at = _check_at = NEVER
+    _hosts_at = _maintenance_at = -NEVER
 
     def __init__(
         self,
         database: Database,
         options: WorkerOptions,
-        send: Send,
+        send: Callable[[], object],
         *,
         last_look: LastLook,
         looked: Callable[[workers_look.Look, float], None],
         workers: Callable[[], Sequence[str]],
+        check: Callable[[], object] | None = None,
         quiet: bool = False,
     ) -> None:
-        """`looked` is called with each look, and the time of its answer by the monotonic clock. `workers`
-        returns the workers whose requests are read. With `quiet` others report an outage of the database.
+        """`send` has a worker of this host claim. Soon after it `check` has another do so, where that one
+        does not. `looked` is called with each look, and the time of its answer by the monotonic clock.
+        `workers` returns the workers whose requests are read. With `quiet` others report an outage of the
+        database.
         """
         super().__init__("sqlq-poller", Outage("looking for jobs", database, quiet=quiet))
         # also the driver's own errors: notifications are read without SQLAlchemy
@@ -153,13 +184,14 @@ class Poller(Loop):
         self._queues = workers_look.KnownQueues(options.queues)
         self._look_seconds = look_seconds(options.poll_ms)
         self._rescue_seconds = min(RESCUE_MS, options.lease_ms / 4) / 1000
-        self._send_one = send
+        self._send_one, self._check = send, check
         self._last_look = last_look
         self._looked = looked
         self._workers = workers
         self._hearing = Hearing()
 
     def start(self) -> None:
+        self._last_look.begin()
         self._bell, self._ring = socket.socketpair()
         super().start()
 
@@ -203,7 +235,7 @@ class Poller(Loop):
         if listens:
             self._hearing.begin(driver)
             notify.listen(ear)
-        self._look_at, self._go_at, self._check_at = monotonic(), NEVER, NEVER
+        self._agenda = agenda = Agenda(look_at=monotonic())
         self._listened_at = -NEVER
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
@@ -213,7 +245,7 @@ class Poller(Loop):
                 moment = monotonic()
                 # All unread notifications of a flood would come with the answer.
                 # guard: a-flood-is-read-before-a-look
-                looks = moment >= self._look_at and (not listens or self._hearing.is_dry)
+                looks = moment >= agenda.look_at and (not listens or self._hearing.is_dry)
                 if looks:  # guard: lookout-looks
                     hears = self._look(eye).listens
                     if eye is not ear and listens:
@@ -224,16 +256,16 @@ class Poller(Loop):
                         self._polls(logging.WARNING, why)
                         selector.unregister(driver.fileno())
                         listens = False
-                if moment >= self._go_at:
+                if moment >= agenda.send_at:
                     self._send()
-                if moment >= self._check_at:
-                    self._check_at = monotonic() + self._send_one(again=True)
-                until = min(self._look_at, self._go_at, self._check_at)
+                if moment >= agenda.check_at and self._check is not None:
+                    agenda.check_at = NEVER
+                    self._check()
                 # The selector does not see notifications that came together with an answer.
                 # guard: no-hint-waits-for-a-look
-                selector.select(0.0 if looks else max(0.0, until - monotonic()))
+                selector.select(0.0 if looks else max(0.0, agenda.next_at() - monotonic()))
                 if listens and self._hearing.read():
-                    self._go_or_look(monotonic())
+                    agenda.expect(monotonic(), drawn(self._hosts))
 
     def _still_hears(self, ear: Connection) -> bool:
         """Whether a connection that only LISTENs does so; queried rarely."""
@@ -273,48 +305,35 @@ class Poller(Loop):
         moment = monotonic()
         asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
         is_due = moment - self._maintenance_at >= self._rescue_seconds
-        # Such a look reads what all hosts hold. Without one of ten in a while, the next is due soon.
-        # guard: hosts-share-the-maintenance
-        asks_for_maintenance = is_due and random.random() * self._hosts < RESCUERS
-        found = workers_look.look(
+        look = workers_look.look(
             conn,
             self._database,
             self._queues,
             hosts_within_ms=HOSTS_WITHIN_MS if asks_hosts else None,
-            maintenance=asks_for_maintenance,
+            maintenance=is_due and looks_for_services(self._hosts),
             workers=self._workers(),
         )
         # The server counts milliseconds until a job is due from its look, which was no later than this.
         answered = monotonic()
         if asks_hosts:
-            self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
+            self._hosts, self._hosts_at = max(1, look.hosts or 1), moment
         if is_due:
             # anew each time, so that hosts do not query together
             self._maintenance_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
-        if found.listens is None:  # once a primary, perhaps: what it shows is not what is there now
+        if look.listens is None:  # once a primary, perhaps: what it shows is not what is there now
             refuse_standby(conn)  # guard: a-demoted-primary-is-left
-        self._last_look.note(leases=is_due)
-        self._looked(found, answered)
-        waits = [ms / 1000 for ms in found.due.values()]
+        self._last_look.note()
+        self._looked(look, answered)
+        waits = [ms / 1000 for ms in look.due.values()]
         if any(wait <= 0 for wait in waits):
             self._send()
-        self._look_at = moment + self._look_seconds
-        if self._go_at > moment:  # guard: a-look-drops-no-hint
-            self._go_at = NEVER
+        self._agenda.looked(moment, moment + self._look_seconds)
         later = [wait for wait in waits if wait > 0]
         if later:
-            self._go_or_look(answered + min(later))  # guard: no-worker-is-sent-too-early
-        return found
-
-    def _go_or_look(self, moment: float) -> None:
-        """Decide at random, at a time that all hosts know, whether this host claims then or looks somewhat
-        later."""
-        wait = drawn(self._hosts)
-        if wait == 0.0:
-            self._go_at = min(self._go_at, moment)
-        else:
-            self._look_at = min(self._look_at, moment + wait)
+            # guard: no-worker-is-sent-too-early
+            self._agenda.expect(answered + min(later), drawn(self._hosts))
+        return look
 
     def _send(self) -> None:
-        self._go_at = NEVER
-        self._check_at = monotonic() + self._send_one(again=False)
+        self._send_one()
+        self._agenda.sent(NEVER if self._check is None else monotonic() + CHECK_SECONDS)

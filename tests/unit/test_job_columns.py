@@ -1,0 +1,193 @@
+"""A column of jobs is declared once, and a job option has few places; each missing one is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import sqlq
+from sqlq.model import job_options
+from sqlq.model.job import JobDetails, NewJob
+from sqlq.schema.tables import names_of
+from sqlq.store.jobs.rows import FIELDS
+
+ROOT = Path(sqlq.__file__).parents[1]
+
+
+def test_each_option_of_a_column_is_a_field_of_a_new_job() -> None:
+    missing = {FIELDS[name] for name in names_of("option")} - {field.name for field in fields(NewJob)}
+    assert not missing, f"model/job.py: NewJob has no {missing}"
+
+
+def test_each_column_that_an_enqueue_writes_is_shown_by_details() -> None:
+    missing = {*names_of("option", "written")} - {field.name for field in fields(JobDetails)}
+    assert not missing, f"model/job.py: JobDetails has no {missing}"
+
+
+def test_each_job_option_has_its_check() -> None:
+    assert job_options._OPTIONS.keys() - {"start_by"} == job_options.JobOptions.__annotations__.keys()
+
+
+# -- a new one -----------------------------------------------------------------------------------------------
+
+MIGRATION = """
+revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
+
+
+def upgrade(op, schema):
+    for table in ("jobs", "finished_jobs", "failed_jobs"):
+        op.execute(f"ALTER TABLE {table} ADD COLUMN note VARCHAR(255)")
+    view = op.get_bind().exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'job_states'").scalar()
+    op.execute("DROP VIEW job_states")
+    op.execute(view.replace("replay_of, group_key", "replay_of, group_key, note"))
+"""
+PROGRAM = """
+import re, sqlq, sqlq.tables, sqlq.testing
+from sqlalchemy import create_engine, select, text
+from sqlq.schema import version
+from sqlq.store import rights
+from tests.claims import claim
+
+engine = create_engine("sqlite:///jobs.db")
+app = sqlq.App(engine=engine)
+app.migrate()
+task = app.task(name="t", max_attempts=1)(lambda fails=False: 1 / 0 if fails else None)
+
+def note_of(job):
+    id = getattr(job, "id", job)
+    note = app.jobs.get(id).note
+    with engine.connect() as conn:
+        states = sqlq.tables.job_states
+        assert conn.scalar(select(states.c.note).where(states.c.id == id)) == note
+        tables = ("jobs", "finished_jobs", "failed_jobs")
+        rows = [row for name in tables for row in conn.execute(text(f"SELECT id, note FROM {name}"))]
+        assert (id, note) in rows
+    return note
+
+job = app.enqueue(task.new().set(note="one"))
+assert note_of(job) == "one"
+many = app.enqueue_many([task.new().set(note="many"), task.new(), task.new(True).set(note="fails")])
+assert [note_of(each) for each in many] == ["many", None, "fails"]
+flow = sqlq.Flow()
+flow.add(task.new().set(note="step"))
+assert note_of(app.enqueue(flow).jobs[0]) == "step"
+app.schedules.add("s", task.new().set(note="ticked"), every="1h")
+assert note_of(app.schedules.run("s")) == "ticked"
+
+keyed = task.new().set(unique_key="k", delay="1h")
+waiting = app.enqueue(keyed.set(note="old"))
+assert note_of(app.enqueue(keyed.set(note="new", on_conflict="replace"))) == "new"
+
+sqlq.testing.drain(app)
+assert note_of(job) == "one"
+assert note_of(app.jobs.replay(job)[job.id]) == "one"
+failed = many[2]
+assert app.jobs.get(failed).state == "failed" and note_of(failed) == "fails"
+app.jobs.retry([failed])
+assert note_of(failed) == "fails"
+with app.database.begin() as conn:
+    assert version.read(conn, None) == version.HEAD, "HEAD is not the migration of the note"
+    assert "fails" in {job.note for job in claim(conn, ["default"], limit=9, owner="w", lease_ms=60_000)}
+
+for role, rights_on_it in (("untrusted-producer", 1), ("replacing-producer", 2)):
+    granted = " ".join(rights.statements(role, "r", "public"))
+    assert len(re.findall(r"\\bnote\\b", granted)) == rights_on_it, role
+"""
+
+
+def before(anchor: str, line: str) -> Callable[[str], str]:
+    """Insert a line before the first one that matches."""
+    return lambda text: re.sub(f"(?ms){anchor}", lambda found: f"{found[1]}{line}\n{found[2]}", text, count=1)
+
+
+def of_class(name: str, line: str) -> Callable[[str], str]:
+    return before(rf"(^class {name}\b.*?)(^    label: )", f"    {line}")
+
+
+PLACES: dict[str, tuple[str, Callable[[str], str]]] = {
+    "column": (
+        "sqlq/schema/tables.py",
+        before(r'()(^    _of_job\("label")', '    _of_job("note", NAME, *USUAL, "plain", "viewed"),'),
+    ),
+    "option": ("sqlq/model/job_options.py", of_class("JobOptions", "note: str | None")),
+    "field": ("sqlq/model/job.py", of_class("NewJob", "note: str | None = None")),
+    "check": (
+        "sqlq/model/job_options.py",
+        before(
+            r'()(^    "label": JobOption)',
+            '    "note": JobOption("note", checked_name, none={"note": None}),',
+        ),
+    ),
+    "details": ("sqlq/model/job.py", of_class("JobDetails", "note: str | None = None")),
+    "claim": ("sqlq/model/job.py", of_class("ClaimedJob", "note: str | None = None")),
+    "HEAD": (
+        "sqlq/schema/version.py",
+        lambda text: text.replace('HEAD: Final = "0001"', 'HEAD: Final = "0002"'),
+    ),
+    "migration": ("migrations/versions/0002_note.py", lambda text: MIGRATION),
+}
+"""The changes for a job option `note`, as the table in CONTRIBUTING.md names them."""
+
+
+def run(tmp_path: Path, without: str | None) -> subprocess.CompletedProcess[str]:
+    """Enqueue, look, replace, retry and replay with a tree that has the option, but for one place."""
+    for name in ("sqlq", "migrations", "tests/claims.py"):
+        source = ROOT / name
+        target = tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.parent.mkdir()
+            shutil.copy(source, target)
+    for place, (name, change) in PLACES.items():
+        if place != without:
+            file = tmp_path / name
+            text = file.read_text("utf-8") if file.exists() else ""
+            changed = change(text)
+            assert changed != text, name
+            file.write_text(changed, "utf-8")
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_new_job_option_works_when_its_places_are_changed(tmp_path: Path) -> None:
+    done = run(tmp_path, None)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_a_new_job_option_names_what_it_lacks_when_a_place_is_left_out(tmp_path: Path, place: str) -> None:
+    done = run(tmp_path, place)
+    assert done.returncode != 0
+    error = done.stderr.rpartition("Error: ")[2]
+    assert re.search("note|no migrations", error), done.stderr
+
+
+def test_contributing_names_the_places_of_a_job_option() -> None:
+    (row,) = _rows("a job option")
+    named = {file.removeprefix("sqlq/") for file, _ in PLACES.values() if file.endswith(".py")}
+    assert named - {"migrations/versions/0002_note.py"} <= {*re.findall(r"`([\w/]+\.py)`", row)}
+    assert "migration" in row
+    assert all(f"`{name}`" in row for name in ("JobOptions", "NewJob", "JobDetails", "ClaimedJob", "HEAD"))
+
+
+def _rows(subject: str) -> Iterator[str]:
+    for line in (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines():
+        if line.startswith(f"| {subject} |"):
+            yield line
