@@ -28,12 +28,11 @@ from sqlalchemy.util import await_only, concurrency
 from sqlq.app.here import InlineJob, judged, steps_of
 from sqlq.database.caller.session import (
     CallersTransaction,
-    DriversTransaction,
     asynchronous,
     connection_of,
     transaction_to_write,
 )
-from sqlq.database.caller.transactions import Commits, session_of_its_own
+from sqlq.database.caller.transactions import session_of_its_own
 from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
@@ -75,6 +74,8 @@ class Here:
 
     new_id: Callable[[], int]
     new_flow_id: Callable[[], int]
+    is_closed = False
+    """Whether what waits for a commit runs no more."""
     otherwise: str
     """The advice for a connection that does not report commits."""
 
@@ -96,13 +97,13 @@ class Here:
         self._known = known
         self._last: deque[InlineJob] = deque(maxlen=REMEMBERED)
         """Those that ran last: `known` may keep weak references."""
-        self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
+        self._at_commit = at_commit
 
     def enqueue(self, batch: Batch, session: Any = None) -> Any:
         return _at_once(self._enqueue(batch, session, self._call_here))
 
     async def aenqueue(self, batch: Batch, session: Any = None) -> Any:
-        if session is not None and self._commits is not None:
+        if session is not None and self._at_commit:
             return await asynchronous(session).run_sync(partial(self.enqueue, batch))
         return await self._enqueue(batch, None, _call_on_loop)
 
@@ -189,7 +190,7 @@ class Here:
         """Return the transaction for whose commit jobs wait; None where they run at once."""
         if hasattr(session, "run_sync"):
             connection_of(session)  # refuses it, with advice
-        return None if session is None or self._commits is None else transaction_to_write(session)
+        return transaction_to_write(session) if session is not None and self._at_commit else None
 
     async def _run_or_keep(
         self, jobs: list[InlineJob], joined: CallersTransaction | None, session: Any, call: Calls
@@ -199,36 +200,31 @@ class Here:
             await self._run_all(jobs, call)
             return
         kept = _Kept(jobs, session if hasattr(session, "registry") else None)
-        if not isinstance(joined, DriversTransaction):
-            assert self._commits is not None
-            self._commits.add(joined.session, joined.conn, kept)
-            joined.note_write()
-        elif joined.conn.commits_at_once():
-            self._committed([kept])
-        elif not joined.at_the_end(committed=lambda: self._committed([kept])):
-            self._undone([kept])
+        if not joined.when_over(partial(self._committed, kept), partial(self._undone, jobs)):
+            self._undone(jobs)
             raise ConfigurationError(
-                f"nobody tells of a commit on a connection of {joined.conn.driver}: {self.otherwise}, where "
-                "the job runs at once"
+                f"nobody tells of a commit on a connection of {joined.conn.driver}: {self.otherwise}, "
+                "where the job runs at once"
             )
 
-    def _undone(self, kept: list[_Kept]) -> None:
-        for job in (job for each in kept for job in each.jobs):
+    def _undone(self, jobs: list[InlineJob]) -> None:
+        for job in jobs:
             self._known.pop(job.id, None)
 
-    def _committed(self, kept: list[_Kept]) -> None:
+    def _committed(self, kept: _Kept) -> None:
+        if self.is_closed:
+            return
         if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
-            await_only(self._run_kept([each._replace(scope=None) for each in kept], _call_on_loop))
+            await_only(self._run_kept(kept._replace(scope=None), _call_on_loop))
         else:
             _at_once(self._run_kept(kept, self._call_here))
 
-    async def _run_kept(self, kept: list[_Kept], call: Calls) -> None:
-        for each in kept:
-            try:
-                with session_of_its_own(each.scope):
-                    await self._run_all(each.jobs, call)
-            except Exception as error:  # guard: a-commit-raises-nothing
-                self.failed(next((job for job in each.jobs if job.error is error), each.jobs[0]), error)
+    async def _run_kept(self, kept: _Kept, call: Calls) -> None:
+        try:
+            with session_of_its_own(kept.scope):
+                await self._run_all(kept.jobs, call)
+        except Exception as error:  # guard: a-commit-raises-nothing
+            self.failed(next((job for job in kept.jobs if job.error is error), kept.jobs[0]), error)
 
     # -- running ---------------------------------------------------------------------------------------------
 

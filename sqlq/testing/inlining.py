@@ -74,7 +74,7 @@ def inline(
             yield Inline(enqueuer)
     finally:
         app._stand_in = before
-        enqueuer.close()
+        enqueuer.is_closed = True
 
 
 class InlineEnqueuer(Here):
@@ -87,11 +87,6 @@ class InlineEnqueuer(Here):
         self.new_id, self.new_flow_id = itertools.count(1).__next__, itertools.count(1).__next__
         self._failed: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
-
-    def close(self) -> None:
-        """Run nothing any more of what waits for a commit."""
-        if self._commits is not None:
-            self._commits.close()
 
     def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):

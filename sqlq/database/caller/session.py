@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlq.config.urls import supported
 from sqlq.database.caller.driver import DriverConnection
 from sqlq.database.caller.drivers import driver_of, kind_of
-from sqlq.database.caller.transactions import Call, at_the_end_of, nothing
+from sqlq.database.caller.transactions import Call, at_the_end_of, nothing, when_over
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import NAMES, dialect_named
 from sqlq.database.schemas import in_schema
@@ -94,10 +94,10 @@ def session_getter(session: Any) -> Callable[[], Any] | None:
 class CallersTransaction:
     """The transaction of a caller, in which sqlq writes. The caller alone commits it or rolls it back."""
 
-    def __init__(self, session: Any, conn: Connection, dialect: Dialect) -> None:
-        """`session` is the Session itself, or the Connection."""
+    def __init__(self, session: Any, conn: Any, dialect: Dialect) -> None:
+        """`session` is the Session itself, or the Connection; `conn` runs the store's statements in it."""
         self.session = session
-        self.conn = conn
+        self.conn: Any = conn
         self.dialect = dialect
 
     @property
@@ -125,6 +125,12 @@ class CallersTransaction:
         """Call `committed` when it commits, and `undone` when it, or its present savepoint, is rolled back.
         Neither may refer to the connection. Return False where nothing reports the end."""
         at_the_end_of(self.conn, committed=committed, undone=undone)
+        return True
+
+    def when_over(self, committed: Call, undone: Call) -> bool:
+        """Do as `at_the_end`, for calls that use the session or the connection again."""
+        self.note_write()
+        when_over(self.session, self.conn, committed, undone)
         return True
 
     @contextmanager
@@ -166,8 +172,6 @@ class CallersTransaction:
 class DriversTransaction(CallersTransaction):
     """A transaction on a driver's own connection."""
 
-    conn: Any
-
     @property
     def _errors(self) -> Any:
         return self.conn.errors
@@ -190,6 +194,13 @@ class DriversTransaction(CallersTransaction):
     def at_the_end(self, *, committed: Call = nothing, undone: Call = nothing) -> bool:
         """Call `committed` after the commit, where the driver reports one. None reports a rollback."""
         return bool(self.conn.on_commit(committed))
+
+    def when_over(self, committed: Call, undone: Call) -> bool:
+        """Call `committed` now, where each statement is a transaction."""
+        if not self.conn.commits_at_once():
+            return self.at_the_end(committed=committed)
+        committed()
+        return True
 
 
 def transaction_to_write(session: Any) -> CallersTransaction:

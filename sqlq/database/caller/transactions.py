@@ -16,16 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Engine, event
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
-
-T = TypeVar("T")
-Tell = Callable[[list[T]], None]
-
 
 Call: TypeAlias = Callable[[], object]
 
@@ -55,7 +51,7 @@ class _Open:
 
 
 _adding = threading.Lock()
-"""Held while an engine is added."""
+"""Held while an engine or a session is added."""
 _listening: weakref.WeakSet[Engine] = weakref.WeakSet()
 _open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
 """The open transactions of callers that have callbacks."""
@@ -139,71 +135,47 @@ _LISTENERS: Mapping[str, Callable[..., None]] = {
 }
 
 
-class Commits(Generic[T]):
-    """Keeps items until their transaction has committed, or they have been rolled back, and reports which.
-    Close it after use."""
-
-    def __init__(self, committed: Tell[T], undone: Tell[T]) -> None:
-        self._committed = committed
-        self._undone = undone
-        self._sessions: weakref.WeakKeyDictionary[Session, _OfSession[T]] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-        """Held while a session is added."""
-        self._is_closed = False
-
-    def add(self, owner: Session | Connection, conn: Connection, item: T) -> None:
-        """Keep an item until the transaction that a Session or Connection is in has ended. `conn` is the
-        connection of both."""
-        if isinstance(owner, Connection):
-            undo = partial(self._undone, [item])
-            at_the_end_of(conn, committed=partial(self._commit, item), undone=undo)
-            return
-        with self._lock:
-            if owner not in self._sessions:
-                self._sessions[owner] = _OfSession(owner, self._committed, self._undone)
-        session = self._sessions[owner]
-        session.items.append(item)
-        at_the_end_of(conn, undone=partial(session.undo, item))  # guard: savepoints-take-their-jobs-along
-
-    def _commit(self, item: T) -> None:
-        if not self._is_closed:
-            self._committed([item])
-
-    def close(self) -> None:
-        """Forget the waiting items, and remove the listeners to sessions."""
-        self._is_closed = True
-        for owner, session in list(self._sessions.items()):
-            for name in session.events:
-                event.remove(owner, name, getattr(session, name))
+def when_over(session: Any, conn: Connection, committed: Call, undone: Call) -> None:
+    """Do as `at_the_end_of`, for calls that use the session again: a Session's transaction has ended then."""
+    if session is conn:
+        at_the_end_of(conn, committed=committed, undone=undone)
+        return
+    with _adding:
+        if (waiting := _sessions.get(session)) is None:
+            _sessions[session] = waiting = _OfSession(session)
+    callbacks = _Callbacks(0, committed, undone)
+    waiting.callbacks.append(callbacks)
+    # guard: savepoints-take-their-jobs-along
+    at_the_end_of(conn, undone=partial(waiting.undo, callbacks))
 
 
-class _OfSession(Generic[T]):
-    """The items that wait for the transaction of a Session; it has a method for each of its events."""
+class _OfSession:
+    """The callbacks that wait for the end of a Session's transaction."""
 
-    events = ("after_commit", "after_transaction_end")
-
-    def __init__(self, owner: Session, committed: Tell[T], undone: Tell[T]) -> None:
-        self._tell_committed = committed
-        self._tell_undone = undone
-        self.items: list[T] = []
+    def __init__(self, session: Session) -> None:
+        self.callbacks: list[_Callbacks] = []
         self._is_committed = False
-        for name in self.events:
-            event.listen(owner, name, getattr(self, name))
+        event.listen(session, "after_commit", self._commits)
+        event.listen(session, "after_transaction_end", self._ends)
 
-    def undo(self, item: T) -> None:
-        """Report that an item was rolled back, as with the savepoint in which it was added."""
-        if item in self.items:
-            self.items.remove(item)
-            self._tell_undone([item])
+    def undo(self, callbacks: _Callbacks) -> None:
+        """Call one back that was rolled back, as with the savepoint in which it was added."""
+        if callbacks in self.callbacks:
+            self.callbacks.remove(callbacks)
+            callbacks.undone()
 
-    def after_commit(self, session: Session) -> None:
+    def _commits(self, session: Session) -> None:
         self._is_committed = session.get_nested_transaction() is None
 
-    def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
+    def _ends(self, session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is None:  # else it is a savepoint, or part of a flush
-            tell = self._tell_committed if self._is_committed else self._tell_undone
-            ended, self.items, self._is_committed = self.items, [], False
-            tell(ended)
+            is_committed, self._is_committed = self._is_committed, False
+            ended, self.callbacks = self.callbacks, []
+            for each in ended:
+                each.committed() if is_committed else each.undone()
+
+
+_sessions: weakref.WeakKeyDictionary[Session, _OfSession] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
