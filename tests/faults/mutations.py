@@ -582,7 +582,7 @@ GUARDS = [
     Guard("resting-go-too", None, "pass", DRIVER + "test_a_useless_connection_is_dropped_with_the_idle_ones[postgresql]"),
     Guard("rest-since-the-first", None, "record.info[RESTS_SINCE] = time.monotonic()", DRIVER + "test_a_connection_that_rested_long_is_pinged[postgresql]"),
     Guard("broken-off-is-rolled-back", "pooled.rollback()", "pass", SMALL + "test_an_interrupted_claim_keeps_no_lock[sqlite]"),
-    Guard("no-wait-ends-the-worker", "sqlite3.Error", "KeyError", STARTING + "test_a_disk_error_does_not_end_an_idle_worker[sqlite]"),
+    Guard("no-wait-ends-the-worker", "sqlite3.Error", "KeyError", STARTING + "test_a_disk_error_does_not_end_a_worker[idle-sqlite]"),
     Guard("no-look-ends-the-worker", 'passing_over("what operators want could not be read; trying again")', "open(os.devnull)", STARTING + "test_a_file_that_is_gone_for_a_short_time_ends_no_worker[sqlite]"),
     Guard("full-disk-is-away", "*_NO_WRITES, ", "", "tests/faults/test_full_disk.py::test_outcomes_wait_while_the_disk_is_full[sqlite]"),
     Guard("standby-is-an-outage", None, "if False:", "tests/worker/test_outage.py::test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby[postgresql]"),

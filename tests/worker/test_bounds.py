@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.errors import ConfigurationError
+from sqlq.store.workers import look as workers_look
 from sqlq.worker import stop
 from sqlq.worker.options import checked_bytes, readable_bytes
 from sqlq.worker.settle.settle import Tally
@@ -122,20 +123,20 @@ def test_a_worker_is_not_idle_before_its_first_poll(app: sqlq.App, monkeypatch: 
 
 @on_sqlite
 def test_an_outage_is_no_time_without_work(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = app.worker(max_idle="100ms")
-    claim, failures = worker._claim, itertools.count()
+    look, failures, worked = workers_look.due_in, itertools.count(), threading.Event()
+    task = app.task(name="t")(worked.set)
 
-    def away(*given: Any) -> int:
-        if (failure := next(failures)) == 0:
-            return int(given[0])  # there was work
-        if failure < 3:
+    def away(*arguments: Any) -> dict[str, float]:
+        if worked.is_set() and (failure := next(failures)) < 2:
             time.sleep(0.2)  # noqa: TID251 - plays an answer that takes long
+            if failure == 1:
+                app.enqueue(task.new())
             raise OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error"))
-        return claim(*given)
+        return look(*arguments)
 
-    monkeypatch.setattr(worker, "_claim", away)
-    app.enqueue(app.task(name="t")(lambda: None).new())
-    assert worker.run().completed == 1
+    monkeypatch.setattr(workers_look, "due_in", away)
+    app.enqueue(task.new())
+    assert app.worker(max_idle="100ms").run().completed == 2
 
 
 @on_sqlite

@@ -402,40 +402,35 @@ def test_bad_options_are_reported_in_one_sentence(
         app.worker(**options)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker look again only when it is notified."""
+    for name in ("FIRST_LOOK_SECONDS", "LOOK_AFTER_HINT_SECONDS", "POLL_SECONDS"):
+        monkeypatch.setattr(wake, name, 3600.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_an_idle_worker_starts_a_new_job_before_its_next_poll(app: sqlq.App, engine: Engine) -> None:
     """A transaction of the caller's own notifies: on PostgreSQL by NOTIFY, on SQLite by data_version."""
     started: list[int] = []
     task = app.task(name="t")(started.append)
-    with working(app) as worker:
+    with working(app):
         app.enqueue(task.new(0))
         wait_until(lambda: started == [0], what="the worker being at work")
-        worker._wake._interval = 3600.0  # it will not look again by itself
-        wait_until(
-            lambda: worker._wake._interval > 1 and not worker._wake._called.is_set(),
-            what="the worker sleeping",
-        )
         with engine.connect() as conn:
             app.enqueue(task.new(1), session=conn)
             conn.commit()
         wait_until(lambda: started == [0, 1], timeout=5, what="the job started by a hint")
 
 
-def test_an_idle_worker_starts_a_delayed_job_when_it_is_due(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("patient")
+def test_an_idle_worker_starts_a_delayed_job_when_it_is_due(app: sqlq.App, engine: Engine) -> None:
     """It looks once, when the notification comes, and reads when the job is due."""
-    monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(wake, "LOOK_AFTER_HINT_SECONDS", 3600.0)
     started: list[tuple[int, float]] = []
     task = app.task(name="t")(lambda number: started.append((number, time.time())))
     with working(app, queues=["default"]) as worker:
         app.enqueue(task.new(0))
         wait_until(lambda: bool(started), what="the worker being at work")
-        worker._wake._interval = 3600.0
-        wait_until(
-            lambda: worker._wake._interval > 1 and not worker._wake._called.is_set(),
-            what="the worker sleeping",
-        )
         due = datetime.now(UTC) + timedelta(seconds=1)
         with engine.connect() as conn:
             app.enqueue(task.new(2).set(delay="1h"), session=conn)

@@ -471,6 +471,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     """The last look of a drain skips rows that the worker's own thread has locked to admit them."""
     task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     held, looked = threading.Event(), threading.Event()
+    monkeypatch.setattr("sqlq.worker.settle.after.POLL_SECONDS", 3600.0)
     worker = gauge.app.worker(drain=True)
     claim, look, start = Claimer.claim, admission.look, worker._admissions.start
     enqueued: list[int] = []
@@ -479,7 +480,6 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
         """Let the thread have looked before the first claim, and look again only when it is called."""
         start()
         wait_until(lambda: worker._admissions.is_idle and worker._admissions._looked_at > 0)
-        worker._admissions._look_at = float("inf")
 
     def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
         found = claim(claimer, limit, quiet=quiet)

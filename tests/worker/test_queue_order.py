@@ -17,6 +17,7 @@ from sqlq.database.driver import Driver
 from sqlq.model.outcome import Released, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
+from sqlq.store.workers import workers
 from sqlq.worker import claim as claims
 from sqlq.worker import worker
 from sqlq.worker.attempt.attempt import Attempt
@@ -263,13 +264,11 @@ def test_a_late_claim_starts_its_jobs(
 def test_a_late_claim_is_held_where_it_cannot_be_renewed(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leases = app.worker()._leases
-
-    def refuse(conn: Connection) -> None:
+    def refuse(conn: Connection, worker: str) -> bool:
         raise exc.TimeoutError("QueuePool limit reached")
 
-    monkeypatch.setattr(leases, "_sign_of_life", refuse)
-    leases.arrived(time.monotonic())
+    monkeypatch.setattr(workers, "seen", refuse)
+    app.worker()._leases.arrived(time.monotonic())
 
 
 def test_a_released_and_reclaimed_job_does_not_count_as_lost(

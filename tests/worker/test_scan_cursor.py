@@ -67,15 +67,18 @@ def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_claims_after_the_cursor_take_due_jobs_in_order(
-    app: sqlq.App,
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(claim, "LONGEST_SECONDS", 3600.0)
     task = app.task(name="t")(lambda: None)
     # all due at the same time: their ids order them
     one_transaction = app.enqueue_many([task.new() for _ in range(8)])
     urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
     claimer = Claimer(app.database.for_loops, "somebody", WorkerOptions(("default",), 10, 30_000))
-    assert [job.id for job in claimer.claim(4)] == [*(job.id for job in urgent), one_transaction[0].id]
-    claimer._cursor._goes_on_until = float("inf")
+    claimed = claimer.claim(4)
+    assert [job.id for job in claimed] == [*(job.id for job in urgent), one_transaction[0].id]
+    for _ in range(2):
+        claimer._cursor.note(claimed, 3600.0)
     early = app.enqueue(task.new().set(available_at=datetime.now(UTC) - timedelta(hours=1)))
     later = app.enqueue(task.new().set(delay="1h"))
     with app.database.begin() as conn:
@@ -84,11 +87,12 @@ def test_claims_after_the_cursor_take_due_jobs_in_order(
             "what is locked is somebody else's"
         )
     last = app.enqueue(task.new().set(priority=5))
-    assert [job.id for job in claimer.claim(2)] == [last.id, one_transaction[5].id]
+    claimed = claimer.claim(2)
+    assert [job.id for job in claimed] == [last.id, one_transaction[5].id]
     app.queues.pause("default")
     assert claimer.claim(10) == []
     app.queues.resume("default")
-    claimer._cursor._goes_on_until = float("inf")
+    claimer._cursor.note(claimed, 3600.0)
     assert [job.id for job in claimer.claim(10)] == [one_transaction[i].id for i in (6, 7)]
     assert claimer.claim(10) == []
     assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, (

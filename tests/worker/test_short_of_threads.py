@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.worker.maintain.maintenance import ServiceLoop
-from sqlq.worker.maintain.services import Sweep
+from sqlq.worker.maintain import services
 from sqlq.worker.worker import Worker
 from tests.kit import refuse_threads
 from tests.waiting import wait_until
@@ -24,9 +23,9 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.fixture
 def unswept(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker without the sweeps that make up for what was not looked at."""
-    worker = app.worker()
-    monkeypatch.setattr(worker, "_maintenance", ServiceLoop([Sweep(app.database)]))
-    return worker
+    for service in (services.Unblock, services.Admit):
+        monkeypatch.setattr(service, "run", lambda self: 3600.0)
+    return app.worker()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import os
 import resource
@@ -38,6 +39,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.settle import settle as settling
+from sqlq.worker.wait.wake import WatchingWake
 from tests import claims as claiming
 from tests.kit import worker_of, working
 from tests.waiting import wait_until
@@ -395,7 +397,7 @@ def test_a_handler_that_holds_the_write_lock_times_out(
 def test_a_handler_that_returns_past_its_timeout_has_timed_out(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Deadlines, "_look_at", lambda self, watched: float("inf"))
+    monkeypatch.setattr(Deadlines, "start", lambda self: None)  # whose thread would cancel it before
 
     @app.task(name="t", timeout="1ms", max_attempts=1)
     def handler() -> str:
@@ -486,68 +488,62 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     assert [app.jobs.get(job.id).state for job in made] == ["finished"] * 5
 
 
-class Blinks:
+class Blinks(sqlite3.Connection):
     """SQLite, which does not answer the next queries."""
 
-    def __init__(self, connection: Any) -> None:
-        self.left = 3
-        self._connection = connection
+    left = 0
 
-    def asked(self, code: int) -> None:
-        if self.left:
-            self.left -= 1
+    def execute(self, *arguments: Any) -> Any:
+        self.query(sqlite3.SQLITE_IOERR)
+        return super().execute(*arguments)
+
+    @classmethod
+    def query(cls, code: int) -> None:
+        if cls.left:
+            cls.left -= 1
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = code
             raise error
 
-    def execute(self, statement: str) -> Any:
-        self.asked(sqlite3.SQLITE_IOERR)
-        return self._connection.execute(statement)
-
-    def close(self) -> None:
-        self._connection.close()
-
 
 @on_sqlite
-def test_a_disk_error_does_not_end_an_idle_worker(app: sqlq.App) -> None:
-    task = app.task(name="t")(lambda: None)
-    with working(app) as worker:
-        assert app.result(app.enqueue(task.new()), "60s") is None
-        worker._wake._connection = blinks = Blinks(worker._wake._connection)
-        wait_until(lambda: not blinks.left, timeout=20, what="it asking on")
-        assert app.result(app.enqueue(task.new()), "60s") is None
+@pytest.mark.parametrize("when", ["starting", "idle"])
+def test_a_disk_error_does_not_end_a_worker(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    connect = sqlite3.connect
 
-
-@on_sqlite
-def test_a_disk_error_does_not_end_a_starting_worker(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    blinks, connect = Blinks(None), sqlite3.connect
-
-    def may_fail(*args: Any, **options: Any) -> Any:
-        blinks.asked(sqlite3.SQLITE_CANTOPEN)
-        return connect(*args, **options)
+    def may_fail(*arguments: Any, **options: Any) -> Any:
+        Blinks.query(sqlite3.SQLITE_CANTOPEN)
+        return connect(*arguments, **options, factory=Blinks)
 
     monkeypatch.setattr(sqlite3, "connect", may_fail)  # which SQLAlchemy does not call
+    monkeypatch.setattr(Blinks, "left", 3 if when == "starting" else 0)
     task = app.task(name="t")(lambda: None)
     with working(app):
-        wait_until(lambda: not blinks.left, timeout=20, what="it asking on")
+        if when == "idle":
+            assert app.result(app.enqueue(task.new()), "60s") is None
+            Blinks.left = 3
+        wait_until(lambda: not Blinks.left, timeout=20, what="it asking on")
         assert app.result(app.enqueue(task.new()), "60s") is None
 
 
 @on_sqlite
 def test_a_file_that_is_gone_for_a_short_time_ends_no_worker(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has a sentence and no traceback about a file that is moved aside, for example to restore it."""
     caplog.set_level(logging.DEBUG, "sqlq.worker")
+    commits = itertools.count()
+    monkeypatch.setattr(WatchingWake, "commits", lambda self: next(commits))
     task = app.task(name="t")(lambda: None)
     file = Path(app.database.engine.url.database or "")
-    with working(app) as worker:
+    with working(app):
         assert app.result(app.enqueue(task.new()), "60s") is None
         aside = file.rename(file.with_suffix(".aside"))
 
         def asked_on() -> bool:
             app.database.close_idle()  # so that the next query opens it
-            worker._control._commits = None
             return "operators want" in caplog.text and ": there is no database file" in caplog.text
 
         wait_until(asked_on, timeout=30, what="it asking on")

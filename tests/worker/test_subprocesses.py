@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -42,6 +43,8 @@ while (message := link.receive()) is not None and "leave" not in message:
 """
 
 
+HANGS = "import threading; threading.Event().wait()"
+
 DEAF = """
 import sys, time
 from sqlq.worker.ipc.pipe import Pipe
@@ -64,10 +67,15 @@ class Spawned:
 
     def __init__(self, program: str = ISOLATE, **options: Any) -> None:
         self.program = program
+        self.spawn: Callable[[int], Any] = self.forked
+        """Starts a process; a test may replace it."""
         self.processes: list[Forked] = []
-        self.isolates = IsolatedProcesses(self.spawn, **options)
+        self.isolates = IsolatedProcesses(self.start, **options)
 
-    def spawn(self, fd: int) -> Any:
+    def start(self, fd: int) -> Any:
+        return self.spawn(fd)
+
+    def forked(self, fd: int) -> Any:
         self.processes.append(forked(self.program, str(fd), passed=fd))
         return self.processes[-1]
 
@@ -124,14 +132,19 @@ def test_an_unused_subprocess_serves_a_job_that_needs_its_own(spawned: type[Spaw
 
 
 def test_a_job_that_needs_its_own_process_waits_for_room(spawned: type[Spawned]) -> None:
-    some = spawned(warm=1)
+    some = spawned(warm=1, at_a_time=1)
     assert some.run() == Completed()
-    some.isolates._at_a_time = 0  # as while others start
     usual, alone = some.job(), some.job()
     alone.alone = True
-    assert some.isolates.let_in(usual) is True
-    some.isolates.let_out(usual)
-    assert some.isolates.let_in(alone) is False, "the one that waits has run a job"
+    some.program = HANGS
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(some.run, alone=True)
+        wait_until(lambda: len(some.processes) == 2, what="the other's process starting")
+        assert some.isolates.let_in(usual) is True
+        some.isolates.let_out(usual)
+        assert some.isolates.let_in(alone) is False, "the one that waits has run a job"
+        some.processes[1].kill()
+        assert other.result(60) == Released(NOT_STARTED_MS)
 
 
 @pytest.mark.parametrize("says", [b"no JSON\n", b'{"outcome": {"is": "of another release"}}\n'])
@@ -171,7 +184,7 @@ def test_a_subprocess_that_hangs_at_its_start_is_killed_and_its_job_released(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated, "START_SECONDS", 0.1)
-    some = spawned("import threading; threading.Event().wait()")
+    some = spawned(HANGS)
     assert some.run() == Released(NOT_STARTED_MS)
     assert some.ended() == [True]
 
@@ -190,14 +203,12 @@ def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: t
     assert some.ended() == [False]
 
 
-def test_a_job_is_not_released_for_ever_when_no_subprocess_can_start(
-    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_not_released_for_ever_when_no_subprocess_can_start(spawned: type[Spawned]) -> None:
     def none(fd: int) -> subprocess.Popen[bytes]:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     some = spawned()
-    monkeypatch.setattr(some.isolates, "_spawn", none)
+    some.spawn = none
     assert some.run() == Released(NOT_STARTED_MS)
     assert isinstance(some.run(releases=MAX_RELEASES), Retried)
 
@@ -205,14 +216,14 @@ def test_a_job_is_not_released_for_ever_when_no_subprocess_can_start(
 def test_no_slot_waits_while_a_subprocess_starts(spawned: type[Spawned]) -> None:
     some, may_start, outcomes = spawned(at_a_time=2), threading.Event(), SimpleQueue[Outcome]()
     starting = threading.Semaphore(0)
-    spawn = some.isolates._spawn
+    spawn = some.spawn
 
     def slow(fd: int) -> Any:
         starting.release()
         assert may_start.wait(30)
         return spawn(fd)
 
-    some.isolates._spawn = slow
+    some.spawn = slow
     executors = Executor(
         10, lambda _: None, lambda _, outcome: outcomes.put(outcome), lambda: True, some.isolates
     )
@@ -236,13 +247,13 @@ def test_a_subprocess_that_starts_after_the_end_is_killed_and_its_job_released(
     spawned: type[Spawned],
 ) -> None:
     some = spawned()
-    spawn = some.isolates._spawn
+    spawn = some.spawn
 
     def late(fd: int) -> Any:
         some.isolates.close()
         return spawn(fd)
 
-    some.isolates._spawn = late
+    some.spawn = late
     assert some.run() == Released()
     wait_until(lambda: some.ended() == [True])
 
@@ -253,14 +264,14 @@ def test_a_subprocess_that_does_not_end_when_it_is_killed_keeps_no_slot(spawned:
         raise subprocess.TimeoutExpired("it", seconds)
 
     some = spawned("pass")
-    spawn = some.isolates._spawn
+    spawn = some.spawn
 
     def undead(fd: int) -> Any:
         process = spawn(fd)
-        process.wait = stays  # type: ignore[method-assign, assignment]
+        process.wait = stays
         return process
 
-    some.isolates._spawn = undead
+    some.spawn = undead
     assert some.run() == Released(NOT_STARTED_MS)
     Forked.wait(some.processes[0], 30)
 

@@ -37,12 +37,11 @@ class Wake:
     """The waiting of a claim loop. A poller wakes it, and also looks while nothing happens. Without these
     looks the worker polls."""
 
-    _interval = _waited = FIRST_LOOK_SECONDS
-
     def __init__(self, database: Database, is_watched: Callable[[], bool] = lambda: False) -> None:
         """`is_watched` returns whether a poller looks."""
         self._database = database
         self._is_watched = is_watched
+        self._interval = self._waited = FIRST_LOOK_SECONDS
         self._called = threading.Event()
         self._due: list[float] = []
         self._lock = threading.Lock()
