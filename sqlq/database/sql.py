@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -13,6 +13,7 @@ from sqlalchemy import (
     Integer,
     Select,
     Table,
+    bindparam,
     delete,
     insert,
     literal_column,
@@ -22,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database import blocked, steps
+from sqlq.database import steps
 from sqlq.database.batch import (
     NEW,
     NO_VALUES,
@@ -37,19 +38,18 @@ from sqlq.database.batch import (
     locking,
     rights,
 )
-from sqlq.database.schemas import ask_on
 from sqlq.database.values import (
     Ask,
-    Backlog,
     Claimant,
     ClaimRequest,
     LookWanted,
     RawRows,
-    Verdict,
 )
 from sqlq.schema.tables import CARRIED, jobs
 
 T = TypeVar("T")
+RowQuery: TypeAlias = Callable[[Any], Select[Any]]
+"""Returns a query that is run for a row, from its columns by their names."""
 
 
 _ABOVE_ALL = 1_000
@@ -67,8 +67,6 @@ class Sql:
     """Return a time as a batch has it in JSON."""
     most_characters: int | None = None
     """The most that the texts of one statement may have; None where there is no limit."""
-    correlates_in_from = True
-    """Whether a subquery in FROM may refer to rows outside it."""
     claims_queues_apart = False
     """Whether a claim takes a statement for each queue."""
     has_met: Expression = null()
@@ -76,15 +74,8 @@ class Sql:
     report that."""
     insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
-    locks_rows = True
-    """Whether rows are locked. Otherwise the transaction has the database's write lock."""
-    words: Mapping[str, str]
-    """The words in which the statements of `blocked` differ: functions, joins in their order, and indexes."""
     levels, lines = steps.LEVELS, staticmethod(steps.lines)
     """The statements of `steps`, as this database runs them."""
-    remove_steps: str
-    """Deletes the jobs with the `ids`."""
-
     # -- writing ---------------------------------------------------------------------------------------------
 
     def upsert(
@@ -133,6 +124,26 @@ class Sql:
         """Delete the rows that have one of these values in a column, the first one of the primary key, and
         that fulfil `where`."""
         conn.execute(delete(column.table).where(column.in_(values), *where))
+
+    def each(
+        self,
+        conn: Connection,
+        query: RowQuery,
+        batch: Batch,
+        rows: RawRows,
+        parameters: Values = NO_VALUES,
+        *,
+        locks: bool = False,
+    ) -> Sequence[Any]:
+        """Run a query for each row of a batch, and return all its rows. `query` builds it from the columns of
+        a row. With `locks` it locks the rows of its first column's table where rows can be locked one by one.
+        """
+        statement = _query_of_one(query, batch)
+        return [
+            found
+            for row in rows
+            for found in conn.execute(statement, {**parameters, **dict(zip(batch.columns, row, strict=True))})
+        ]
 
     # -- claim -----------------------------------------------------------------------------------------------
 
@@ -228,70 +239,10 @@ class Sql:
         """Lock the unique key of a job in the transaction of its handler, before that locks the job. Where a
         producer locks a key before the job that has it, both then do so in one order."""
 
-    # -- unblock ---------------------------------------------------------------------------------------------
 
-    def _written(self, statement: str, **parts: Any) -> str:
-        return statement.format(**self.words, **parts)
-
-    def unblock(self, ask: Ask, ids: Sequence[int], *, are_steps: bool, most: int, reason: str) -> Verdict:
-        """Judge at most `most` blocked steps that wait for these jobs, or with `are_steps` these steps, by
-        committed rows. Make a step available if all its edges hold, and cancel it if one never can.
-
-        A step waits while a job before it is live, or has failed and may be retried for a wanted success. A
-        job in no table has ended in an unknown way. A step that another transaction has locked is skipped.
-        """
-        steps = ids
-        if not are_steps:
-            waiting = self._written(blocked.WAITING_FOR, ids=listed(ids))
-            steps = [id for (id,) in ask(f"{waiting} LIMIT {most}", ())]
-        rows = ask(self._written(blocked.VERDICT, ids=listed(steps)), ()) if steps else []
-        judged = {id: bool(never) for id, never in rows}
-        mine: Iterable[int] = judged
-        if judged and self.locks_rows:
-            mine = [id for (id,) in ask(self._written(blocked.LOCK_STEPS, ids=listed(judged)), ())]
-        free = [id for id in mine if not judged[id]]
-        cancelled = [id for id in mine if judged[id]]
-        if free:
-            ask(self._written(blocked.WAKE, ids=listed(free)), ())
-            ask(self._written(blocked.FREE, ids=listed(free)), ())
-        if cancelled:
-            ask(self._written(blocked.CANCEL, ids=listed(cancelled)), (reason,))
-            ask(self._written(self.remove_steps, ids=listed(cancelled)), ())
-        return Verdict(len(steps), free, cancelled)
-
-    def waiting_for(self, ask: Ask, ended: Sequence[int]) -> list[int]:
-        """Return the blocked steps that wait for these jobs."""
-        statement = self._written(blocked.WAITING_FOR, ids=listed(ended))
-        return [id for (id,) in ask(statement, ())] if ended else []
-
-    def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
-        """Return the blocked steps that wait for jobs that ended within this time."""
-        recent = ask(self._written(blocked.WAITING_FOR_RECENT), (within_ms, within_ms))
-        return [id for (id,) in recent]
-
-    def pick(
-        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
-    ) -> Iterable[Sequence[Any]]:
-        """Return the jobs of these lines that may run, each with its key, and lock them where rows can be
-        locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
-        `served` where that is known."""
-        ask, among = ask_on(conn), ""
-        if served is not None:
-            # guard: only-what-is-served-is-admitted
-            among = f"AND queue IN ({', '.join([self.words['given']] * len(served)) or 'NULL'})"
-        admitted, head, first = (
-            self._written(statement, among=among)
-            for statement in (blocked.ADMITTED, blocked.HEAD, blocked.FIRST)
-        )
-        for line in lines:
-            number = line.most
-            if line.running is not None:
-                ((taken,),) = ask(admitted, (line.key, line.running))
-                number = min(number, line.running - taken)
-            if number > 0:
-                statement, last = (head, line.holds) if line.in_order else (first, number)
-                for (id,) in ask(statement, (line.key, *(served or ()), last)):
-                    yield id, line.key
+@cache
+def _query_of_one(query: RowQuery, batch: Batch) -> Select[Any]:
+    return query({name: bindparam(name, type_=kind) for name, kind in batch.columns.items()})
 
 
 def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterator[Sequence[T]]:

@@ -67,15 +67,6 @@ class Session(NamedTuple):
     query: str = ""
 
 
-class Verdict(NamedTuple):
-    """The result for a batch of blocked steps: the number `found`, the ids now `free`, and those `cancelled`
-    since they can never run."""
-
-    found: int
-    free: list[int]
-    cancelled: list[int]
-
-
 class Trouble(NamedTuple):
     """The meaning of a database error. All are False for an error of another kind."""
 
@@ -133,18 +124,6 @@ class LookWanted(NamedTuple):
     hosts_within_ms: int | None
     maintenance: bool
     workers: list[str]
-
-
-class Backlog(NamedTuple):
-    """The line of a limit, and the jobs that an admission may take from it. It takes at most `most`, and no
-    more than leaves `running` of the key admitted. With `in_order` only the one with the least id, if it is
-    due; with `holds` none that comes after a failed one."""
-
-    key: str
-    running: int | None
-    most: int
-    in_order: bool
-    holds: bool
 
 
 class Rows(NamedTuple):

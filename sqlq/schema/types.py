@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Dialect, Float, Integer, Text, TypeDecorator, literal
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 
 from sqlq.config.durations import FAR
 from sqlq.schema.qualify import in_catalog
@@ -174,6 +174,17 @@ class last_of(_Function[str]):
     postgresql = in_catalog("right({0}, {1})")
     mariadb = "RIGHT({0}, {1})"
     sqlite = "substr({0}, -({1}))"
+
+
+class unblocks_since(_Function[bool]):
+    """Whether a step, or a job under a limit, has ended after a time: its own end, its flow, its limit, the
+    time. MariaDB has an index of such ends alone by a column of their own."""
+
+    type: Any = NullType()  # of a Boolean SQLAlchemy would write `= 1`, and no index would fit
+    inherit_cache = True
+    sqlite = "({0} > {3} AND ({1} IS NOT NULL OR {2} IS NOT NULL))"
+    postgresql = in_catalog(sqlite)
+    mariadb = "(unblocks_at > {3})"
 
 
 class since_ms(_Function[int]):

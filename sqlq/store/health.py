@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -34,7 +33,6 @@ from sqlalchemy import (
 from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
-from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import run_text
 from sqlq.database.values import Burden
@@ -149,29 +147,18 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
 
 
 def _count_waiting(conn: Connection, found: Sequence[Any], each: int) -> Sequence[Any]:
-    dialect = dialect_of(conn)
-    if not dialect.sql.correlates_in_from:
-        levels = [{"queue": queue, "priority": priority} for queue, priority in found]
-        return [conn.execute(_waiting(dialect), {"limit": each, **level}).one() for level in levels]
-    parameters = {"limit": each, **dialect.sql.batch_parameters(_LEVEL, found)}
-    return conn.execute(_waiting(dialect), parameters).all()
+    return dialect_of(conn).sql.each(conn, _waiting, _LEVEL, found, {"limit": each})
 
 
 _LEVEL = Batch(queue=String, priority=Integer)
 
 
-@cache
-def _waiting(dialect: Dialect) -> Select[Any]:
-    """Count at the given levels. If the statement found the levels itself, PostgreSQL would overestimate the
+def _waiting(level: Any) -> Select[Any]:
+    """Count at a given level. If the statement found the levels itself, PostgreSQL would overestimate the
     rows and JIT-compile it, which takes longer than running it."""
-    at_level = select(jobs.c.available_at)
-    queue: Any = bindparam("queue", type_=String)
-    priority: Any = bindparam("priority", type_=Integer)
-    if dialect.sql.correlates_in_from:
-        level = dialect.sql.batch_table(_LEVEL)
-        queue, priority = level.c.queue, level.c.priority
-        at_level = at_level.correlate(level)
-    at_level = at_level.where(jobs.c.queue == queue, jobs.c.priority == priority, IS_UNRESERVED)
+    queue, priority = level["queue"], level["priority"]
+    is_there = (jobs.c.queue == queue, jobs.c.priority == priority, IS_UNRESERVED)
+    at_level = select(jobs.c.available_at).where(*is_there).correlate_except(jobs)
     # the order of the index keeps the planner from scanning the table until it has found enough rows
     at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
 

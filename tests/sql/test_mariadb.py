@@ -25,6 +25,7 @@ from sqlq.model.checks import Rule
 from sqlq.model.outcome import Completed
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.store import audit, schedules
+from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import lease, operate, prune, settle
 from sqlq.store.jobs.lookup import Selection
@@ -107,6 +108,19 @@ def prune_audit(conn: Connection, held: list[Any]) -> None:
     audit.prune(conn, -60_000)
 
 
+def unblock_two(conn: Connection) -> None:
+    """Unblock a step that may run, and one that never can."""
+    conn.execute(
+        text(
+            "INSERT INTO jobs (id, task, flow_id, blocked_by, available_at) "
+            "VALUES (9000001, 't', 1, 'flow', '9998-01-01'), (9000002, 't', 1, 'flow', '9998-01-01')"
+        )
+    )
+    edges = "(9000001, 8000001, 'ended'), (9000002, 8000001, 'success')"
+    conn.execute(text(f"INSERT INTO sqlq_edges (job_id, depends_on, on_outcome) VALUES {edges}"))
+    assert unblock._judge_on(conn, [8000001], are_steps=False) == (2, 1, [9000002])
+
+
 MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "cancel": lambda conn, held: operate.cancel(conn, [*some(conn, "jobs"), held[0].id]),
     "cancel_forced": lambda conn, held: operate.cancel(conn, [job.id for job in held], force=True),
@@ -127,6 +141,7 @@ MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
         conn, Selection(tuple(some(conn, "failed_jobs")), "t")
     ),
     "set_limit": set_limit,
+    "unblock": lambda conn, held: unblock_two(conn),
     "skip": lambda conn, held: settle.skip(conn, (some(conn, "failed_jobs") or [1])[0], "no"),
 }
 """The verbs that lock rows and are none of the hot ones."""

@@ -67,9 +67,7 @@ _TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 class MariaDBSql(Sql):
     in_json = staticmethod(lambda moment: str(naive(moment)))
     most_characters = MOST_CHARACTERS
-    correlates_in_from = False
     claims_queues_apart = True
-    words, remove_steps = statements.WORDS, statements.REMOVE_STEPS
     levels, lines = statements.LEVELS, staticmethod(statements.lines)
 
     # -- writing ---------------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
 from sqlq.database.values import claimed_columns
 from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import MARIADB_NOW
 
 NOW = MARIADB_NOW
 NEXT_TOKEN = f"CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END"
 ONE_MORE = f"LEAST(attempts + 1, {MOST_COUNTED})"
-_QUOTER = MariaDBDialect().identifier_preparer
 
 
 # guard: claim-beyond-a-place-mariadb
@@ -148,29 +147,3 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
 
 def _microseconds(column: str) -> str:
     return f"TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {column})"
-
-
-_RECENTLY = f"ended.unblocks_at > {NOW} - INTERVAL %s * 1000 MICROSECOND"
-WORDS = {
-    "now": NOW,
-    "given": "%s",
-    "greatest": "GREATEST",
-    "carried": ", ".join(_QUOTER.quote(name) for name in CARRIED),
-    "straight_join": "STRAIGHT_JOIN",
-    "youngest_first": "",
-    "finished_recently": _RECENTLY,
-    "failed_recently": _RECENTLY,
-    "by_id": " FORCE INDEX (PRIMARY)",
-    "by_parent": " FORCE INDEX (sqlq_edges_parent)",
-    "by_line": " FORCE INDEX (jobs_line)",
-    "by_rank": " FORCE INDEX (jobs_line_by_id)",
-    "by_finished": " FORCE INDEX (finished_jobs_unblock)",
-    "by_failed": " FORCE INDEX (failed_jobs_unblock)",
-}
-"""MariaDB's words for the statements of `blocked`."""
-# for a list of ids MariaDB would read, and lock, the whole of a small table
-REMOVE_STEPS = """
-DELETE FROM __sqlq__.jobs USING JSON_TABLE('[{ids}]', '$[*]' COLUMNS (id BIGINT PATH '$')) AS step
- STRAIGHT_JOIN __sqlq__.jobs FORCE INDEX (PRIMARY)
- WHERE jobs.id = step.id
-"""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     Connection,
     Integer,
+    Select,
     Table,
     Text,
     any_,
@@ -26,19 +27,16 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.batch import Batch, Right, locking, rights
+from sqlq.database.batch import NO_VALUES, Batch, Right, Values, locking, rights
 from sqlq.database.postgresql import statements
 from sqlq.database.postgresql.driver import REFUSE_STANDBY
-from sqlq.database.schemas import ask_on
-from sqlq.database.sql import Sql, fence
+from sqlq.database.sql import RowQuery, Sql, fence
 from sqlq.database.values import (
     Ask,
-    Backlog,
     Claimant,
     ClaimRequest,
     LookWanted,
     RawRows,
-    Verdict,
 )
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import CARRIED, jobs
@@ -110,32 +108,30 @@ class PostgreSQLSql(Sql):
         parameters = self.batch_parameters(batch, rows)
         return rights(conn.execute(_move(self, batch, target, waits), parameters))
 
-    def unblock(self, ask: Ask, ids: Sequence[int], *, are_steps: bool, most: int, reason: str) -> Verdict:
-        given: dict[str, Any] = {"ids": _numbers(ids), "reason": reason}
-        rows = ask(statements.unblock(are_steps), given if are_steps else {**given, "most": most})
-        found = {what: [id for id, kind in rows if kind == what] for what in ("found", "free", "cancelled")}
-        return Verdict(found["found"][0], found["free"], found["cancelled"])
+    def each(
+        self,
+        conn: Connection,
+        query: RowQuery,
+        batch: Batch,
+        rows: RawRows,
+        parameters: Values = NO_VALUES,
+        *,
+        locks: bool = False,
+    ) -> Sequence[Any]:
+        statement = _query_of_each(self, query, batch, locks=locks)
+        return (
+            conn.execute(statement, {**parameters, **self.batch_parameters(batch, rows)}).all()
+            if rows
+            else []
+        )
 
-    def waiting_for(self, ask: Ask, ended: Sequence[int]) -> list[int]:
-        return [id for (id,) in ask(statements.WAITING_FOR, {"ids": _numbers(ended)})]
 
-    def waiting_for_recent(self, ask: Ask, within_ms: int) -> list[int]:
-        return [id for (id,) in ask(statements.WAITING_FOR_RECENT, {"ms": within_ms})]
-
-    def pick(
-        self, conn: Connection, lines: Sequence[Backlog], served: Sequence[str] | None
-    ) -> Iterable[Sequence[Any]]:
-        ask = ask_on(conn)
-        for in_order in (False, True):
-            if some := [line for line in lines if line.in_order is in_order]:
-                given = {
-                    "keys": [line.key for line in some],
-                    "running": _numbers([line.running for line in some]),
-                    "most": _numbers([line.most for line in some]),
-                    "holds": [line.holds for line in some],
-                    "served": None if served is None else list(served),
-                }
-                yield from ask(statements.pick(in_order), given)
+@cache
+def _query_of_each(sql: Sql, query: RowQuery, batch: Batch, *, locks: bool) -> Select[Any]:
+    rows = sql.batch_table(batch)
+    found = query(rows.c).correlate(rows)
+    each = (locking(found, waits=False) if locks else found).lateral()
+    return select(*each.c).join_from(rows, each, true())
 
 
 def _numbers(values: Sequence[int | None]) -> str:

@@ -14,34 +14,13 @@ from sqlalchemy.types import Text
 from sqlq.database.batch import Batch
 from sqlq.database.sql import Sql
 from sqlq.database.values import LARGEST_WINDOW, Ask, Claimant, ClaimRequest, RawRows, claimed_columns
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import SQLITE_NOW, milliseconds_of
-
-_WORDS = {
-    "now": SQLITE_NOW,
-    "given": "?",
-    "greatest": "max",
-    "carried": ", ".join(CARRIED),
-    "straight_join": "CROSS JOIN",
-    # so a live one of a wide join is found at once
-    "youngest_first": " ORDER BY open.depends_on DESC LIMIT 1",
-    **{
-        f"{ended}_recently": f"ended.{ended}_at > {SQLITE_NOW} - ? "
-        "AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL)"
-        for ended in ("finished", "failed")
-    },
-    # the planner finds the indexes
-    **dict.fromkeys(("by_id", "by_parent", "by_line", "by_rank", "by_finished", "by_failed"), ""),
-}
-"""SQLite's words for the statements of `blocked`."""
 
 
 class SQLiteSql(Sql):
     insert = staticmethod(sqlite.insert)
     in_json = staticmethod(milliseconds_of)
-    locks_rows = False
-    words = _WORDS
-    remove_steps = "DELETE FROM __sqlq__.jobs WHERE id IN ({ids})"
 
     def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
         names, limit, order, _ = wanted

@@ -13,13 +13,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 
+from sqlq.database.batch import Change, Condition, Expression
 from sqlq.database.database import Database
-from sqlq.schema.tables import flows, jobs
+from sqlq.database.dialects import dialect_of
+from sqlq.schema.tables import IS_UNRESERVED, blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
+from sqlq.schema.types import after as after_ms
+from sqlq.schema.types import now, unblocks_since
 from sqlq.store.apart import apart, noted
-from sqlq.store.jobs.rows import slices
+from sqlq.store.jobs import settle
+from sqlq.store.jobs.rows import in_line, slices
 from sqlq.store.jobs.settle import Rescued
+from sqlq.store.limits.wakes import wake_lines
 
 FlowPosition: TypeAlias = tuple[int, int]
 """A flow, and a step of it, by their ids."""
@@ -79,17 +99,14 @@ def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> Non
 def _judge(database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool) -> int:
     """Judge a batch of steps; return their number. A step that the database refuses to change is left to the
     sweeps."""
-    dialect = database.dialect
-    found = 0
+    number = 0
 
     def judge(some: Sequence[int]) -> None:
-        nonlocal found
-        verdict = database.run_raw(
-            lambda ask: dialect.sql.unblock(ask, some, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
-        )
-        found += verdict.found
-        done.free += len(verdict.free)
-        done.cancelled += verdict.cancelled
+        nonlocal number
+        judged, free, cancelled = database.run(lambda conn: _judge_on(conn, some, are_steps=are_steps))
+        number += judged
+        done.free += free
+        done.cancelled += cancelled
 
     def refused(id: int, error: Exception) -> None:
         if are_steps:
@@ -97,13 +114,85 @@ def _judge(database: Database, ids: Sequence[int], done: Unblocked, *, are_steps
         else:  # it is one of the steps after this job
             _judge_steps(database, _waiting_for(database, [id]), done)
 
-    apart(ids, judge, refused, dialect)
-    return found
+    apart(ids, judge, refused, database.dialect)
+    return number
+
+
+def _judge_on(conn: Connection, ids: Sequence[int], *, are_steps: bool) -> tuple[int, int, list[int]]:
+    """Judge the first steps that wait for these jobs, or with `are_steps` these steps. Return their number,
+    the number of those now available, and those that are cancelled.
+
+    A step that another transaction has locked is skipped.
+    """
+    sql = dialect_of(conn).sql
+    verdicts = conn.execute(_OF_STEPS if are_steps else _OF_WAITING, {"ids": list(ids)}).all()
+    freed: Sequence[Any] = []
+    if free := [id for id, verdict in verdicts if verdict == FREE]:
+        freed = sql.change(conn, _FREE, {"ids": free})
+        wake_lines(conn, freed)
+    cancelled: list[int] = []
+    if never := [id for id, verdict in verdicts if verdict == NEVER]:
+        cancelled = [row.id for row in sql.lock(conn, _BLOCKED, {"ids": never})]
+    if cancelled:
+        settle.cancel_step(conn, cancelled, REASON)
+    return len(verdicts), len(freed), cancelled
 
 
 def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
-    dialect = database.dialect
-    return sorted(database.run_raw(lambda ask: dialect.sql.waiting_for(ask, ended), reads=True))
+    with database.read() as conn:
+        return sorted(conn.scalars(_waiting(edges.c.depends_on.in_(_ids)), {"ids": list(ended)}))
+
+
+FREE, WAITS, NEVER = 0, 1, 2
+"""The verdict on an edge whose job has ended: it holds, it may hold after a retry, it can never hold. That on
+a step is the highest of its edges."""
+_ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
+
+
+def _id_in(table: Table, id: Expression, *where: Condition) -> Any:
+    """The id where a table has such a row of it: by the primary key, whatever the planner knows of the
+    table."""
+    return select(table.c.id).where(table.c.id == id, *where).scalar_subquery()
+
+
+def _waiting(has_ended: Condition) -> Select[Any]:
+    """Choose the blocked steps that wait for ended jobs; not those that wait for the success of a failed
+    one, of which there may be many."""
+    is_blocked = _id_in(jobs, edges.c.job_id, blocked_by("flow")).is_not(None)
+    may_hold = or_(edges.c.on_outcome != "success", _id_in(failed_jobs, edges.c.depends_on).is_(None))
+    return select(edges.c.job_id).where(has_ended, may_hold, is_blocked).distinct()
+
+
+def _verdicts(steps: Select[Any]) -> Select[Any]:
+    """Judge steps by one snapshot, in which each job before them is in exactly one table. The verdict is NULL
+    while one of those is live. A job in no table has ended in an unknown way.
+
+    Those before a step are looked up from the youngest on, so that a live one of a wide join is found at
+    once.
+    """
+    (step,) = steps.subquery("step").c
+    before, wanted = edges.c.depends_on, edges.c.on_outcome
+    # guard: live-is-waited-for
+    is_live = _id_in(jobs, before).is_not(None)
+    live = select(before).where(edges.c.job_id == step, is_live).order_by(before.desc()).limit(1)
+    outcome = select(finished_jobs.c.outcome).where(finished_jobs.c.id == before).scalar_subquery()
+    verdict = case(
+        (_id_in(failed_jobs, before).is_not(None), case((wanted == "success", WAITS), else_=FREE)),
+        (wanted == "ended", FREE),
+        (and_(wanted == "success", outcome == "completed"), FREE),
+        else_=NEVER,
+    )
+    highest = select(func.max(verdict)).where(edges.c.job_id == step).scalar_subquery()
+    return select(step, case((live.scalar_subquery().is_(None), highest)))
+
+
+_OF_WAITING = _verdicts(_waiting(edges.c.depends_on.in_(_ids)).limit(STEPS_AT_ONCE))
+_OF_STEPS = _verdicts(select(edges.c.job_id).where(edges.c.job_id.in_(_ids)).distinct())
+_BLOCKED = select(jobs.c.id).where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED).order_by(jobs.c.id)
+_due_at = case((jobs.c.due_at > now(), jobs.c.due_at), else_=now())
+_FREE = Change(
+    _BLOCKED, in_line(jobs.c.limit_key.is_not(None), _due_at), returning=(jobs.c.id, jobs.c.limit_key)
+)
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
@@ -112,9 +201,19 @@ def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
 def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     """Unblock the steps that wait for jobs that ended within this time. It catches up where the process died
     before its unblock."""
-    dialect = database.dialect
-    found = database.run_raw(lambda ask: dialect.sql.waiting_for_recent(ask, within_ms), reads=True)
-    return steps(database, sorted(found))
+    with database.read() as conn:
+        waiting = sorted(conn.scalars(_WAITING_FOR_RECENT, {"ms": -within_ms}))
+    return steps(database, waiting)
+
+
+_ENDED = ((finished_jobs, finished_jobs.c.finished_at), (failed_jobs, failed_jobs.c.failed_at))
+_since = after_ms(bindparam("ms", type_=BigInteger))
+_RECENT = (
+    select(table.c.id).where(unblocks_since(ended_at, table.c.flow_id, table.c.limit_key, _since))
+    for table, ended_at in _ENDED
+)
+# MariaDB would run a union once for each edge, but not a subquery of it
+_WAITING_FOR_RECENT = _waiting(edges.c.depends_on.in_(select(union_all(*_RECENT).subquery("ended").c.id)))
 
 
 def sweep_all(database: Database, place: FlowPosition, most: int) -> tuple[Unblocked, FlowPosition | None]:

@@ -453,6 +453,11 @@ def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, re
     dialect_of(conn).sql.delete(conn, table.c.id, ids)
 
 
+def cancel_step(conn: Connection, locked: Sequence[int], reason: str) -> None:
+    """End steps as cancelled that can never run, and whose rows this transaction has locked."""
+    _finish(conn, jobs, locked, "cancelled", reason)
+
+
 def skip(conn: Connection, step: int, reason: str) -> bool:
     """Finish a waiting or failed job without a result; return whether there was one. It waits for a row that
     another transaction has locked."""

@@ -41,6 +41,7 @@ from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, lim
 from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
 from sqlq.store.limits.grant import AHEAD, MS, Grant, Start, next_free
+from sqlq.store.limits.pick import pick
 from sqlq.store.limits.wakes import UNSAID, Wake, wake
 from sqlq.store.workers import workers
 
@@ -162,7 +163,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
         wake(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
         done.more_wakes = True
-    for id, key in dialect.sql.pick(conn, [grant.backlog for grant in grants.values()], served.names(conn)):
+    for id, key in pick(conn, [grant.line for grant in grants.values()], served.names(conn)):
         grants[key].ids.append(id)
     used = [grant for grant in grants.values() if grant.ids]
 

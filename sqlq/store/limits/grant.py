@@ -8,8 +8,8 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import TypeAlias
 
-from sqlq.database.values import Backlog
 from sqlq.model.checks import Rule
+from sqlq.store.limits.pick import Line
 from sqlq.store.limits.wakes import Wake
 
 AHEAD = timedelta(milliseconds=100)
@@ -37,8 +37,8 @@ class Grant:
     """The jobs that are granted a start."""
 
     @property
-    def backlog(self) -> Backlog:
-        return Backlog(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
+    def line(self) -> Line:
+        return Line(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
 
     @property
     def number(self) -> int:

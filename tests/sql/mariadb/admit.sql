@@ -25,12 +25,16 @@ SELECT DISTINCT shop.sqlq_workers.queues
 FROM shop.sqlq_workers 
 WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
 
-SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
-                       WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken;
+SELECT shop.jobs.limit_key, count(*) AS count_1 
+FROM shop.jobs 
+WHERE shop.jobs.limit_key IN (%(keys_1)s) AND shop.jobs.blocked_by IS NULL GROUP BY shop.jobs.limit_key;
 
-SELECT id FROM shop.jobs FORCE INDEX (jobs_line)
- WHERE blocked_by = 'limit' AND limit_key = %s AND due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL) 
- ORDER BY priority DESC, due_at, id LIMIT %s;
+SELECT shop.jobs.id, shop.jobs.limit_key 
+FROM shop.jobs 
+WHERE shop.jobs.limit_key = %(line_key)s AND shop.jobs.blocked_by = 'limit' AND shop.jobs.due_at <= UTC_TIMESTAMP(6) AND (shop.jobs.queue NOT IN (SELECT shop.sqlq_queues.queue 
+FROM shop.sqlq_queues 
+WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1)) ORDER BY shop.jobs.priority DESC, shop.jobs.due_at, shop.jobs.id 
+ LIMIT %(number)s;
 
 SAVEPOINT sa_savepoint_1;
 

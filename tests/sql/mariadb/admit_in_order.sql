@@ -25,15 +25,18 @@ SELECT DISTINCT shop.sqlq_workers.queues
 FROM shop.sqlq_workers 
 WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
 
-SELECT COUNT(*) FROM (SELECT 1 FROM shop.jobs FORCE INDEX (jobs_line_by_id)
-                       WHERE blocked_by IS NULL AND limit_key = %s LIMIT %s) AS taken;
+SELECT shop.jobs.limit_key, count(*) AS count_1 
+FROM shop.jobs 
+WHERE shop.jobs.limit_key IN (%(keys_1)s) AND shop.jobs.blocked_by IS NULL GROUP BY shop.jobs.limit_key;
 
-SELECT head.id
-  FROM (SELECT id, limit_key, queue, due_at FROM shop.jobs FORCE INDEX (jobs_line_by_id)
-         WHERE blocked_by = 'limit' AND limit_key = %s ORDER BY id LIMIT 1) AS head
- WHERE head.due_at <= UTC_TIMESTAMP(6) AND queue NOT IN (SELECT queue FROM shop.sqlq_queues WHERE paused_at IS NOT NULL) 
-   AND NOT (%s AND EXISTS (SELECT 1 FROM shop.failed_jobs AS failed
-                                   WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
+SELECT shop.jobs.id, shop.jobs.limit_key, CASE WHEN (shop.jobs.due_at <= UTC_TIMESTAMP(6) AND (shop.jobs.queue NOT IN (SELECT shop.sqlq_queues.queue 
+FROM shop.sqlq_queues 
+WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1)) AND (%(holds)s = %(param_2)s OR NOT (EXISTS (SELECT * 
+FROM shop.failed_jobs 
+WHERE shop.failed_jobs.limit_key = shop.jobs.limit_key AND shop.failed_jobs.id < shop.jobs.id)))) THEN %(param_3)s ELSE %(param_4)s END AS anon_1 
+FROM shop.jobs 
+WHERE shop.jobs.limit_key = %(line_key)s AND shop.jobs.blocked_by = 'limit' ORDER BY shop.jobs.id 
+ LIMIT %(param_5)s;
 
 SAVEPOINT sa_savepoint_1;
 

@@ -1,7 +1,10 @@
-SELECT DISTINCT job.id
-  FROM shop.sqlq_edges AS edge FORCE INDEX (sqlq_edges_parent)
- STRAIGHT_JOIN shop.jobs AS job FORCE INDEX (PRIMARY) ON job.id = edge.job_id
- WHERE edge.depends_on IN (1, 2) AND job.blocked_by = 'flow'
-   AND (edge.on_outcome <> 'success'
-        OR NOT EXISTS (SELECT 1 FROM shop.failed_jobs AS failed WHERE failed.id = edge.depends_on));
+BEGIN;
+
+SELECT DISTINCT shop.sqlq_edges.job_id 
+FROM shop.sqlq_edges 
+WHERE shop.sqlq_edges.depends_on IN (%(ids_1)s, %(ids_2)s) AND (shop.sqlq_edges.on_outcome != %(on_outcome_1)s OR (SELECT shop.failed_jobs.id 
+FROM shop.failed_jobs 
+WHERE shop.failed_jobs.id = shop.sqlq_edges.depends_on) IS NULL) AND (SELECT shop.jobs.id 
+FROM shop.jobs 
+WHERE shop.jobs.id = shop.sqlq_edges.job_id AND shop.jobs.blocked_by = 'flow') IS NOT NULL;
 

@@ -22,22 +22,17 @@ SELECT DISTINCT public.sqlq_workers.queues
 FROM public.sqlq_workers 
 WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
 
-WITH free AS MATERIALIZED (
-     SELECT line.limit_key, line.holds,
-            least(line.most, line.running OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM (SELECT 1 FROM public.jobs
-                WHERE limit_key OPERATOR(pg_catalog.=) line.limit_key AND blocked_by IS NULL LIMIT coalesce(line.running, 0)) AS admitted)) AS number
-       FROM ROWS FROM (pg_catalog.unnest(CAST(%(keys)s AS varchar[])), pg_catalog.unnest(CAST(%(running)s AS integer[])),
-                       pg_catalog.unnest(CAST(%(most)s AS integer[])), pg_catalog.unnest(CAST(%(holds)s AS boolean[])))
-            AS line (limit_key, running, most, holds))
-SELECT picked.id, free.limit_key
-  FROM free CROSS JOIN LATERAL (
-            SELECT id FROM public.jobs
-             WHERE limit_key OPERATOR(pg_catalog.=) free.limit_key AND blocked_by OPERATOR(pg_catalog.=) 'limit' AND due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
-               AND NOT (queue OPERATOR(pg_catalog.=) ANY (SELECT queue FROM public.sqlq_queues WHERE paused_at IS NOT NULL))
-               AND (CAST(%(served)s AS varchar[]) IS NULL OR queue OPERATOR(pg_catalog.=) ANY(CAST(%(served)s AS varchar[])))
-             ORDER BY priority DESC, due_at, id
-             LIMIT greatest(free.number, 0)
-               FOR UPDATE SKIP LOCKED) AS picked;
+SELECT public.jobs.limit_key, pg_catalog.count(*) AS count_1 
+FROM public.jobs 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s::VARCHAR]::VARCHAR[]) AND public.jobs.blocked_by IS NULL GROUP BY public.jobs.limit_key;
+
+SELECT anon_1.id, anon_1.limit_key 
+FROM unnest(%(batch_line_key)s::pg_catalog.TEXT[], CAST(%(batch_number)s::VARCHAR AS INTEGER[]), CAST(%(batch_holds)s::VARCHAR AS INTEGER[])) AS anon_2(line_key, number, holds) JOIN LATERAL (SELECT public.jobs.id AS id, public.jobs.limit_key AS limit_key 
+FROM public.jobs 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) anon_2.line_key AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' AND (public.jobs.due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) AND ((NOT public.jobs.queue OPERATOR(pg_catalog.=) ANY (SELECT public.sqlq_queues.queue 
+FROM public.sqlq_queues 
+WHERE public.sqlq_queues.paused_at IS NOT NULL))) AND ((%(serves_all)s::INTEGER OPERATOR(pg_catalog.=) %(param_1)s::INTEGER) OR public.jobs.queue OPERATOR(pg_catalog.=) ANY (ARRAY[]::VARCHAR[])) ORDER BY public.jobs.priority DESC, public.jobs.due_at, public.jobs.id 
+ LIMIT anon_2.number FOR UPDATE OF jobs SKIP LOCKED) AS anon_1 ON true;
 
 SAVEPOINT sa_savepoint_1;
 

@@ -22,24 +22,19 @@ SELECT DISTINCT public.sqlq_workers.queues
 FROM public.sqlq_workers 
 WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
 
-WITH free AS MATERIALIZED (
-     SELECT line.limit_key, line.holds,
-            least(line.most, line.running OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM (SELECT 1 FROM public.jobs
-                WHERE limit_key OPERATOR(pg_catalog.=) line.limit_key AND blocked_by IS NULL LIMIT coalesce(line.running, 0)) AS admitted)) AS number
-       FROM ROWS FROM (pg_catalog.unnest(CAST(%(keys)s AS varchar[])), pg_catalog.unnest(CAST(%(running)s AS integer[])),
-                       pg_catalog.unnest(CAST(%(most)s AS integer[])), pg_catalog.unnest(CAST(%(holds)s AS boolean[])))
-            AS line (limit_key, running, most, holds))
-SELECT picked.id, free.limit_key
-  FROM free CROSS JOIN LATERAL (
-            SELECT head.id
-              FROM (SELECT id, queue, due_at FROM public.jobs
-                     WHERE limit_key OPERATOR(pg_catalog.=) free.limit_key AND blocked_by OPERATOR(pg_catalog.=) 'limit'
-                     ORDER BY id LIMIT 1) AS head
-             WHERE free.number OPERATOR(pg_catalog.>) 0 AND head.due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
-               AND NOT (queue OPERATOR(pg_catalog.=) ANY (SELECT queue FROM public.sqlq_queues WHERE paused_at IS NOT NULL))
-               AND (CAST(%(served)s AS varchar[]) IS NULL OR queue OPERATOR(pg_catalog.=) ANY(CAST(%(served)s AS varchar[])))
-               AND NOT (free.holds AND EXISTS (SELECT 1 FROM public.failed_jobs
-                                                WHERE limit_key OPERATOR(pg_catalog.=) free.limit_key AND id OPERATOR(pg_catalog.<) head.id))) AS picked;
+SELECT public.jobs.limit_key, pg_catalog.count(*) AS count_1 
+FROM public.jobs 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s::VARCHAR]::VARCHAR[]) AND public.jobs.blocked_by IS NULL GROUP BY public.jobs.limit_key;
+
+SELECT anon_1.id, anon_1.limit_key, anon_1.anon_2 
+FROM unnest(%(batch_line_key)s::pg_catalog.TEXT[], CAST(%(batch_number)s::VARCHAR AS INTEGER[]), CAST(%(batch_holds)s::VARCHAR AS INTEGER[])) AS anon_3(line_key, number, holds) JOIN LATERAL (SELECT public.jobs.id AS id, public.jobs.limit_key AS limit_key, CASE WHEN ((public.jobs.due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) AND ((NOT public.jobs.queue OPERATOR(pg_catalog.=) ANY (SELECT public.sqlq_queues.queue 
+FROM public.sqlq_queues 
+WHERE public.sqlq_queues.paused_at IS NOT NULL))) AND ((%(serves_all)s::INTEGER OPERATOR(pg_catalog.=) %(param_1)s::INTEGER) OR public.jobs.queue OPERATOR(pg_catalog.=) ANY (ARRAY[]::VARCHAR[])) AND ((anon_3.holds OPERATOR(pg_catalog.=) %(holds_1)s::INTEGER) OR NOT (EXISTS (SELECT * 
+FROM public.failed_jobs 
+WHERE public.failed_jobs.limit_key OPERATOR(pg_catalog.=) public.jobs.limit_key AND public.failed_jobs.id OPERATOR(pg_catalog.<) public.jobs.id)))) THEN %(param_2)s::INTEGER ELSE %(param_3)s::INTEGER END AS anon_2 
+FROM public.jobs 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) anon_3.line_key AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' ORDER BY public.jobs.id 
+ LIMIT %(param_4)s::INTEGER) AS anon_1 ON true;
 
 SAVEPOINT sa_savepoint_1;
 

@@ -1,62 +1,58 @@
-WITH step AS MATERIALIZED (
-     SELECT id FROM public.jobs
-      WHERE id OPERATOR(pg_catalog.=) ANY(ARRAY(
-            SELECT edge.job_id
-              FROM pg_catalog.unnest(CAST(%(ids)s AS bigint[])) AS ended (id)
-             CROSS JOIN LATERAL (SELECT job_id FROM public.sqlq_edges
-                                  WHERE depends_on OPERATOR(pg_catalog.=) ended.id
-                                    AND (on_outcome OPERATOR(pg_catalog.<>) 'success' OR (
-                                         SELECT id FROM public.failed_jobs WHERE id OPERATOR(pg_catalog.=) ended.id) IS NULL)
-                                 OFFSET 0) AS edge))
-        AND blocked_by OPERATOR(pg_catalog.=) 'flow' LIMIT %(most)s),
-quiet AS MATERIALIZED (
-     SELECT step.id FROM step
-      WHERE NOT EXISTS (
-            SELECT 1
-              FROM (SELECT depends_on FROM public.sqlq_edges
-                     WHERE job_id OPERATOR(pg_catalog.=) step.id ORDER BY depends_on DESC OFFSET 0) AS edge
-             WHERE (SELECT id FROM public.jobs WHERE id OPERATOR(pg_catalog.=) edge.depends_on) IS NOT NULL)),
-verdict AS MATERIALIZED (
-     SELECT quiet.id,
-            pg_catalog.bool_or(failed IS NULL AND on_outcome OPERATOR(pg_catalog.<>) 'ended'
-                    AND (on_outcome OPERATOR(pg_catalog.=) 'failure' OR finished IS NULL OR finished OPERATOR(pg_catalog.<>) 'completed')) AS never,
-            pg_catalog.bool_or(failed IS NOT NULL AND on_outcome OPERATOR(pg_catalog.=) 'success') AS waits
-       FROM quiet
-      CROSS JOIN LATERAL (
-            SELECT edge.on_outcome,
-                   (SELECT outcome FROM public.finished_jobs WHERE id OPERATOR(pg_catalog.=) edge.depends_on) AS finished,
-                   (SELECT id FROM public.failed_jobs WHERE id OPERATOR(pg_catalog.=) edge.depends_on) AS failed
-              FROM public.sqlq_edges AS edge WHERE edge.job_id OPERATOR(pg_catalog.=) quiet.id OFFSET 0) AS before
-      GROUP BY quiet.id),
-locked AS MATERIALIZED (
-     SELECT id FROM public.jobs
-      WHERE id OPERATOR(pg_catalog.=) ANY(ARRAY(SELECT id FROM verdict WHERE never OR NOT waits))
-        AND blocked_by OPERATOR(pg_catalog.=) 'flow' AND reserved_at IS NULL
-        FOR UPDATE SKIP LOCKED),
-free AS (
-     UPDATE public.jobs
-        SET available_at=CASE WHEN limit_key IS NULL THEN greatest(pg_catalog.statement_timestamp(), due_at)
-                                ELSE available_at END,
-            blocked_by=CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
-            due_at=CASE WHEN limit_key IS NOT NULL THEN greatest(pg_catalog.statement_timestamp(), due_at) END
-      WHERE id OPERATOR(pg_catalog.=) ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id OPERATOR(pg_catalog.=) locked.id
-                            WHERE NOT never))
-  RETURNING id, limit_key),
-woken AS (
-     INSERT INTO public.sqlq_wakes (limit_key)
-     SELECT DISTINCT limit_key FROM free WHERE limit_key IS NOT NULL),
-gone AS (
-     DELETE FROM public.jobs
-      WHERE id OPERATOR(pg_catalog.=) ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id OPERATOR(pg_catalog.=) locked.id
-                            WHERE never))
-  RETURNING id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at),
-cancelled AS (
-     INSERT INTO public.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason)
-     SELECT id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, 'cancelled', %(reason)s FROM gone
-  RETURNING id)
-SELECT id, 'free' FROM free
- UNION ALL
-SELECT id, 'cancelled' FROM cancelled
- UNION ALL
-SELECT pg_catalog.count(*), 'found' FROM step;
+SELECT step.job_id, CASE WHEN ((SELECT public.sqlq_edges.depends_on 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id AND (SELECT public.jobs.id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NOT NULL ORDER BY public.sqlq_edges.depends_on DESC 
+ LIMIT %(param_1)s::INTEGER) IS NULL) THEN (SELECT pg_catalog.max(CASE WHEN ((SELECT public.failed_jobs.id 
+FROM public.failed_jobs 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_1)s::VARCHAR) THEN %(param_2)s::INTEGER ELSE %(param_3)s::INTEGER END WHEN (public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_2)s::VARCHAR) THEN %(param_4)s::INTEGER WHEN ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_3)s::VARCHAR) AND ((SELECT public.finished_jobs.outcome 
+FROM public.finished_jobs 
+WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) OPERATOR(pg_catalog.=) %(param_5)s::VARCHAR)) THEN %(param_6)s::INTEGER ELSE %(param_7)s::INTEGER END) AS max_1 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id) END AS anon_1 
+FROM (SELECT DISTINCT public.sqlq_edges.job_id AS job_id 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT, %(ids_2)s::BIGINT]::BIGINT[]) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_4)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
+FROM public.failed_jobs 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)) AND (SELECT public.jobs.id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') IS NOT NULL 
+ LIMIT %(param_8)s::INTEGER) AS step;
+
+WITH held AS MATERIALIZED 
+(SELECT public.jobs.id AS id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow' AND public.jobs.reserved_at IS NULL ORDER BY public.jobs.id FOR UPDATE OF jobs SKIP LOCKED)
+ UPDATE public.jobs SET available_at=CASE WHEN (public.jobs.limit_key IS NOT NULL) THEN TIMESTAMP WITH TIME ZONE '9998-01-01 00:00:00+00:00' ELSE CASE WHEN (public.jobs.due_at OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp()) THEN public.jobs.due_at ELSE pg_catalog.statement_timestamp() END END, blocked_by=CASE WHEN (public.jobs.limit_key IS NOT NULL) THEN %(param_1)s::VARCHAR ELSE NULL END, due_at=CASE WHEN (public.jobs.limit_key IS NOT NULL) THEN CASE WHEN (public.jobs.due_at OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp()) THEN public.jobs.due_at ELSE pg_catalog.statement_timestamp() END ELSE NULL END FROM held WHERE public.jobs.id OPERATOR(pg_catalog.=) held.id RETURNING public.jobs.id, public.jobs.limit_key;
+
+SELECT public.jobs.id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow' AND public.jobs.reserved_at IS NULL ORDER BY public.jobs.id FOR UPDATE OF jobs SKIP LOCKED;
+
+INSERT INTO public.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason) SELECT public.jobs.id, public.jobs.queue, public.jobs.task, public.jobs.payload, public.jobs.priority, public.jobs.attempts, public.jobs.max_attempts, public.jobs.available_at, public.jobs.reserved_at, public.jobs.reserved_by, public.jobs.lease_token, public.jobs.unique_key, public.jobs.unique_until, public.jobs.on_success, public.jobs.on_failure, public.jobs.timeout_ms, public.jobs.releases, public.jobs.errors, public.jobs.headers, public.jobs.label, public.jobs.group_key, public.jobs.backoff, public.jobs.retention_ms, public.jobs.progress, public.jobs.progress_of, public.jobs.progress_note, public.jobs.schedule, public.jobs.scheduled_for, public.jobs.cursor, public.jobs.start_by, public.jobs.flow_id, public.jobs.limit_key, public.jobs.replay_of, public.jobs.created_at, %(param_1)s::VARCHAR AS anon_1, %(param_2)s::VARCHAR AS anon_2 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(id_1_1)s::BIGINT]::BIGINT[]) ORDER BY public.jobs.id;
+
+DELETE FROM public.jobs WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(id_1_1)s::BIGINT]::BIGINT[]);
+
+SELECT step.job_id, CASE WHEN ((SELECT public.sqlq_edges.depends_on 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id AND (SELECT public.jobs.id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NOT NULL ORDER BY public.sqlq_edges.depends_on DESC 
+ LIMIT %(param_1)s::INTEGER) IS NULL) THEN (SELECT pg_catalog.max(CASE WHEN ((SELECT public.failed_jobs.id 
+FROM public.failed_jobs 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_1)s::VARCHAR) THEN %(param_2)s::INTEGER ELSE %(param_3)s::INTEGER END WHEN (public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_2)s::VARCHAR) THEN %(param_4)s::INTEGER WHEN ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_3)s::VARCHAR) AND ((SELECT public.finished_jobs.outcome 
+FROM public.finished_jobs 
+WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) OPERATOR(pg_catalog.=) %(param_5)s::VARCHAR)) THEN %(param_6)s::INTEGER ELSE %(param_7)s::INTEGER END) AS max_1 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id) END AS anon_1 
+FROM (SELECT DISTINCT public.sqlq_edges.job_id AS job_id 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_4)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
+FROM public.failed_jobs 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)) AND (SELECT public.jobs.id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') IS NOT NULL 
+ LIMIT %(param_8)s::INTEGER) AS step;
 

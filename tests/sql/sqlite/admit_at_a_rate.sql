@@ -24,12 +24,16 @@ SELECT DISTINCT main.sqlq_workers.queues
 FROM main.sqlq_workers 
 WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
-SELECT COUNT(*) FROM (SELECT 1 FROM main.jobs
-                       WHERE blocked_by IS NULL AND limit_key = ? LIMIT ?) AS taken;
+SELECT main.jobs.limit_key, count(*) AS count_1 
+FROM main.jobs 
+WHERE main.jobs.limit_key IN (?) AND main.jobs.blocked_by IS NULL GROUP BY main.jobs.limit_key;
 
-SELECT id FROM main.jobs
- WHERE blocked_by = 'limit' AND limit_key = ? AND due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL) 
- ORDER BY priority DESC, due_at, id LIMIT ?;
+SELECT main.jobs.id, main.jobs.limit_key 
+FROM main.jobs 
+WHERE main.jobs.limit_key = ? AND main.jobs.blocked_by = 'limit' AND main.jobs.due_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.jobs.queue NOT IN (SELECT main.sqlq_queues.queue 
+FROM main.sqlq_queues 
+WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) ORDER BY main.jobs.priority DESC, main.jobs.due_at, main.jobs.id
+ LIMIT ? OFFSET ?;
 
 SAVEPOINT sa_savepoint_1;
 

@@ -24,15 +24,18 @@ SELECT DISTINCT main.sqlq_workers.queues
 FROM main.sqlq_workers 
 WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
-SELECT COUNT(*) FROM (SELECT 1 FROM main.jobs
-                       WHERE blocked_by IS NULL AND limit_key = ? LIMIT ?) AS taken;
+SELECT main.jobs.limit_key, count(*) AS count_1 
+FROM main.jobs 
+WHERE main.jobs.limit_key IN (?) AND main.jobs.blocked_by IS NULL GROUP BY main.jobs.limit_key;
 
-SELECT head.id
-  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
-         WHERE blocked_by = 'limit' AND limit_key = ? ORDER BY id LIMIT 1) AS head
- WHERE head.due_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) AND queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL) 
-   AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
-                                   WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
+SELECT main.jobs.id, main.jobs.limit_key, CASE WHEN (main.jobs.due_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.jobs.queue NOT IN (SELECT main.sqlq_queues.queue 
+FROM main.sqlq_queues 
+WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) AND (? = ? OR NOT (EXISTS (SELECT * 
+FROM main.failed_jobs 
+WHERE main.failed_jobs.limit_key = main.jobs.limit_key AND main.failed_jobs.id < main.jobs.id)))) THEN ? ELSE ? END AS anon_1 
+FROM main.jobs 
+WHERE main.jobs.limit_key = ? AND main.jobs.blocked_by = 'limit' ORDER BY main.jobs.id
+ LIMIT ? OFFSET ?;
 
 SAVEPOINT sa_savepoint_1;
 

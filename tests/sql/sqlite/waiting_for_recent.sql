@@ -1,12 +1,72 @@
-SELECT job.id
-  FROM main.finished_jobs AS ended
- CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.id
- CROSS JOIN main.jobs AS job ON job.id = edge.job_id
- WHERE ended.finished_at > CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - ? AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL) AND job.blocked_by = 'flow'
- UNION
-SELECT job.id
-  FROM main.failed_jobs AS ended
- CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.id
- CROSS JOIN main.jobs AS job ON job.id = edge.job_id
- WHERE ended.failed_at > CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - ? AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL) AND job.blocked_by = 'flow' AND edge.on_outcome <> 'success';
+BEGIN;
+
+SELECT DISTINCT main.sqlq_edges.job_id 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.depends_on IN (SELECT ended.id 
+FROM (SELECT main.finished_jobs.id AS id 
+FROM main.finished_jobs 
+WHERE (main.finished_jobs.finished_at > (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?) AND (main.finished_jobs.flow_id IS NOT NULL OR main.finished_jobs.limit_key IS NOT NULL)) UNION ALL SELECT main.failed_jobs.id AS id 
+FROM main.failed_jobs 
+WHERE (main.failed_jobs.failed_at > (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?) AND (main.failed_jobs.flow_id IS NOT NULL OR main.failed_jobs.limit_key IS NOT NULL))) AS ended) AND (main.sqlq_edges.on_outcome != ? OR (SELECT main.failed_jobs.id 
+FROM main.failed_jobs 
+WHERE main.failed_jobs.id = main.sqlq_edges.depends_on) IS NULL) AND (SELECT main.jobs.id 
+FROM main.jobs 
+WHERE main.jobs.id = main.sqlq_edges.job_id AND main.jobs.blocked_by = 'flow') IS NOT NULL;
+
+BEGIN IMMEDIATE;
+
+SELECT step.job_id, CASE WHEN ((SELECT main.sqlq_edges.depends_on 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.job_id = step.job_id AND (SELECT main.jobs.id 
+FROM main.jobs 
+WHERE main.jobs.id = main.sqlq_edges.depends_on) IS NOT NULL ORDER BY main.sqlq_edges.depends_on DESC
+ LIMIT ? OFFSET ?) IS NULL) THEN (SELECT max(CASE WHEN ((SELECT main.failed_jobs.id 
+FROM main.failed_jobs 
+WHERE main.failed_jobs.id = main.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (main.sqlq_edges.on_outcome = ?) THEN ? ELSE ? END WHEN (main.sqlq_edges.on_outcome = ?) THEN ? WHEN (main.sqlq_edges.on_outcome = ? AND (SELECT main.finished_jobs.outcome 
+FROM main.finished_jobs 
+WHERE main.finished_jobs.id = main.sqlq_edges.depends_on) = ?) THEN ? ELSE ? END) AS max_1 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.job_id = step.job_id) END AS anon_1 
+FROM (SELECT DISTINCT main.sqlq_edges.job_id AS job_id 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.job_id IN (?, ?)) AS step;
+
+WITH held AS MATERIALIZED 
+(SELECT main.jobs.id AS id 
+FROM main.jobs 
+WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = 'flow' AND main.jobs.reserved_at IS NULL ORDER BY main.jobs.id)
+ UPDATE main.jobs SET available_at=CASE WHEN (main.jobs.limit_key IS NOT NULL) THEN 253339228800000 ELSE CASE WHEN (main.jobs.due_at > (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN main.jobs.due_at ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) END END, blocked_by=CASE WHEN (main.jobs.limit_key IS NOT NULL) THEN ? ELSE NULL END, due_at=CASE WHEN (main.jobs.limit_key IS NOT NULL) THEN CASE WHEN (main.jobs.due_at > (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN main.jobs.due_at ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) END ELSE NULL END FROM held WHERE main.jobs.id = held.id RETURNING id, limit_key;
+
+SELECT main.jobs.id 
+FROM main.jobs 
+WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = 'flow' AND main.jobs.reserved_at IS NULL ORDER BY main.jobs.id;
+
+INSERT INTO main.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, group_key, backoff, retention_ms, progress, progress_of, progress_note, schedule, scheduled_for, cursor, start_by, flow_id, limit_key, replay_of, created_at, outcome, reason) SELECT main.jobs.id, main.jobs.queue, main.jobs.task, main.jobs.payload, main.jobs.priority, main.jobs.attempts, main.jobs.max_attempts, main.jobs.available_at, main.jobs.reserved_at, main.jobs.reserved_by, main.jobs.lease_token, main.jobs.unique_key, main.jobs.unique_until, main.jobs.on_success, main.jobs.on_failure, main.jobs.timeout_ms, main.jobs.releases, main.jobs.errors, main.jobs.headers, main.jobs.label, main.jobs.group_key, main.jobs.backoff, main.jobs.retention_ms, main.jobs.progress, main.jobs.progress_of, main.jobs.progress_note, main.jobs.schedule, main.jobs.scheduled_for, main.jobs.cursor, main.jobs.start_by, main.jobs.flow_id, main.jobs.limit_key, main.jobs.replay_of, main.jobs.created_at, ? AS anon_1, ? AS anon_2 
+FROM main.jobs 
+WHERE main.jobs.id IN (?) ORDER BY main.jobs.id;
+
+DELETE FROM main.jobs WHERE main.jobs.id IN (?);
+
+BEGIN IMMEDIATE;
+
+SELECT step.job_id, CASE WHEN ((SELECT main.sqlq_edges.depends_on 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.job_id = step.job_id AND (SELECT main.jobs.id 
+FROM main.jobs 
+WHERE main.jobs.id = main.sqlq_edges.depends_on) IS NOT NULL ORDER BY main.sqlq_edges.depends_on DESC
+ LIMIT ? OFFSET ?) IS NULL) THEN (SELECT max(CASE WHEN ((SELECT main.failed_jobs.id 
+FROM main.failed_jobs 
+WHERE main.failed_jobs.id = main.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (main.sqlq_edges.on_outcome = ?) THEN ? ELSE ? END WHEN (main.sqlq_edges.on_outcome = ?) THEN ? WHEN (main.sqlq_edges.on_outcome = ? AND (SELECT main.finished_jobs.outcome 
+FROM main.finished_jobs 
+WHERE main.finished_jobs.id = main.sqlq_edges.depends_on) = ?) THEN ? ELSE ? END) AS max_1 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.job_id = step.job_id) END AS anon_1 
+FROM (SELECT DISTINCT main.sqlq_edges.job_id AS job_id 
+FROM main.sqlq_edges 
+WHERE main.sqlq_edges.depends_on IN (?) AND (main.sqlq_edges.on_outcome != ? OR (SELECT main.failed_jobs.id 
+FROM main.failed_jobs 
+WHERE main.failed_jobs.id = main.sqlq_edges.depends_on) IS NULL) AND (SELECT main.jobs.id 
+FROM main.jobs 
+WHERE main.jobs.id = main.sqlq_edges.job_id AND main.jobs.blocked_by = 'flow') IS NOT NULL
+ LIMIT ? OFFSET ?) AS step;
 
