@@ -144,8 +144,8 @@ def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
 
 
 FREE, WAITS, NEVER = 0, 1, 2
-"""The verdict on an edge whose job has ended: it holds, it may hold after a retry, it can never hold. That on
-a step is the highest of its edges."""
+"""The verdict on an edge whose job has ended: it holds, it may hold after a retry, it can never hold. A step
+has the highest verdict of its edges."""
 _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 
 
@@ -156,8 +156,8 @@ def _id_in(table: Table, id: Expression, *where: Condition) -> Any:
 
 
 def _waiting(has_ended: Condition) -> Select[Any]:
-    """Choose the blocked steps that wait for ended jobs; not those that wait for the success of a failed
-    one, of which there may be many."""
+    """Choose the blocked steps that wait for ended jobs. Those that wait for the success of a failed one are
+    left out, since there may be many."""
     is_blocked = _id_in(jobs, edges.c.job_id, blocked_by("flow")).is_not(None)
     may_hold = or_(edges.c.on_outcome != "success", _id_in(failed_jobs, edges.c.depends_on).is_(None))
     return select(edges.c.job_id).where(has_ended, may_hold, is_blocked).distinct()
