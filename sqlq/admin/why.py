@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlq.admin.flows import Flows
@@ -81,36 +81,51 @@ def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
 
 
 def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
-    if job.blocked_by == "flow" and job.flow_id is not None:
-        try:
-            flow = Flows(database).get(job.flow_id)
-            after = flow.step(job.id).after
-        except JobNotFoundError:
-            yield Reason("it waits for steps that are kept no more; a sweep frees it within a minute")
-            return
-        for step in flow.steps:
-            if step.id in after and step.state is not State.FINISHED:
-                words = f"flows skip {step.id}" if step.state is State.FAILED else None
-                yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
-    elif job.blocked_by == "limit" and job.limit_key is not None:
-        put_back = list(_put_back(job))
-        yield from put_back
-        yield from _unserved(database, job, _serving(database, job.queue))
-        limits = Limits(database, DeclaredLimits()).list(job.limit_key, limit=1)
-        for status in (each for each in limits if each.key == job.limit_key and not put_back):
-            if status.in_order and (leader := _leader(database, job)) is not None:
-                yield leader
-                continue
-            wait = status.next_start_seconds
-            if not wait and status.running + status.waiting <= (status.max_running or 1):
-                yield Reason(f"its limit {job.limit_key} has room: a worker admits it at its next look")
-                continue
-            soon = f"; the next one may start in {span(wait)}" if wait else ""
-            yield Reason(
-                f"it waits for its turn under the limit {job.limit_key} ({status.says}): "
-                f"{status.running:,} run, {status.waiting:,} wait{soon}",
-                f"limits set {word(job.limit_key)} --running N",
-            )
+    if job.blocked_by in _BLOCKED:
+        yield from _BLOCKED[job.blocked_by](database, job)
+
+
+def _by_flow(database: Database, job: JobDetails) -> Iterator[Reason]:
+    if job.flow_id is None:  # SQL has inserted it
+        return
+    try:
+        flow = Flows(database).get(job.flow_id)
+        after = flow.step(job.id).after
+    except JobNotFoundError:
+        yield Reason("it waits for steps that are kept no more; a sweep frees it within a minute")
+        return
+    for step in flow.steps:
+        if step.id in after and step.state is not State.FINISHED:
+            words = f"flows skip {step.id}" if step.state is State.FAILED else None
+            yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
+
+
+def _by_limit(database: Database, job: JobDetails) -> Iterator[Reason]:
+    put_back = list(_put_back(job))
+    yield from put_back
+    yield from _unserved(database, job, _serving(database, job.queue))
+    limits = Limits(database, DeclaredLimits()).list(job.limit_key, limit=1)
+    for status in (each for each in limits if each.key == job.limit_key and not put_back):
+        if status.in_order and (leader := _leader(database, job)) is not None:
+            yield leader
+            continue
+        wait = status.next_start_seconds
+        if not wait and status.running + status.waiting <= (status.max_running or 1):
+            yield Reason(f"its limit {job.limit_key} has room: a worker admits it at its next look")
+            continue
+        soon = f"; the next one may start in {span(wait)}" if wait else ""
+        yield Reason(
+            f"it waits for its turn under the limit {job.limit_key} ({status.says}): "
+            f"{status.running:,} run, {status.waiting:,} wait{soon}",
+            f"limits set {word(job.limit_key or '')} --running N",
+        )
+
+
+_BLOCKED: Mapping[str, Callable[[Database, JobDetails], Iterator[Reason]]] = {
+    "flow": _by_flow,
+    "limit": _by_limit,
+}
+"""The explanation of each value of `blocked_by`."""
 
 
 _PUT_BACK = {

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sqlq
+from sqlq.admin import why
 from sqlq.model import job_options
 from sqlq.model.job import JobDetails, NewJob
 from sqlq.schema.tables import names_of
@@ -34,6 +35,13 @@ def test_each_column_that_an_enqueue_writes_is_shown_by_details() -> None:
 
 def test_each_job_option_has_its_check() -> None:
     assert job_options._OPTIONS.keys() - {"start_by"} == job_options.JobOptions.__annotations__.keys()
+
+
+def test_each_reason_to_wait_is_explained() -> None:
+    for name in ("sqlite", "mariadb"):
+        script = (ROOT / f"migrations/versions/0001/{name}.sql").read_text("utf-8")
+        (allowed,) = set(re.findall(r"blocked_by IN \(([^)]*)\)", script))
+        assert why._BLOCKED.keys() == {*re.findall(r"'(\w+)'", allowed)}
 
 
 # -- a new one -----------------------------------------------------------------------------------------------
