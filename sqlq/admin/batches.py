@@ -50,8 +50,7 @@ def cancel(
     """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
 
     def effects_of(done: operate.CancelledBatch) -> dict[int, Cancellation]:
-        unblocked_after(database, done.gone)
-        ended = dict.fromkeys(done.ended, Cancellation.CANCELLED)
+        ended = dict.fromkeys(unblocked_after(database, done.gone), Cancellation.CANCELLED)
         return ended | dict.fromkeys(done.requested, Cancellation.REQUESTED)
 
     effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)

@@ -81,8 +81,8 @@ def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
 
 
 def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
-    if job.blocked_by in _BLOCKED:
-        yield from _BLOCKED[job.blocked_by](database, job)
+    if (explain := _BLOCKED.get(job.blocked_by or "")) is not None:
+        yield from explain(database, job)
 
 
 def _by_flow(database: Database, job: JobDetails) -> Iterator[Reason]:

@@ -25,7 +25,6 @@ from sqlalchemy import (
     literal,
     null,
     select,
-    union_all,
 )
 
 from sqlq.database.batch import Batch, insert_returning
@@ -41,7 +40,7 @@ from sqlq.model.retry import put_off_without_key
 from sqlq.payload.encryption import NO_KEYS
 from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import ago, far, since_ms
-from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, due, fields, in_line, slices
+from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, due, fields, in_all_tables, in_line, slices
 from sqlq.store.limits.wakes import wake, wakes_of
 
 STEPS_AT_ONCE = 1_000
@@ -301,26 +300,24 @@ _FLOW = bindparam("flow", type_=BigInteger)
 
 _nothing = cast(null(), Text)
 _OF_THE_END = ("result", "reason", "exception", "message")
-_STEPS_OF = union_all(
-    *(
-        select(
-            *(table.c[name] for name in ("id", "task", "queue", "label", "attempts")),
-            state.label("state"),
-            *(table.c.get(name, _nothing).label(name) for name in _OF_THE_END),
-        ).where(table.c.flow_id == _FLOW)
-        for table, state in TABLES
-    )
+_STEPS_OF = in_all_tables(
+    lambda table, state: select(
+        *(table.c[name] for name in ("id", "task", "queue", "label", "attempts")),
+        state.label("state"),
+        *(table.c.get(name, _nothing).label(name) for name in _OF_THE_END),
+    ).where(table.c.flow_id == _FLOW)
 )
 _EDGES_OF = (
     select(edges)
-    .where(edges.c.job_id.in_(union_all(*(select(t.c.id).where(t.c.flow_id == _FLOW) for t, _ in TABLES))))
+    .where(
+        edges.c.job_id.in_(in_all_tables(lambda table, _: select(table.c.id).where(table.c.flow_id == _FLOW)))
+    )
     .order_by(edges.c.job_id, edges.c.place)
 )
-_COUNTS = union_all(
-    *(
+_COUNTS = in_all_tables(
+    lambda table, state: (
         select(table.c.flow_id, state, func.count())
         .where(table.c.flow_id.in_(bindparam("flows", expanding=True)))
         .group_by(table.c.flow_id, state)
-        for table, state in TABLES
     )
 )

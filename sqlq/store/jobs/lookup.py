@@ -29,7 +29,6 @@ from sqlalchemy import (
     select,
     true,
     type_coerce,
-    union_all,
 )
 from sqlalchemy.sql.selectable import FromClause
 
@@ -46,7 +45,7 @@ from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import milliseconds_of, now, stands_in
-from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, slices
+from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, in_all_tables, slices
 
 BATCH = 1_000
 
@@ -371,23 +370,22 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
 
 def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
     """Return the number of the selected jobs by state."""
-    each = _in_all_tables(chosen).subquery()
+    each = _selected_everywhere(chosen).subquery()
     query = select(each.c.state, func.count()).group_by(each.c.state)
     return {State(state): number for state, number in conn.execute(query)}
 
 
 def handles(conn: Connection, chosen: Selection) -> list[Job]:
     """Return the selected jobs in the order of their ids."""
-    rows = conn.execute(_in_all_tables(chosen, "id", "queue", "task").order_by("id"))
+    rows = conn.execute(_selected_everywhere(chosen, "id", "queue", "task").order_by("id"))
     return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]
 
 
-def _in_all_tables(chosen: Selection, *names: str) -> CompoundSelect[Any]:
+def _selected_everywhere(chosen: Selection, *names: str) -> CompoundSelect[Any]:
     """Select columns of the selected jobs from all tables, and then their states."""
-    return union_all(
-        *(
-            select(*(table.c[name] for name in names), state.label("state")).where(chosen.where(table))
-            for table, state in TABLES
+    return in_all_tables(
+        lambda table, state: select(*(table.c[name] for name in names), state.label("state")).where(
+            chosen.where(table)
         )
     )
 
@@ -396,15 +394,13 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
     """Yield a task's jobs with their ids, the oldest first, on a caller's connection. Each has its times as
     times and as durations, too."""
     names = (*COLUMNS, "start_by", "limit_key")
-    each = (
-        select(
+    rows = in_all_tables(
+        lambda table, _: select(
             *(table.c.id, table.c.created_at),
             func.coalesce(table.c.get("due_at", null()), table.c.available_at),
             *(table.c[name] for name in names),
         ).where(table.c.task == task)
-        for table, _ in TABLES
-    )
-    rows = union_all(*each).order_by("id")
+    ).order_by("id")
     for id, created_at, due, *values in conn.execute(rows):
         options = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
         start_by = options["start_by"]
@@ -464,16 +460,14 @@ _SAID = ("result", "reason", "exception", "message", "traceback")
 @cache
 def _look(dialect: Dialect) -> Any:
     rows = dialect.sql.batch_table(_WANTED)
-    whole = rows.c.whole == 1
-    sources = []
-    for table, state in TABLES:
-        said = [
-            case((whole, table.c[name])) if name in table.c and table is not jobs else cast(null(), Text)
+
+    def query_of(table: Table, state: Expression) -> Select[Any]:
+        ends = (
+            case((rows.c.whole == 1, table.c[name])) if name in table.c else cast(null(), Text)
             for name in _SAID
-        ]
-        columns: list[Any] = [table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts]
-        columns += said
-        if dialect.in_a_file:
-            columns.append(type_coerce(table.c.created_at, BigInteger))
-        sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
-    return union_all(*sources)
+        )
+        created = [type_coerce(table.c.created_at, BigInteger)] if dialect.in_a_file else []
+        columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts)
+        return select(*columns, *ends, *created).join_from(rows, table, table.c.id == rows.c.id)
+
+    return in_all_tables(query_of)

@@ -89,10 +89,6 @@ class CancelledBatch(NamedTuple):
     gone: Gone
     requested: list[int]
 
-    @property
-    def ended(self) -> list[int]:
-        return self.gone.ids
-
 
 def cancel(
     conn: Connection,

@@ -13,7 +13,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import (
     BigInteger,
+    CompoundSelect,
     Integer,
+    Select,
     SmallInteger,
     String,
     Table,
@@ -23,6 +25,7 @@ from sqlalchemy import (
     func,
     literal,
     null,
+    union_all,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -54,6 +57,14 @@ TABLES: tuple[tuple[Table, Expression], ...] = (
     (failed_jobs, literal(State.FAILED.value)),
 )
 """The tables of jobs, each with the state of its rows."""
+
+
+def in_all_tables(query_of: Callable[[Table, Expression], Select[Any]]) -> CompoundSelect[Any]:
+    """Return the union of the queries of all tables of jobs. `query_of` makes each, given the state of its
+    rows."""
+    return union_all(*(query_of(table, state) for table, state in TABLES))
+
+
 ENDED_AT = {finished_jobs: finished_jobs.c.finished_at, failed_jobs: failed_jobs.c.failed_at}
 """The tables of ended jobs, each with the time of the end."""
 OVER = (State.FINISHED, State.CANCELLED, State.FAILED)
