@@ -307,13 +307,8 @@ _STEPS_OF = in_all_tables(
         *(table.c.get(name, _nothing).label(name) for name in _OF_THE_END),
     ).where(table.c.flow_id == _FLOW)
 )
-_EDGES_OF = (
-    select(edges)
-    .where(
-        edges.c.job_id.in_(in_all_tables(lambda table, _: select(table.c.id).where(table.c.flow_id == _FLOW)))
-    )
-    .order_by(edges.c.job_id, edges.c.place)
-)
+_step_ids = in_all_tables(lambda table, _: select(table.c.id).where(table.c.flow_id == _FLOW))
+_EDGES_OF = select(edges).where(edges.c.job_id.in_(_step_ids)).order_by(edges.c.job_id, edges.c.place)
 _COUNTS = in_all_tables(
     lambda table, state: (
         select(table.c.flow_id, state, func.count())
