@@ -72,7 +72,7 @@ class Task(Generic[P, R]):
     _around: tuple[Scope, ...] | None = field(default=(), repr=False)
     """Its own middleware, beside that of all tasks; None where neither is to run."""
     _says_expires: bool = field(default=False, repr=False)
-    """Whether the task itself defines that, and not its queue or the App."""
+    """Whether the task itself defines when its jobs expire, and not its queue or the App."""
     _elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
     """The task as it is in other queues than its own, by their names, where they have options of their
     own."""
