@@ -67,6 +67,12 @@ def _max_idle(value: Any, what: str) -> int:
     return ms
 
 
+def _startable(value: Any, what: str) -> int:
+    if (ms := milliseconds(value, what)) < 5_000:
+        raise ConfigurationError(f"{what} is {value}: it must be at least 5s, which a busy machine takes")
+    return ms
+
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -195,6 +201,19 @@ class WorkerOptions:
     wait_ms: int = _option(
         "DURATION", "Time to wait for a database that is not ready yet, as in 60s", WORK, 0
     )
+    start_timeout_ms: int = _option(
+        *("DURATION", "Stop touching the health file if a worker process takes longer than this to start"),
+        default=60_000,
+        check=_startable,
+    )
+    stuck_after_ms: int = _option(
+        "DURATION",
+        "Kill a worker process that gives no sign of life for this time; after 30s if it runs nothing, or a "
+        "job past its timeout",
+        default=600_000,
+        check=_startable,
+    )
+    """While it begins, after this and the timeout of a start."""
     weights: dict[str, int] | None = None
     """How often each queue comes first, beside the others; None where queues come in the order given."""
     retention_ms: int | None = None

@@ -22,9 +22,10 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import Parent
 from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import isolated
 from sqlq.worker.supervise.child import Child
-from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from sqlq.worker.supervise.supervisor import Supervisor
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -121,7 +122,7 @@ def child() -> Iterator[Child]:
 
 
 def test_no_message_ends_a_supervisor(child: Child) -> None:
-    options = SupervisorOptions(processes=1, lease_ms=30_000, grace_ms=1_000)
+    options = WorkerOptions(processes=1, lease_ms=30_000, grace_ms=1_000)
 
     @fuzzed(st.lists(messages(said_to_a_supervisor), max_size=6))
     def fuzz(said: list[dict[str, Any]]) -> None:

@@ -182,7 +182,7 @@ def test_a_variable_is_read_by_whom_its_row_names(
 def test_each_option_of_workers_is_an_option_of_the_command_and_an_argument() -> None:
     arguments = inspect.signature(sqlq.App.worker).parameters.keys() - {"self", "queues"}
     of_the_command = {name for name in OPTIONS if OPTIONS[name].read_by == WORK} - {"max_jobs", "max_rss"}
-    assert arguments == OPTIONS.keys() - of_the_command - {"isolate"}
+    assert arguments == OPTIONS.keys() - of_the_command - {"isolate", "start_timeout", "stuck_after"}
     options = options_of(command_line.commands["work"])
     assert options >= {f"--{name.replace('_', '-')}" for name in OPTIONS}
 

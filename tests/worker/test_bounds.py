@@ -21,10 +21,10 @@ import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import look as workers_look
 from sqlq.worker import stop
-from sqlq.worker.options import checked_bytes, readable_bytes
+from sqlq.worker.options import WorkerOptions, checked_bytes, readable_bytes
 from sqlq.worker.settle.settle import Tally
 from sqlq.worker.stop import resident_bytes
-from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from sqlq.worker.supervise.supervisor import Supervisor
 from tests.kit import for_each, supervising
 from tests.waiting import wait_until
 
@@ -207,7 +207,9 @@ while (message := link.receive()) is not None and "stop" not in message:
 def test_a_supervisor_stops_when_none_of_its_children_has_work(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sqlq.worker")
     command = [sys.executable, "-c", REPORTS]
-    supervisor = Supervisor(command, SupervisorOptions(2, 30_000, 0, max_idle_ms=1_000))
+    supervisor = Supervisor(
+        command, WorkerOptions(processes=2, lease_ms=30_000, grace_ms=0, max_idle_ms=1_000)
+    )
     with supervising(supervisor) as code:
         wait_until(lambda: supervisor.running == 2, what="both reporting")
         assert supervisor.idle_ms == 10

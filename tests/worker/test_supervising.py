@@ -31,6 +31,7 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent
 from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise import child as child_module
@@ -38,7 +39,7 @@ from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from sqlq.worker.supervise.supervisor import Supervisor
 from tests import claims as claiming
 from tests.kit import deaths, refuse_threads, renew, run_isolated, supervising, worker_of
 from tests.waiting import wait_until
@@ -230,7 +231,7 @@ def test_a_child_without_a_receiving_thread_is_killed(
     monkeypatch.setattr(child_module, "spawn", noted)
     refuse_threads(monkeypatch, "sqlq-receive")
     try:
-        with supervising(Supervisor([], SupervisorOptions(1, 30_000, 0))) as code:
+        with supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0))) as code:
             wait_until(lambda: caplog.messages, what="a line in the log")
         assert caplog.messages == ["no worker process can be started now: can't start new thread"]
         assert code.result() == 0, "it goes on, and waits before it tries again"
@@ -272,7 +273,7 @@ def test_a_host_without_maintenance_has_no_poller(
 ) -> None:
     refuse_threads(monkeypatch, "sqlq-maintenance")
     command, setup = [sys.executable, "-c", IS_READY], {"facts": facts_of(app)._asdict()}
-    host = Supervisor(command, SupervisorOptions(2, 30_000, 60_000), setup=setup)
+    host = Supervisor(command, WorkerOptions(processes=2, lease_ms=30_000, grace_ms=60_000), setup=setup)
     why = "the thread sqlq-maintenance cannot be started"
     with supervising(host) as code:
         wait_until(lambda: host.ready == 2, what="both ready")
@@ -562,7 +563,7 @@ def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: 
         process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)),
     )
     heartbeat: Any = SimpleNamespace(worker_stuck=lambda worker, stuck: None)
-    dog = supervisor.Watchdog(heartbeat, SupervisorOptions(1, 30_000, 0))
+    dog = supervisor.Watchdog(heartbeat, WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0))
     dog.look([child], is_whole=True)
     now[0] += 3_600
     dog.look([child], is_whole=True)

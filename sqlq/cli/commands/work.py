@@ -18,24 +18,19 @@ import click
 
 from sqlq.cli.commands.metrics import HOST, require_client
 from sqlq.cli.context import Context
-from sqlq.cli.options import duration, file_option, flag, options, port_option, worker_option
+from sqlq.cli.options import file_option, flag, options, port_option, worker_option
 from sqlq.cli.processes import entitle, leave
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options, on_terminal
 from sqlq.cli.terminal.progress import Progress, stopped
-from sqlq.config.durations import milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.pipe import Message, keep_standard_numbers
 from sqlq.worker.options import OPTIONS, WORK, WorkerOptions
 from sqlq.worker.supervise import health_file as health_files
-from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
+from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
-SHORTEST_PATIENCE_MS = 5_000
-START_TIMEOUT = "Stop touching the health file if a worker process takes longer than this to start."
-STUCK_AFTER = """Kill a worker process that gives no sign of life for this time; after 30s if it runs
-nothing, or a job past its timeout."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop gracefully; the second one stops at once."""
 AT_ONCE = (signal.SIGQUIT,)
@@ -66,8 +61,6 @@ group."""
     "--health-file",
     help="Touch this file each second while all is well; sqlq health looks at it.",
 )
-@duration("--start-timeout", default="60s", show_default=True, help=START_TIMEOUT)
-@duration("--stuck-after", default="10m", show_default=True, help=STUCK_AFTER)
 @port_option(
     "--metrics-port",
     help="Show metrics of all worker processes for Prometheus, at http://…:PORT/metrics.",
@@ -90,8 +83,6 @@ def work(
     /,
     queues: tuple[str, ...],
     health_file: Path | None,
-    start_timeout: str,
-    stuck_after: str,
     metrics_port: int | None,
     metrics_host: str,
     log_format: Literal["text", "json"],
@@ -115,13 +106,6 @@ def work(
     with naming_options():
         checked = WorkerOptions.of(_named_queues(queues), WORK, **arguments)
     drawn = checked.drain and not lines and log_format == "text" and log_level != "debug" and on_terminal()
-    supervising = SupervisorOptions(
-        *(checked.processes, checked.lease_ms, checked.grace_ms),
-        None if health_file is None else health_files.HealthFile(health_file),
-        max_idle_ms=checked.max_idle_ms,
-        start_ms=_patience("--start-timeout", start_timeout),
-        stuck_ms=_patience("--stuck-after", stuck_after),
-    )
     context.require_app("work runs the tasks of an App")
     _start_fork_server(context)
     log_options: dict[str, Any] = {"form": log_format, "level": log_level, "drawn": drawn}
@@ -137,7 +121,7 @@ def work(
         "options": asdict(replace(checked, max_idle_ms=None)),
         "is_metered": metrics_port is not None,
     }
-    _supervise(context, checked, supervising, setup, (metrics_port, metrics_host), drawn=drawn)
+    _supervise(context, checked, setup, health_file, (metrics_port, metrics_host), drawn=drawn)
 
 
 def _named_queues(given: tuple[str, ...]) -> Any:
@@ -150,21 +134,14 @@ def _named_queues(given: tuple[str, ...]) -> Any:
     return {name: int(weight) if weight.isdecimal() else weight for name, _, weight in parts}
 
 
-def _patience(option: str, given: str) -> int:
-    ms = milliseconds(given, option)
-    if ms < SHORTEST_PATIENCE_MS:
-        raise click.UsageError(f"{option} is {given}: it must be at least 5s, which a busy machine takes")
-    return ms
-
-
 # -- the supervisor ------------------------------------------------------------------------------------------
 
 
 def _supervise(
     context: Context,
     options: WorkerOptions,
-    supervising: SupervisorOptions,
     setup: Message,
+    health_file: Path | None,
     metrics_at: tuple[int | None, str],
     *,
     drawn: bool,
@@ -172,7 +149,8 @@ def _supervise(
     entitle(options.name)("supervisor")
     command = [*context.program, "work", "--child"]
     metrics_port, host = metrics_at
-    supervisor = Supervisor(command, supervising, setup)
+    touched = None if health_file is None else health_files.HealthFile(health_file)
+    supervisor = Supervisor(command, options, setup, touched)
     if metrics_port is not None:
         require_client("--metrics-port")
         from sqlq.metrics.collectors import WorkCollector

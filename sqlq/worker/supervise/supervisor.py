@@ -16,7 +16,6 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -28,6 +27,7 @@ from sqlq.worker.ipc.process import bury_orphans
 from sqlq.worker.ipc.shared_memory import Started
 from sqlq.worker.log import log
 from sqlq.worker.maintain.control import PAUSES, RESUMES
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.child import LAST_SECONDS, TICK_SECONDS, Child
 from sqlq.worker.supervise.dispatch import Dispatcher
@@ -59,9 +59,10 @@ class Watchdog:
 
     _incomplete_for = 0.0
 
-    def __init__(self, heartbeat: Heartbeat, options: SupervisorOptions) -> None:
+    def __init__(self, heartbeat: Heartbeat, options: WorkerOptions) -> None:
         self._heartbeat = heartbeat
-        self._start_seconds, self._stuck_seconds = options.start_ms / 1000, options.stuck_ms / 1000
+        self._start_seconds = options.start_timeout_ms / 1000
+        self._stuck_seconds = options.stuck_after_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
         self._looked_at = monotonic()
 
@@ -134,23 +135,6 @@ def _counted(tally: dict[str, int]) -> Counter[str]:
     return Counter({name: int(number) for name, number in tally.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorOptions:
-    """The options of `sqlq work` that the supervisor uses itself."""
-
-    processes: int
-    lease_ms: int
-    grace_ms: int
-    health_file: HealthFile | None = None
-    max_idle_ms: int | None = None
-    """When no child has had work for so long, all stop."""
-    start_ms: int = 60_000
-    """How long a child may take to be at work."""
-    stuck_ms: int = 600_000
-    """After this time without a sign of life a child is killed; while it begins, after both. It is killed
-    sooner where it runs no handler, or one past its timeout."""
-
-
 class Supervisor:
     """Keeps a number of children at work. `run` blocks; `stop`, `pause`, `resume` and `kill` may be called
     from any thread."""
@@ -172,8 +156,9 @@ class Supervisor:
     def __init__(
         self,
         command: Sequence[str],
-        options: SupervisorOptions,
+        options: WorkerOptions,
         setup: Message | None = None,
+        health_file: HealthFile | None = None,
     ) -> None:
         """`command` starts a child; `setup` has its options."""
         self._command = command
@@ -181,6 +166,7 @@ class Supervisor:
         self.totals = Totals()
         """The numbers of all children."""
         self._options = options
+        self._health_file = health_file
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls that other threads leave to the one that runs."""
         self._children: list[Child] = []
@@ -405,7 +391,7 @@ class Supervisor:
             if monotonic() > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
-        elif self._options.health_file is not None:
-            self._options.health_file.tick(is_well=self._vigil.all_is_well(self._children))
+        elif self._health_file is not None:
+            self._health_file.tick(is_well=self._vigil.all_is_well(self._children))
         if os.getpid() == 1:
             bury_orphans()
