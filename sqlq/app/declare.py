@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from sqlq.app.options import Defaults
@@ -138,42 +139,42 @@ class Declares:
                 f"@app.task has no option {', '.join(unknown)}; {hints(unknown, known)}{where}it has "
                 f"{', '.join(known)}"
             )
-        when = options.pop("schedule", None)
-
-        def register(function: Callable[..., Any]) -> AnyTask:
-            if isinstance(function, Task):
-                raise ConfigurationError(
-                    f"{function.name} is a task already: @app.task takes the function, its handler"
-                )
-            said = dict(options)
-            if said.get("limit") is not None:
-                said["limit"] = self._limits.add(self._limits.find(said["limit"]))
-            elif self._fair is not None and "limit" not in said and suits(self._fair, function):
-                said["limit"] = self._fair
-            task = make_task(function, **self._defaults.over(said))
-            elsewhere = {
-                queue: make_task(function, **self._defaults.over(said, queue))
-                for queue in self._defaults.queues - {task.queue}
-            }
-            task = replace(task, _elsewhere=elsewhere, _says_expires=said.get("expires") is not None)
-            plan = None if when is None else planned(when)
-            if plan is not None and (misfit := task._interface.misfit((), {})) is not None:
-                raise ConfigurationError(
-                    f"schedule is set, but {misfit}: declare it with its arguments, as in "
-                    'app.schedule("nightly", task.new(…), cron="0 3 * * *")'
-                )
-            self._tasks.add(task)
-            if plan is not None:
-                self.schedule(task.name, task._blank, plan)
-            return task
-
         if handler is None:
-            return register
+            return partial(self._register, options)
         if not callable(handler):
             raise ConfigurationError(
                 f"@app.task was given {handler!r}: options are named, as in @app.task(queue='mail')"
             )
-        return register(handler)
+        return self._register(options, handler)
+
+    def _register(self, options: Mapping[str, Any], function: Callable[..., Any]) -> AnyTask:
+        """Make a task of a function, and add it."""
+        if isinstance(function, Task):
+            raise ConfigurationError(
+                f"{function.name} is a task already: @app.task takes the function, its handler"
+            )
+        options = dict(options)
+        when = options.pop("schedule", None)
+        if options.get("limit") is not None:
+            options["limit"] = self._limits.add(self._limits.find(options["limit"]))
+        elif self._fair is not None and "limit" not in options and suits(self._fair, function):
+            options["limit"] = self._fair
+        task = make_task(function, **self._defaults.over(options))
+        elsewhere = {
+            queue: make_task(function, **self._defaults.over(options, queue))
+            for queue in self._defaults.queues - {task.queue}
+        }
+        task = replace(task, _elsewhere=elsewhere, _says_expires=options.get("expires") is not None)
+        plan = None if when is None else planned(when)
+        if plan is not None and (misfit := task._interface.misfit((), {})) is not None:
+            raise ConfigurationError(
+                f"schedule is set, but {misfit}: declare it with its arguments, as in "
+                'app.schedule("nightly", task.new(…), cron="0 3 * * *")'
+            )
+        self._tasks.add(task)
+        if plan is not None:
+            self.schedule(task.name, task._blank, plan)
+        return task
 
     def limit(self, key: str, *, running: int | None = None, rate: str | None = None) -> Limit:
         """Declare a limit by its key, which then names it: `@app.task(limit="stripe")`, or
