@@ -138,7 +138,9 @@ def test_a_rolled_back_savepoint_invalidates_its_handles_alone(
 def test_a_handle_of_a_commit_that_fails_names_no_other_job(
     app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
 ) -> None:
-    """SQLAlchemy reports no rollback after it."""
+    """SQLAlchemy reports no rollback after it. Nor does it publish an event."""
+    told: list[sqlq.JobEvent] = []
+    app.on("enqueued")(told.extend)
     with references_enforced(database_url), Caller(database_url, way) as caller:
         caller.execute("CREATE TABLE shops (id integer PRIMARY KEY)")
         caller.execute("CREATE TABLE orders (shop integer REFERENCES shops DEFERRABLE INITIALLY DEFERRED)")
@@ -149,6 +151,8 @@ def test_a_handle_of_a_commit_that_fails_names_no_other_job(
         with pytest.raises(IntegrityError):
             caller.commit()
         caller.rollback()
+    assert app._events.flush(10)
+    assert [event.id for event in told] == [kept.id]
     is_taken_again(app, stale, task)
     app.worker(drain=True).run()
     refuses(app, stale)

@@ -80,11 +80,11 @@ def _opened(conn: Connection) -> _Open:
             _listening.add(conn.engine)
             for name, listener in _LISTENERS.items():
                 event.listen(conn.engine, name, listener)
-            dialect: Any = conn.engine.dialect  # which engines with options of their own share
-            for name in ("do_commit", "do_commit_twophase"):
-                commit = getattr(dialect, name)
-                if getattr(commit, "func", None) is not _commit:
-                    setattr(dialect, name, partial(_commit, commit))
+        dialect: Any = conn.engine.dialect  # which engines with options of their own share
+        for name in ("do_commit", "do_commit_twophase"):
+            commit = getattr(dialect, name)
+            if getattr(commit, "func", None) is not _commit:
+                setattr(dialect, name, partial(_commit, commit))
     return opened
 
 
