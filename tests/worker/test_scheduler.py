@@ -108,6 +108,21 @@ def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch
     assert app.schedules.list() == []
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_draining_worker_passes_over_the_ticks_that_its_poller_sees(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(name="t")
+    def handler() -> None:
+        wait_until(worker._last_look.is_recent, what="a look")
+
+    app.schedules.add("far", handler.new(), every="1h")
+    app.enqueue(handler.new())
+    worker = app.worker(drain=True)
+    assert worker.run().completed == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
+
+
 def test_a_schedule_with_an_unreadable_plan_is_logged(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,14 +125,14 @@ class Maintenance(ServiceLoop):
         resumed."""
         is_watched = last_look.is_recent
         self._rescue = Rescue(database, options.lease_ms, reporter.rescued, freed, is_watched=is_watched)
-        self._ticks = Ticks(database, is_watched=is_watched, ticked=freed)
+        self._ticks = None if options.drain else Ticks(database, is_watched=is_watched, ticked=freed)
         self._admit = Admit(database, freed, is_watched=is_watched)
         self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(
             [self._rescue, self._end_pauses, *own],
             database,
             shared=[
-                *([] if options.drain else [self._ticks]),
+                *([] if self._ticks is None else [self._ticks]),
                 Sweep(database),
                 Prune(database, options.retention_ms),
                 Unblock(database, freed),
@@ -151,7 +151,7 @@ class Maintenance(ServiceLoop):
             if is_found:
                 service.calls += 1  # guard: a-look-calls-to-services
                 self.call(service)
-        if look.tick_ms is not None:
+        if look.tick_ms is not None and self._ticks is not None:
             due_at = at + look.tick_ms / 1000
             self._ticks.expect(due_at)  # guard: the-lookout-tells-of-ticks
             self.at(self._ticks, due_at)
