@@ -208,6 +208,8 @@ class Loop:
 
     _away: tuple[type[Exception], ...] = AWAY
     """The errors of a database that does not answer."""
+    first_wait = 0.0
+    """In how many seconds the first turn is due."""
 
     _thread: threading.Thread | None = None
 
@@ -250,7 +252,7 @@ class Loop:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        wait = 0.0
+        wait = self.first_wait
         while not self._is_over():
             self._woken.wait(wait)
             self._woken.clear()

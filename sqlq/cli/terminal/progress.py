@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from sqlq.cli.terminal.output import console
 from sqlq.config.durations import span
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
+from sqlq.worker.loop import Loop, Outage
 from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
@@ -33,41 +33,39 @@ WINDOW_SECONDS = 15.0
 FIRST = ("completed", "retried", "failed")
 
 
-class Progress:
+class Progress(Loop):
     """Watches the supervisor from a thread of its own, and counts the waiting jobs now and then."""
 
     def __init__(self, supervisor: Supervisor, queues: Sequence[str] | None, *, drawn: bool) -> None:
+        super().__init__("sqlq-progress", Outage("showing the progress"))
+        self.first_wait = DRAW_SECONDS if drawn else SUMMARY_SECONDS
         self._supervisor = supervisor
         self._queues = queues
         self._drawn = drawn
-        self._over = threading.Event()
         self._seen: deque[tuple[float, int]] = deque()
         self._database: Database | None = None
         self._waiting: Waiting | None = None
         self._count_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="sqlq-progress", daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self.begin()
 
     def __exit__(self, *exc: object) -> None:
         """End, and leave the terminal as it was."""
-        self._over.set()
-        self._thread.join(1.0)
+        self.close(1.0)
         if self._database is not None:
             self._database.close()
         if self._drawn:
             draw(ERASE)
 
-    def _run(self) -> None:
-        every = DRAW_SECONDS if self._drawn else SUMMARY_SECONDS
-        while not self._over.wait(every):
-            self._count()
-            said = self._line()
-            if self._drawn:
-                draw(f"{ERASE}{_fitted(said)}\r")
-            else:
-                log.info("%s", said, extra={"event": "progress"})
+    def _turn(self) -> float:
+        self._count()
+        line = self._line()
+        if self._drawn:
+            draw(f"{ERASE}{_fitted(line)}\r")
+        else:
+            log.info("%s", line, extra={"event": "progress"})
+        return self.first_wait
 
     def _count(self) -> None:
         place, began = self._supervisor.place, time.monotonic()
