@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -31,7 +31,6 @@ from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.log import log
 from sqlq.worker.options import AppParts, WorkerOptions
-from sqlq.worker.report.reporter import Reporter
 
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
@@ -278,17 +277,12 @@ class Intake:
     _app: AppParts
     _progress: ProgressWriter
     _lifespan: Lifespan
-    _reporter: Reporter
 
     @cached_property
     def target(self) -> Target:
         """The place where a handler completes its job; known once the worker has its row in the database."""
         app, database = self._app, self._app.database.for_loops
         return Target(lambda: app.database, database.seal, database.schema, app.tasks, app.plan)
-
-    @cached_property
-    def _on_start(self) -> Callable[[Attempt], None] | None:
-        return self._reporter.started if "started" in self._app.events.wanted else None
 
     def readable(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
@@ -331,8 +325,6 @@ class Intake:
         running.alone = task is not None and task.isolate == "fresh"
         if self._lifespan.exists:
             running.lifespan = self._lifespan.value
-        if self._on_start is not None:
-            running.on_start = self._on_start
         running.on_progress = self._progress.note
         if task is not None and task.retention_ms is not None:
             self._progress.use()

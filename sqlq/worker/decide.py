@@ -127,9 +127,8 @@ def decide(options: WorkerOptions, event: Event) -> Action:
         case Claimed(claim, number):
             return Act.REPORT_MORE if number == claim.limit else Act.AWAIT_WORK
         case Freed(claim, admitted):
-            return (
-                Act.AWAIT_WORK if admitted else Claim(claim.limit, is_last=True)
-            )  # guard: drain-claims-once-more
+            # guard: drain-claims-once-more
+            return Act.AWAIT_WORK if admitted else Claim(claim.limit, is_last=True)
 
 
 def _begin_turn(options: WorkerOptions, turn: Turn) -> Action:

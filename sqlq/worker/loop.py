@@ -1,4 +1,4 @@
-"""Threads of a worker. Each takes turns, when they are due or when it is woken; some write in batches.
+"""Threads of a worker. Each takes turns, when they are due or when it is woken.
 
 While the database is away they wait with jitter, and log it now and then instead of each time."""
 
@@ -7,11 +7,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy.exc import DBAPIError
@@ -199,7 +198,8 @@ class Outage:
 
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 5.0
-T = TypeVar("T")
+IDLE_SECONDS = 3600.0
+"""The wait of a loop that has nothing to do until it is woken."""
 
 
 class Loop:
@@ -212,6 +212,7 @@ class Loop:
     """In how many seconds the first turn is due."""
 
     _thread: threading.Thread | None = None
+    _finishing = False
 
     def __init__(self, name: str, outage: Outage) -> None:
         self._name = name
@@ -240,6 +241,16 @@ class Loop:
         """Have the next turn begin now; any thread may call this."""
         self._woken.set()
 
+    def finish(self, patience: Callable[[], float]) -> bool:
+        """Let the thread do what is left, and end. Return whether it has, before `patience` returned 0
+        seconds."""
+        self._finishing = True
+        self.wake()
+        thread = self._thread
+        while thread is not None and thread.is_alive() and (seconds := patience()) > 0:
+            thread.join(min(seconds, LOOK_SECONDS))
+        return thread is None or not thread.is_alive()
+
     def end(self) -> None:
         """Begin no other turn."""
         self._closed.set()
@@ -264,7 +275,12 @@ class Loop:
                 wait = self._failed(error)
 
     def _is_over(self) -> bool:
-        return self._closed.is_set()
+        return self._closed.is_set() or (self._finishing and self.is_idle)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do before the end."""
+        return True
 
     def _turn(self) -> float:
         """Do what is to be done now; return in how many seconds the next turn is due."""
@@ -273,76 +289,3 @@ class Loop:
     def _failed(self, error: Exception) -> float:
         """Note that a turn has failed; return in how many seconds to try again."""
         return self._outage.wait_after(error, self._away)
-
-
-class Gatherer(Loop, Generic[T]):
-    """Writes items in batches: while one batch is written the next one gathers."""
-
-    LARGEST_BATCH = 1_000
-    _pending: Sized
-
-    def __init__(self, name: str, doing: str, database: Database | None = None) -> None:
-        super().__init__(name, Outage(doing, database))
-        self._items: SimpleQueue[T | None] = SimpleQueue()
-
-    def wake(self) -> None:
-        """Notify the thread that no more items will come."""
-        self._items.put(None)
-
-    def finish(self, patience: Callable[[], float]) -> bool:
-        """Let the thread finish its work and end. Return whether it has, before `patience` returned 0
-        seconds."""
-        thread = self._thread
-        if thread is None:
-            return True
-        self.wake()
-        while thread.is_alive() and (seconds := patience()) > 0:
-            thread.join(min(seconds, LOOK_SECONDS))
-        return not thread.is_alive()
-
-    def _add(self, items: list[T]) -> None:
-        """Add items to the pending ones."""
-        raise NotImplementedError
-
-    def _write(self) -> None:
-        """Write the pending items, and take out those that need no other try."""
-        raise NotImplementedError
-
-    def _is_due(self) -> bool:
-        """Whether there is something to write now."""
-        return bool(self._pending)
-
-    def _patience(self) -> float | None:
-        """Return for how many seconds to wait for an item; None for as long as it takes."""
-        return None
-
-    def _run(self) -> None:
-        gathering = True
-        while (gathering or self._pending) and not self._closed.is_set():
-            if gathering:
-                gathering = self._gather()
-            if not self._is_due():
-                continue
-            try:
-                self._write()
-                self._outage.over()
-            except Exception as error:
-                self._closed.wait(self._failed(error))
-
-    def _gather(self) -> bool:
-        """Add the items that have come, waiting for one where none is pending; return False when no more will
-        come."""
-        items: list[T] = []
-        room = self.LARGEST_BATCH - len(self._pending)
-        try:
-            while len(items) < room:
-                waits = not (items or self._pending)
-                item = self._items.get(waits, self._patience() if waits else None)
-                if item is None:
-                    return False
-                items.append(item)
-        except Empty:
-            pass
-        finally:
-            self._add(items)
-        return True

@@ -109,37 +109,27 @@ class Worker(Background):
         self._supervision = supervision = supervision or NoParent()
         self._meter = supervision.meter(app.tasks)
         self._reporter = reporter = Reporter(app.events, self._meter)
-        self._grace = Grace(options.grace_ms, supervision.pulse)
+        self._grace = grace = Grace(options.grace_ms, supervision.pulse)
         self._bounds = Bounds(options.max_rss)
         self._ending = threading.Lock()
         self._last_look = LastLook(supervision, options.poll_ms)
         self._wake = wake_for(database, self._last_look.is_recent, options.poll_ms)
         signals = self._signals()
-        # settle
+        self._control = Control(database, self.id, options, self._wake, grace, supervision, signals)
+        beats, lease_ms, box = self._control.sign_of_life, options.lease_ms, supervision.box
         self._deadlines = Deadlines(self._stuck, supervision.beat)
-        self._control = Control(database, self.id, options, self._wake, self._grace, supervision, signals)
-        self._leases = Leases(
-            *(database, self._control.sign_of_life, options.lease_ms, reporter),
-            deadlines=self._deadlines,
-            box=supervision.box,
-        )
-        self._progress = ProgressWriter(database)
+        self._leases = leases = Leases(database, beats, lease_ms, reporter, self._deadlines, box)
+        self._progress = progress = ProgressWriter(database)
         self._unblocker = Unblocker(database, signals)
         self._admissions = Admissions(database, signals, in_use=app.has_limits)
-        self._settler = Settler(
-            *(database, self.id, self._leases, reporter, self._progress),
-            *(self._unblocker, self._admissions, signals),
-        )
-        # run
-        starting, may_start = self._leases.starting, self._settler.has_room
+        following = self._unblocker, self._admissions, signals
+        self._settler = Settler(database, self.id, leases, reporter, progress, *following)
+        starting, may_start = leases.starting, self._settler.has_room
         self._executors = Executor(options.concurrency, starting, self._settle, may_start, isolates)
         self._lifespan = Lifespan(app.lifespan, self._executors.run_coroutine, self._lifespan_fell)
-        # take
         self._claimer = Claimer(database, self.id, options, app.tasks, newest_first=app.newest_first)
-        self._intake = Intake(
-            *(self.id, options.isolate, isolates is not None, app),
-            *(self._progress, self._lifespan, reporter),
-        )
+        has_isolates = isolates is not None
+        self._intake = Intake(self.id, options.isolate, has_isolates, app, progress, self._lifespan)
         self._maintenance = self._services(signals)
         self._poller = None if database.dialect.in_a_file else self._own_poller()
 

@@ -22,7 +22,9 @@ from sqlq.worker.decide import (
     compare_renewal,
     decide,
 )
+from sqlq.worker.loop import OFTEN
 from sqlq.worker.options import WorkerOptions
+from sqlq.worker.settle.settle import Recovery
 from tests.kit import for_each
 
 FIVE = Claim(5)
@@ -120,3 +122,29 @@ def test_a_job_is_lost_when_no_claim_under_way_can_bring_it(
 ) -> None:
     renewal = compare_renewal(renewed, {B}, last, begun, ended)
     assert renewal == (unknown, lost)
+
+
+AWAY, PASSES, REFUSED = (
+    {"is_away": True, "passes": True},
+    {"is_away": False, "passes": True},
+    {"is_away": False, "passes": False},
+)
+
+
+@for_each(
+    ("recovery", "error", "failures"),
+    [
+        (Recovery(), PASSES, 1),
+        (Recovery(), REFUSED, OFTEN),
+        (Recovery(), AWAY, 0),
+        # an outage counts for nothing, and a refusal after a rollback is a refusal all the same
+        (Recovery(2), AWAY, 2),
+        (Recovery(2), REFUSED, OFTEN),
+        (Recovery(2), PASSES, 3),
+        (Recovery(2 * OFTEN), PASSES, 2 * OFTEN + 1),
+    ],
+)
+def test_outcomes_are_written_in_parts_when_something_is_refused_or_fails_often(
+    recovery: Recovery, error: dict[str, bool], failures: int
+) -> None:
+    assert recovery.after(**error) == Recovery(failures, in_doubt=True)

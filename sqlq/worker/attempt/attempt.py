@@ -89,8 +89,6 @@ class Attempt:
     """The steps that the handler adds to its flow."""
     before: Sequence[Before] | None = None
     """The steps before it, where they are known without a query."""
-    on_start: Callable[[Attempt], None] | None = None
-    """Called when the handler is about to run, here or in a process of its own."""
     on_progress: Callable[[Attempt], None] | None = None
     """Called when there is progress to write."""
     on_saved: Callable[[CallersTransaction, str], None] | None = None
@@ -240,8 +238,6 @@ class Attempt:
         self.started = monotonic()
         if self.timeout_ms is not None:
             self.deadline = self.started + self.timeout_ms / 1000
-        if self.on_start is not None:
-            self.on_start(self)
 
     def seconds(self) -> float:
         """Return how long the handler has run, or ran."""

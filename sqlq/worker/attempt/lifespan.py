@@ -7,7 +7,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from sqlq.errors import SqlqError
@@ -26,10 +25,8 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
     `fell` is called when an asynchronous one ends before it is left. Raises `SqlqError` when entering fails;
     a failure to leave is logged.
     """
-    manager = _OnLoop(scope, run, fell) if scope.is_async else scope
-    opened = None
     try:
-        opened = manager.open()
+        opened = _on_loop(scope, run, fell) if scope.is_async else scope.open()
         value = opened.__enter__()
     except BaseException as error:
         log.error("the lifespan %s failed", scope.name, exc_info=error)
@@ -44,48 +41,37 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
             log.error("the lifespan %s failed when it was left", scope.name, exc_info=error)
 
 
-@dataclass(eq=False)
-class _OnLoop:
-    """An asynchronous lifespan as a synchronous context manager.
+@contextmanager
+def _on_loop(scope: Scope, run: Run, fell: Callable[[], None]) -> Iterator[Any]:
+    """Enter an asynchronous lifespan, and leave it after the block.
 
     It lives in one asyncio task: the task that enters a task group or a cancel scope must also leave it.
     """
+    leaving = asyncio.Event()
 
-    _scope: Scope
-    _run: Run
-    _fell: Callable[[], None]
-
-    def open(self) -> _OnLoop:
-        return self
-
-    def __enter__(self) -> Any:
-        return self._run(self._enter())
-
-    def __exit__(self, *error: object) -> None:
-        self._run(self._end())
-
-    async def _enter(self) -> Any:
-        self._leave = asyncio.Event()
-        entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(entered))
-        await asyncio.wait([self._task, entered], return_when=asyncio.FIRST_COMPLETED)
-        if not entered.done():
-            self._task.result()  # which raises
-        self._task.add_done_callback(self._ended)
-        return entered.result()
-
-    async def _live(self, entered: asyncio.Future[Any]) -> None:
-        async with self._scope.open() as value:
+    async def live(entered: asyncio.Future[Any]) -> None:
+        async with scope.open() as value:
             entered.set_result(value)
-            await self._leave.wait()
+            await leaving.wait()
 
-    async def _end(self) -> None:
-        self._leave.set()
-        await self._task
+    async def enter() -> tuple[asyncio.Task[None], Any]:
+        entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(live(entered))
+        await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
+        if not entered.done():
+            task.result()  # which raises
+        task.add_done_callback(lambda _: None if leaving.is_set() else fell())
+        return task, entered.result()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not self._leave.is_set():
-            self._fell()
+    async def leave(task: asyncio.Task[None]) -> None:
+        leaving.set()
+        await task
+
+    task, value = run(enter())
+    try:
+        yield value
+    finally:
+        run(leave(task))
 
 
 class Lifespan:

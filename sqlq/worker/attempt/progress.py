@@ -16,10 +16,9 @@ from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.log import log
-from sqlq.worker.loop import Loop, Outage
+from sqlq.worker.loop import IDLE_SECONDS, Loop, Outage
 
 EVERY_SECONDS = 1.0
-IDLE_SECONDS = 3600.0
 
 
 class Pace(Loop):

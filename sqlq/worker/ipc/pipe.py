@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -139,12 +138,6 @@ class Pipe:
                     log.exception("a message of %s could not be followed", sender)
 
         threading.Thread(target=run, name=thread_name, daemon=True).start()
-
-    def has_word(self) -> bool:
-        """Return whether a message has come that was not received yet, or the other side is gone."""
-        looker = select.poll()
-        looker.register(self._socket, select.POLLIN)
-        return bool(looker.poll(0))
 
     def fileno(self) -> int:
         """Return the descriptor of this end."""

@@ -171,6 +171,10 @@ class Reporter:
             hear(event)
         self._events.tell(event)
 
+    def hears(self, name: str) -> bool:
+        """Return whether listeners want events of this name."""
+        return name in self._events.wanted
+
     def started(self, job: Attempt) -> None:
         """Report to listeners that the handler of a job is about to run."""
         self._events.tell(_event("started", job))

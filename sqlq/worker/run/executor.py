@@ -315,10 +315,6 @@ class Executor:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-    def _end_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._closing = True
-        loop.stop()
-
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine, of a handler in a thread or of the lifespan, and wait for its end. It runs on the
         loop of all `async def` handlers, whose clients and pools it may share."""
@@ -360,4 +356,5 @@ class Executor:
         if self._isolates is not None:
             self._isolates.close()
         if self._loop is not None and self._ends_loop:  # guard: a-callers-loop-goes-on
-            self._loop.call_soon_threadsafe(self._end_loop, self._loop)
+            self._closing = True
+            self._loop.call_soon_threadsafe(self._loop.stop)

@@ -51,19 +51,14 @@ class Isolate(Process):
     running: Attempt | None = None
     jobs = 0
     """How many jobs it was given."""
-    leaves_since: float | None = None
-    _up = False
-
-    def is_up(self) -> bool:
-        """Return whether it has ended, or has sent its first message, after it imported the App."""
-        self._up = self._up or self.link.has_word()
-        return self._up
+    is_up = False
+    """Whether it has ended, or has sent its first message, after it imported the App."""
 
     def receive(self) -> Message | None:
         """Wait for its next message; None when it is gone. Raises `ValueError` for a message that cannot be
         read: no other may follow, and the job's slot would wait for ever."""
         message = self.link.receive(strictly=True)
-        self._up = True
+        self.is_up = True
         return message
 
     def bury(self) -> int:
@@ -102,7 +97,8 @@ class IsolatedProcesses:
         self._lock = threading.Lock()
         self._idle: list[Isolate] = []
         self._all: set[Isolate] = set()
-        self._leaving: list[Isolate] = []
+        self._leaving: dict[Isolate, float] = {}
+        """Those that leave their lifespan, and since when."""
         self._starting = warm
         for _ in range(warm):
             if (isolate := self._start()) is not None:
@@ -114,7 +110,7 @@ class IsolatedProcesses:
         with self._lock:
             job.isolate = self._idle_for(job)
             if job.isolate is None:
-                starting = self._starting + sum(not isolate.is_up() for isolate in self._all)
+                starting = self._starting + sum(not isolate.is_up for isolate in self._all)
                 if starting >= self._at_a_time and not self._closed:  # guard: starts-are-bounded
                     return False
                 self._starting += 1
@@ -145,7 +141,7 @@ class IsolatedProcesses:
         hanging = threading.Timer(START_SECONDS, self._kill_hanging, (isolate, running))
         hanging.daemon = True
         try:
-            if not isolate.is_up():
+            if not isolate.is_up:
                 with suppress(RuntimeError):  # without a thread its start goes unwatched
                     hanging.start()  # guard: starts-have-an-end
             outcome = attempt_in(isolate, running, began, up)
@@ -182,24 +178,23 @@ class IsolatedProcesses:
         fit = [idle for idle in self._idle if not (job.alone and idle.jobs)]
         if self._closed or not fit:
             return None
-        isolate = max(fit, key=Isolate.is_up)
+        isolate = max(fit, key=lambda idle: idle.is_up)
         self._idle.remove(isolate)
         return isolate
 
     def _leave(self, isolate: Isolate) -> None:
         """Let a process leave its lifespan, and end."""
-        isolate.leaves_since = monotonic()
-        self._leaving.append(isolate)
+        self._leaving[isolate] = monotonic()
         isolate.link.offer(leave=True)
 
     def _bury(self) -> None:
         """Forget the processes that have left and ended, and kill those that do not end."""
-        for isolate in list(self._leaving):
+        for isolate, since in list(self._leaving.items()):
             if isolate.has_ended():
-                self._leaving.remove(isolate)
+                del self._leaving[isolate]
                 self._all.discard(isolate)
                 isolate.close()
-            elif monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
+            elif monotonic() > since + LEAVE_SECONDS:
                 isolate.kill()
 
     def _kill(self, isolate: Isolate, running: Attempt) -> None:

@@ -42,6 +42,8 @@ class Leases(Loop):
     _doubts: set[Right] | None = None
     """The rights to release, after a renewal by the supervisor that this worker has to check."""
     _claims_begun = _claims_ended = 0
+    _reports_starts = False
+    """Whether listeners want to know each job that starts."""
 
     def __init__(
         self,
@@ -49,9 +51,8 @@ class Leases(Loop):
         sign_of_life: Callable[[Connection], None],
         lease_ms: int,
         reporter: Reporter,
-        *,
         deadlines: Deadlines,
-        box: SharedMemory | None = None,
+        box: SharedMemory | None,
     ) -> None:
         super().__init__("sqlq-heartbeat", Outage("renewing leases", database, is_vital=True))
         self._database = database
@@ -69,6 +70,10 @@ class Leases(Loop):
         self._unknown: dict[Right, int] = {}
         """Jobs of the supervisor's last renewal that this worker does not know. The value is the number of
         claims begun when each was first seen."""
+
+    def start(self) -> None:
+        self._reports_starts = self._reporter.hears("started")
+        super().start()
 
     def trusted_until(self, sent_at: float) -> float:
         """Until when a lease requested at `sent_at` is certainly ours."""
@@ -98,6 +103,8 @@ class Leases(Loop):
         process dies now, the job may be the cause."""
         if self._box is not None:
             self._box.started(job.right, READS if job.started is None else job.deadline, job.task)
+        if self._reports_starts and job.started is not None:
+            self._reporter.started(job)
 
     def drop(self, rights: Iterable[Right]) -> None:
         with self._lock:

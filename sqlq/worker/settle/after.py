@@ -17,49 +17,45 @@ from sqlq.store.flows import unblock
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
 from sqlq.worker.log import log
-from sqlq.worker.loop import Gatherer, passing_over
+from sqlq.worker.loop import IDLE_SECONDS, Loop, Outage, passing_over
 from sqlq.worker.run.signals import Signals
 
+LARGEST_BATCH = 1_000
 
-class Unblocker(Gatherer[int]):
+
+class Unblocker(Loop):
     """Unblocks for one worker."""
 
-    _owed = 0
-    """How many jobs have been handed in and not been handled."""
-
     def __init__(self, database: Database, signals: Signals) -> None:
-        super().__init__("sqlq-unblock", "unblocking jobs", database.for_claims)
+        super().__init__("sqlq-unblock", Outage("unblocking jobs", database.for_claims))
         self._database, self._notifying = database.for_claims, database
         self._signals = signals
-        self._pending: list[int] = []
+        self._ids: list[int] = []
 
     def ended(self, ids: Collection[int]) -> None:
         """Take jobs that have ended, and whose ends are committed; returns at once. A sweep handles jobs for
         which no thread can start, and those left at the end."""
-        if not self.begin():
-            return
-        with self._lock:
-            self._owed += len(ids)
-        for id in ids:
-            self._items.put(id)
+        if self.begin():
+            with self._lock:
+                self._ids += ids
+            self.wake()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to look at, so that a claim sees all that this worker has unblocked."""
-        return self._owed == 0
+        return not self._ids
 
-    def _add(self, items: list[int]) -> None:
-        self._pending += items
-
-    def _write(self) -> None:
-        if unblock.after(self._database, self._pending).free:
-            self._signals.work_freed()
-            tell_idle(self._notifying)
-        with self._lock:
-            self._owed -= len(self._pending)
-        self._pending.clear()
-        if self._owed == 0:
-            self._signals.followed()
+    def _turn(self) -> float:
+        if ids := self._ids[:LARGEST_BATCH]:
+            if unblock.after(self._database, ids).free:
+                self._signals.work_freed()
+                tell_idle(self._notifying)
+            with self._lock:
+                del self._ids[: len(ids)]
+            self._outage.over()
+            if self.is_idle:
+                self._signals.followed()
+        return 0.0 if self._ids else IDLE_SECONDS
 
 
 def tell_idle(database: Database) -> None:
@@ -74,30 +70,21 @@ LOOK_SECONDS = 0.02
 """The shortest time between two looks at wakes that only a notification caused."""
 
 
-class Admissions(Gatherer[Collection[str]]):
-    """Admits for one worker, by the keys of released slots and by wakes. An item without keys requests a look
-    at wakes."""
+class Admissions(Loop):
+    """Admits for one worker, by the keys of released slots and by wakes."""
 
-    _owed = 0
-    """How many batches of keys have been handed in and are not pending yet."""
     _hinted = _busy = False
     _look_at = _looked_at = float("-inf")
     """When to look at wakes, and when the last look began."""
 
-    def __init__(
-        self,
-        database: Database,
-        signals: Signals,
-        *,
-        in_use: bool,
-    ) -> None:
+    def __init__(self, database: Database, signals: Signals, *, in_use: bool) -> None:
         """`in_use` is True where limits are known to exist."""
-        super().__init__("sqlq-admit", "admitting jobs", database.for_claims)
+        super().__init__("sqlq-admit", Outage("admitting jobs", database.for_claims))
         self._database, self._notifying = database.for_claims, database
         self._signals = signals
         self._in_use = in_use
         self._served = admit.Served(POLL_SECONDS)
-        self._pending: set[str] = set()
+        self._keys: list[str] = []
 
     def start(self) -> None:
         if self._in_use:
@@ -107,16 +94,16 @@ class Admissions(Gatherer[Collection[str]]):
         """Take keys of which a slot was released, in a transaction that is committed. Returns at once."""
         with self._lock:
             self._in_use = True
-            self._owed += 1
+            self._keys += keys
         self.begin()
-        self._items.put(keys)
+        self.wake()
 
     def look(self) -> None:
         """Look at wakes soon, since something happened; returns at once."""
-        if self._in_use and not self._hinted:
-            self._hinted = self.begin()  # guard: admissions-begin-when-they-can
-            if self._hinted:
-                self._items.put(())
+        # guard: admissions-begin-when-they-can
+        if self._in_use and not self._hinted and self.begin():
+            self._hinted = True
+            self.wake()
 
     def look_now(self) -> bool:
         """Admit by all wakes that are due, for a worker that is about to leave. Return whether a job was
@@ -144,45 +131,38 @@ class Admissions(Gatherer[Collection[str]]):
     @property
     def is_idle(self) -> bool:
         """Whether no key is left to look at, so that a claim sees all that this worker has admitted."""
-        return not (self._owed or self._pending or self._busy)
+        return not (self._keys or self._busy)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _add(self, items: list[Collection[str]]) -> None:
-        if () in items:
+    def _turn(self) -> float:
+        if self._hinted:
             self._hinted = False
             self._look_at = min(self._look_at, max(monotonic(), self._looked_at + LOOK_SECONDS))
-        self._pending = self._pending.union(*items)
+        if self._keys or monotonic() >= self._look_at:
+            self._busy = True
+            try:
+                self._admit()
+            finally:
+                self._busy = False
+            self._outage.over()
+            if self.is_idle:
+                self._signals.followed()
+        return 0.0 if self._keys else min(max(0.0, self._look_at - monotonic()), POLL_SECONDS)
+
+    def _admit(self) -> None:
+        now, keys = monotonic(), self._keys[: admit.KEYS_AT_ONCE]
+        done = admit.look(self._database, sorted({*keys}), served=self._served)
         with self._lock:
-            self._owed -= sum(map(bool, items))
-
-    def _is_due(self) -> bool:
-        return bool(self._pending) or monotonic() >= self._look_at
-
-    def _patience(self) -> float:
-        return min(max(0.0, self._look_at - monotonic()), POLL_SECONDS)
-
-    def _write(self) -> None:
-        self._busy = True
-        try:
-            self._admit(sorted(self._pending)[: admit.KEYS_AT_ONCE])
-        finally:
-            self._busy = False
-        if self.is_idle:
-            self._signals.followed()
-
-    def _admit(self, keys: Collection[str]) -> None:
-        moment = monotonic()
-        done = admit.look(self._database, keys, served=self._served)
-        self._pending = self._pending.difference(keys) | done.more
-        self._looked_at = moment
+            self._keys[: len(keys)] = done.more
+        self._looked_at = now
         if done.number:
             for ms in done.starts_ms or [0.0]:  # when those start that do not start at once
-                self._signals.due_at(moment + ms / 1000)
+                self._signals.due_at(now + ms / 1000)
             tell_idle(self._notifying)
         if done.more_wakes:
-            self._look_at = moment
-        elif not (self._pending or self._owed):
+            self._look_at = now
+        elif not self._keys:
             due_ms = admit.next_wake_ms(self._database)
             wait = POLL_SECONDS if due_ms is None else min(max(0.0, due_ms) / 1000, POLL_SECONDS)
             self._look_at = monotonic() + wait

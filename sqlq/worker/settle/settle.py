@@ -14,8 +14,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from sqlq.database.batch import Right
@@ -42,12 +43,13 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.log import log
-from sqlq.worker.loop import OFTEN, SAY_EVERY_SECONDS, Gatherer
+from sqlq.worker.loop import OFTEN, SAY_EVERY_SECONDS, Loop, Outage
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Admissions, Unblocker, tell_idle
 
+LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02
 SUSPECT_SECONDS = 60.0
 MOST_TRIES = 10
@@ -80,12 +82,27 @@ _FIELDS: dict[type[Any], str] = {
 Item = tuple[Attempt, Outcome]
 
 
-class Settler(Gatherer[Item]):
-    LARGEST_BATCH = 500
+class Recovery(NamedTuple):
+    """How the next batch of outcomes is written, after others were not."""
 
-    _doubtful = False
-    _failures = 0
-    """How often a batch was not written in a row, outages apart."""
+    failures: int = 0
+    """How often a batch was not written in a row, outages apart; from `OFTEN` on it is written in parts."""
+    in_doubt: bool = False
+    """Whether a reply to a COMMIT may have been lost: no outcome is settled twice."""
+
+    def after(self, *, is_away: bool, passes: bool) -> Recovery:
+        """Return how to go on where the database was away, or has not written a batch. A rollback may pass.
+        One outcome may be the cause of any other error."""
+        if is_away:
+            return Recovery(self.failures, in_doubt=True)
+        # guard: what-is-rolled-back-for-long-delays-no-other
+        return Recovery(self.failures + 1 if passes else OFTEN, in_doubt=True)
+
+
+class Settler(Loop):
+    """Writes outcomes in batches: while one batch is written the next one gathers."""
+
+    _recovery = Recovery()
     _said_at = -SAY_EVERY_SECONDS
 
     def __init__(
@@ -99,7 +116,7 @@ class Settler(Gatherer[Item]):
         admissions: Admissions,
         signals: Signals,
     ) -> None:
-        super().__init__("sqlq-settle", "settling jobs", database)
+        super().__init__("sqlq-settle", Outage("settling jobs", database))
         self._database = database
         self._leases = leases
         self._reporter = reporter
@@ -109,6 +126,7 @@ class Settler(Gatherer[Item]):
         self._signals = signals
         self._worker = worker, f"{socket.gethostname()} pid {os.getpid()}"
         self._most_unwritten = MOST_UNWRITTEN_IN_A_FILE if database.dialect.in_a_file else MOST_UNWRITTEN
+        self._items: SimpleQueue[Item | None] = SimpleQueue()
         self._pending: dict[Right, Item] = {}
         self._refused_at: dict[str, float] = {}
         """When the database last refused an outcome of a task."""
@@ -150,24 +168,48 @@ class Settler(Gatherer[Item]):
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _add(self, items: list[Item]) -> None:
-        self._pending |= {item[0].right: item for item in items}
+    def wake(self) -> None:
+        """Notify the thread that no more outcomes will come."""
+        self._items.put(None)
+
+    def _run(self) -> None:
+        gathering = True
+        while (gathering or self._pending) and not self._closed.is_set():
+            if gathering:
+                gathering = self._gather()
+            if not self._pending:
+                continue
+            try:
+                self._write()
+                self._outage.over()
+            except Exception as error:
+                self._closed.wait(self._failed(error))
+
+    def _gather(self) -> bool:
+        """Take the outcomes that have come, waiting for one where none is pending; return False when no more
+        will come."""
+        pending = self._pending
+        for _ in range(LARGEST_BATCH - len(pending)):
+            try:
+                item = self._items.get(block=not pending)
+            except Empty:
+                break
+            if item is None:
+                return False
+            pending[item[0].right] = item
+        return True
 
     def _failed(self, error: Exception) -> float:
-        # a look finds what is settled, and fails where tables or rights are missing, and no outcome is bad
-        self._doubtful = True  # guard: a-refusal-of-all-spoils-none
         trouble = self._database.dialect.driver.trouble(error)
-        if trouble.is_away or isinstance(error, SqlqError):
-            return super()._failed(error)
-        # A rollback may pass, and is tried again. One outcome may be the cause of any other error.
-        passes = trouble.rolled_back or not isinstance(error, REFUSALS)
-        # guard: what-is-rolled-back-for-long-delays-no-other
-        self._failures = self._failures + 1 if passes else OFTEN
-        if not isinstance(error, REFUSALS):
-            if self._failures > 2 * OFTEN:  # guard: a-worker-that-can-write-nothing-ends
-                self._outage.give_up(error)
-                self._closed.set()
-                self._signals.due_at(monotonic())  # the worker may sleep
+        is_away = trouble.is_away or isinstance(error, SqlqError)
+        is_fault = not (is_away or isinstance(error, REFUSALS))
+        self._recovery = self._recovery.after(is_away=is_away, passes=trouble.rolled_back or is_fault)
+        # guard: a-worker-that-can-write-nothing-ends
+        if is_fault and self._recovery.failures > 2 * OFTEN:
+            self._outage.give_up(error)
+            self._closed.set()
+            self._signals.due_at(monotonic())  # the worker may sleep
+        if is_away or is_fault:
             return super()._failed(error)
         return LOCKED_ROW_SECONDS * random.uniform(0.5, 1.5)
 
@@ -176,12 +218,13 @@ class Settler(Gatherer[Item]):
         locked stays, and delays no other."""
         pending = self._pending
         self._ask_for_completed()
-        if self._doubtful:  # the reply to a COMMIT may have been lost: no outcome is settled twice
-            self._resolve([*pending], set())
-            self._doubtful = False
-        if self._failures >= OFTEN:
+        if self._recovery.in_doubt:
+            # it finds what is settled, and fails where tables or rights are missing, and no outcome is bad
+            self._resolve([*pending], set())  # guard: a-refusal-of-all-spoils-none
+            self._recovery = Recovery(self._recovery.failures)
+        if self._recovery.failures >= OFTEN:
             self._write_apart([*pending], among=len(pending))
-            self._failures = 0
+            self._recovery = Recovery()
         # guard: the-last-word-is-written
         held_up = {
             right: pending.pop(right) for right in self._progress.flush([job for job, _ in pending.values()])
@@ -191,7 +234,7 @@ class Settler(Gatherer[Item]):
             self._write_together([right for right in pending if right not in suspects])
             if suspects:
                 self._write_apart([*suspects], among=number)
-            self._failures = 0  # guard: what-passes-at-last-is-no-refusal
+            self._recovery = Recovery()  # guard: what-passes-at-last-is-no-refusal
         finally:
             pending |= held_up
         if pending:
@@ -249,21 +292,11 @@ class Settler(Gatherer[Item]):
         self._end([right for right in some if fates.get(right) is not lease.Fate.HELD], fates)
 
     def _end(self, ended: Collection[Right], fates: Mapping[Right, lease.Fate]) -> None:
-        followed = False
-        steps: list[int] = []
-        keys: set[str] = set()
+        items: list[Item] = []
         try:
             for right in ended:
-                job, outcome = self._pending.pop(right)
-                if job.claimed.limit_key is not None:
-                    keys.add(job.claimed.limit_key)
-                if job.claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
-                    steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
-                followed = (
-                    followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
-                )
-                # guard: another-worker-hears-of-give-backs
-                followed = followed or (isinstance(outcome, Released) and outcome.delay_ms is None)
+                job, outcome = item = self._pending.pop(right)
+                items.append(item)
                 if fates.get(right) is lease.Fate.LOST:  # guard: lost-is-not-settled
                     self._lost(job, outcome)
                     continue
@@ -273,17 +306,33 @@ class Settler(Gatherer[Item]):
                 self._reporter.ended(job, outcome)
                 job.forget()
         finally:  # guard: what-is-settled-is-let-go
-            if steps:
-                self._unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
-            if keys:
-                self._admissions.ended(keys)  # guard: slots-are-filled-after-the-settle
-            self._leases.drop(ended)
-            if ended:
-                self._signals.settled()
-                self._reporter.told()
-        if (
-            followed
-        ):  # else this worker, and idle ones, would find released jobs and follow-ups within a second
+            if items:
+                self._let_go(items)
+
+    def _let_go(self, items: Sequence[Item]) -> None:
+        """Drop the leases of jobs whose outcomes are committed. Have others start that waited for them."""
+        steps: list[int] = []
+        keys: set[str] = set()
+        leaves_jobs = False
+        for job, outcome in items:
+            claimed = job.claimed
+            if claimed.limit_key is not None:
+                keys.add(claimed.limit_key)
+            if claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
+                steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
+            if claimed.on_success is not None or claimed.on_failure is not None:
+                leaves_jobs = True
+            # guard: another-worker-hears-of-give-backs
+            if isinstance(outcome, Released) and outcome.delay_ms is None:
+                leaves_jobs = True
+        if steps:
+            self._unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
+        if keys:
+            self._admissions.ended(keys)  # guard: slots-are-filled-after-the-settle
+        self._leases.drop([job.right for job, _ in items])
+        self._signals.settled()
+        self._reporter.told()
+        if leaves_jobs:  # else this worker, and idle ones, would find them within a second
             self._signals.due_at(monotonic())
             tell_idle(self._database)
 
