@@ -224,7 +224,7 @@ class App(Parts, Waits):
         >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
         """
         enqueuer, joined = self._way(session, eager)
-        done: list[Job[R]] = enqueuer.enqueue(self._spread(jobs, spread), joined)
+        done: list[Job[R]] = enqueuer.enqueue(self._completed(spread_over(jobs, spread)), joined)
         return done
 
     @_refuse_options_of_a_job
@@ -249,7 +249,7 @@ class App(Parts, Waits):
     ) -> list[Job[R]]:
         """`enqueue_many` with the sessions of `aenqueue`. Without one it works in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
-        done: list[Job[R]] = await enqueuer.aenqueue(self._spread(jobs, spread), joined)
+        done: list[Job[R]] = await enqueuer.aenqueue(self._completed(spread_over(jobs, spread)), joined)
         return done
 
     def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
@@ -270,9 +270,6 @@ class App(Parts, Waits):
     def _batch(self, job: Any) -> Batch:
         """Return a job or flow as it is enqueued."""
         return self._plan_of(job) if isinstance(job, AnyFlow) else self._completed([job])
-
-    def _spread(self, jobs: Iterable[NewJob], spread: Duration | None) -> Batch:
-        return self._completed(spread_over(jobs, spread))
 
     def _plan_of(self, flow: AnyFlow) -> Plan:
         """Return a flow as it is written, with what is declared for its jobs."""

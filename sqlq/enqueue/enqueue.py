@@ -109,12 +109,11 @@ class Enqueuer:
         answer, is_committed = joined.write(partial(self._work, joined, work))
         jobs = _logged(answer)
         if is_committed:
-            self._notify()
-            self._enqueued(new, jobs)
-            return answer
-        if joined.dialect.in_a_file and jobs:
-            self._mark(joined, jobs)
-        self._notify_at_the_end(joined, new, jobs)
+            self._committed(new, jobs)
+        else:
+            if joined.dialect.in_a_file and jobs:
+                self._mark(joined, jobs)
+            self._notify_at_the_end(joined, new, jobs)
         return answer
 
     def _work(self, joined: CallersTransaction, work: Callable[[Connection, str | None], T]) -> T:
