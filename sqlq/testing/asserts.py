@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol, TypeAlias, Unpack, cast
+from typing import Any, Protocol, TypeAlias, Unpack, cast
 
 from sqlq.admin.jobs import enqueued
 from sqlq.app.app import App
@@ -82,12 +82,12 @@ def assert_enqueued(
     __tracebackhide__ = True
     if count == 0:
         raise ConfigurationError("count is 0: write assert_not_enqueued in its place")
-    wanted, found, met = _look(task, args, kwargs, options, session, app)
-    if met and count in (None, len(met)):
-        return met[-1]
-    times = "not enqueued" if count is None else f"enqueued {len(met)} times, and not {count}"
-    there = "\n  ".join(str(job) for job in found[-20:]) or "nothing"
-    raise AssertionError(f"{times}: {wanted}; of this task there is:\n  {there}")
+    words, jobs, like = _look(task, args, kwargs, options, session, app)
+    if like and count in (None, len(like)):
+        return like[-1]
+    times = "not enqueued" if count is None else f"enqueued {len(like)} times, and not {count}"
+    there = "\n  ".join(str(job) for job in jobs[-20:]) or "nothing"
+    raise AssertionError(f"{times}: {words}; of this task there is:\n  {there}")
 
 
 def assert_not_enqueued(
@@ -101,10 +101,10 @@ def assert_not_enqueued(
 ) -> None:
     """Fail the test if a job was enqueued that `assert_enqueued` with these arguments would find."""
     __tracebackhide__ = True
-    wanted, _, met = _look(task, args, kwargs, options, session, app)
-    if met:
-        there = "\n  ".join(str(job) for job in met[-20:])
-        raise AssertionError(f"enqueued, but should not be: {wanted}\n  {there}")
+    words, _, like = _look(task, args, kwargs, options, session, app)
+    if like:
+        there = "\n  ".join(str(job) for job in like[-20:])
+        raise AssertionError(f"enqueued, but should not be: {words}\n  {there}")
 
 
 def _look(
@@ -114,12 +114,19 @@ def _look(
     options: JobOptions,
     session: SyncSession | None,
     app: App | None,
-) -> tuple[_Wanted, list[Enqueued], list[Enqueued]]:
-    """Return the job that is looked for, all jobs of its task, and those that are like it."""
+) -> tuple[str, list[Enqueued], list[Enqueued]]:
+    """Return the job that is looked for in words, all jobs of its task, and those that are like it."""
     NewJob("", "{}", "", None).set(**options)  # refuses what is no option, also where no job is found
-    wanted = _Wanted(_known(task), args, kwargs, options)
-    found = _enqueued(wanted.task, session, app)
-    return wanted, found, [job for job in found if wanted.is_met_by(job)]
+    task = _known(task)
+    jobs = _enqueued(task, session, app)
+    is_any = args is None and kwargs is None
+    args, kwargs = args or (), kwargs or {}
+    like = [job for job in jobs if _has(options, job.new) and (is_any or _is_call(job, task, args, kwargs))]
+    name = task if isinstance(task, str) else task.name
+    words = f"{name}(…)" if is_any else _call(name, args, kwargs)
+    if options:
+        words += f" with {', '.join(f'{option}={value!r}' for option, value in options.items())}"
+    return words, jobs, like
 
 
 def _known(task: Any) -> AnyTask | str:
@@ -172,40 +179,23 @@ def _job(found: AnyTask | str, id: int, new: NewJob) -> Enqueued:
     return Enqueued(id, new.task, new.queue, args, kwargs, new.priority, new.unique_key, new)
 
 
-class _Wanted(NamedTuple):
-    """The job that is looked for."""
+def _is_call(job: Enqueued, task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a job is the same call as this one."""
+    if job.args is None or job.kwargs is None:
+        return False
+    call = _bound(task, *_as_handled(task, args, kwargs))
+    try:
+        return bool(call == _bound(task, job.args, job.kwargs))
+    except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
+        return False
 
-    task: AnyTask | str
-    args: Sequence[Any] | None
-    kwargs: Mapping[str, Any] | None
-    options: JobOptions
 
-    def is_met_by(self, job: Enqueued) -> bool:
-        if not self._has_options(job.new):
-            return False
-        if self.args is None and self.kwargs is None:
-            return True
-        if job.args is None or job.kwargs is None:
-            return False
-        wanted = _bound(self.task, *_as_handled(self.task, self.args or (), self.kwargs or {}))
-        try:
-            return bool(wanted == _bound(self.task, job.args, job.kwargs))
-        except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
-            return False
-
-    def _has_options(self, job: NewJob) -> bool:
-        """Whether a job stays as it is if it gets the options. Its times are compared in their form."""
-        other: dict[str, Any] = {"available_at": None} if "delay" in self.options else {"delay_ms": 0}
-        other["expires_ms" if isinstance(self.options.get("expires"), datetime) else "start_by"] = None
-        job = replace(job, **other)
-        return _comparable(job.set(**self.options)) == _comparable(job)
-
-    def __str__(self) -> str:
-        name = self.task if isinstance(self.task, str) else self.task.name
-        is_any = self.args is None and self.kwargs is None
-        call = f"{name}(…)" if is_any else _call(name, self.args or (), self.kwargs or {})
-        others = [f"{option}={value!r}" for option, value in self.options.items()]
-        return f"{call} with {', '.join(others)}" if others else call
+def _has(options: JobOptions, job: NewJob) -> bool:
+    """Whether a job stays as it is if it gets the options. Its times are compared in their form."""
+    other: dict[str, Any] = {"available_at": None} if "delay" in options else {"delay_ms": 0}
+    other["expires_ms" if isinstance(options.get("expires"), datetime) else "start_by"] = None
+    job = replace(job, **other)
+    return _comparable(job.set(**options)) == _comparable(job)
 
 
 def _comparable(job: NewJob) -> list[Any]:
