@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.compiler import OPERATORS
+from sqlalchemy.sql.compiler import OPERATORS, GenericTypeCompiler, SQLCompiler
 from sqlalchemy.types import NullType, String
 
 _SYNTAX = ("array", "coalesce", "greatest", "least")
@@ -63,9 +63,10 @@ def qualified(dialect: Any) -> Any:
     ours = vars(dialect).get(_OURS)
     if ours is None:
         ours = copy.copy(dialect)
-        ours.statement_compiler = compiler(dialect.statement_compiler)
+        ours.statement_compiler = type("Compiler", (compiler, dialect.statement_compiler), {})
         if dialect.name == "postgresql":
-            ours.type_compiler_instance = _types(type(dialect.type_compiler_instance))(ours)
+            types = type(dialect.type_compiler_instance)
+            ours.type_compiler_instance = type("TypeCompiler", (_Types, types), {})(ours)
         setattr(ours, _OURS, ours)
         if dialect.server_version_info:  # else a first connection has yet to report its version
             setattr(dialect, _OURS, ours)
@@ -75,76 +76,78 @@ def qualified(dialect: Any) -> Any:
 _OURS = "_sqlq_qualified"
 
 
-def _types(kind: type[Any]) -> Any:
-    class Types(kind):  # type: ignore[misc]  # a class that is known when it runs
-        def visit_TEXT(self, type_: Any, **kw: Any) -> str:  # noqa: N802 - SQLAlchemy's name
-            return f"pg_catalog.{super().visit_TEXT(type_, **kw)}"
+class _Types(GenericTypeCompiler):
+    """Writes types with their schema."""
 
-    return Types
-
-
-def _compiler(kind: type[Any]) -> Any:
-    class Compiler(kind):  # type: ignore[misc]  # as above
-        def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
-            said: str = super().visit_function(func, *args, **kw)
-            # with several arrays the parser handles it, by this name alone
-            is_syntax = func.name in _SYNTAX or (func.name == "unnest" and len(func.clauses) > 1)
-            return said if is_syntax else f"pg_catalog.{said}"
-
-        def visit_textclause(self, textclause: Any, *args: Any, **kw: Any) -> str:
-            is_part = bool(self.stack)  # a caller writes whole statements itself
-            said: str = super().visit_textclause(textclause, *args, **kw)
-            return in_catalog(said) if is_part else said
-
-        def _generate_generic_binary(
-            self, binary: Any, opstring: str, eager_grouping: bool = False, **kw: Any
-        ) -> str:
-            is_part = kw.pop("_in_operator_expression", False)
-            kw |= {"_in_operator_expression": True, "_binary_op": binary.operator}
-            left, right = (self.process(side, **kw) for side in (binary.left, binary.right))
-            operator = opstring.strip()
-            if operator in ("IN", "NOT IN"):
-                if right.startswith("(__[POSTCOMPILE_"):
-                    known = String() if isinstance(binary.left.type, NullType) else binary.left.type
-                    kind = self.dialect.type_compiler_instance.process(known)
-                    right = f"(ARRAY[{right[1:-1]}]::{kind.partition('(')[0]}[])"
-                said = f"{left} OPERATOR(pg_catalog.=) ANY {right}"
-                return said if operator == "IN" else f"(NOT {said})"
-            if operator.endswith("DISTINCT FROM"):  # arrays are equal where both hold NULL
-                left, right = f"ARRAY[{left}]", f"ARRAY[{right}]"
-                operator = "=" if "NOT" in operator else "<>"
-            if not operator.startswith("IS"):
-                operator = f"OPERATOR(pg_catalog.{operator})"
-            # all qualified operators have one precedence
-            return f"({left} {operator} {right})" if is_part else f"{left} {operator} {right}"
-
-        def visit_expression_clauselist(self, clauselist: Any, **kw: Any) -> str:
-            if clauselist.operator in (operators.and_, operators.or_):
-                return str(super().visit_expression_clauselist(clauselist, **kw))
-            operator = f" OPERATOR(pg_catalog.{OPERATORS[clauselist.operator].strip()}) "
-            kw["_in_operator_expression"] = True
-            return f"({operator.join(self.process(part, **kw) for part in clauselist.clauses)})"
-
-        def for_update_clause(self, select: Any, **kw: Any) -> str:
-            # SQLAlchemy before 2.0.39 passes the flags of an outer FOR UPDATE OF to one inside its subqueries
-            flags = ("ashint", "use_schema")
-            inner = {key: value for key, value in kw.items() if key not in flags}
-            return str(super().for_update_clause(select, **inner))
-
-        def visit_grouping(self, grouping: Any, *args: Any, **kw: Any) -> str:
-            return str(super().visit_grouping(grouping, *args, **kw | {"_in_operator_expression": False}))
-
-        def visit_like_op_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
-            return self._generate_generic_binary(binary, "~~", **kw)
-
-        def visit_floordiv_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
-            return self._generate_generic_binary(binary, "/", **kw)
-
-        def visit_empty_set_op_expr(self, type_: Any, expand_op: Any, **kw: Any) -> str:
-            return ""  # of an array
-
-    return Compiler
+    def visit_TEXT(self, type_: Any, **kw: Any) -> str:  # noqa: N802 - SQLAlchemy's name
+        return f"pg_catalog.{super().visit_TEXT(type_, **kw)}"
 
 
-COMPILERS: dict[str, Callable[[type[Any]], Any]] = {"postgresql": _compiler}
-"""The compilers of sqlq's own statements, by the names of SQLAlchemy's dialects."""
+COMPILER: Any = SQLCompiler
+"""Its methods have no types, or those that differ between releases of SQLAlchemy."""
+
+
+class _Names(COMPILER):  # type: ignore[misc]
+    """Writes functions and operators with their schema."""
+
+    def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
+        said: str = super().visit_function(func, *args, **kw)
+        # with several arrays the parser handles it, by this name alone
+        is_syntax = func.name in _SYNTAX or (func.name == "unnest" and len(func.clauses) > 1)
+        return said if is_syntax else f"pg_catalog.{said}"
+
+    def visit_textclause(self, textclause: Any, *args: Any, **kw: Any) -> str:
+        is_part = bool(self.stack)  # a caller writes whole statements itself
+        said: str = super().visit_textclause(textclause, *args, **kw)
+        return in_catalog(said) if is_part else said
+
+    def _generate_generic_binary(
+        self, binary: Any, opstring: str, eager_grouping: bool = False, **kw: Any
+    ) -> str:
+        is_part = kw.pop("_in_operator_expression", False)
+        kw |= {"_in_operator_expression": True, "_binary_op": binary.operator}
+        left, right = (self.process(side, **kw) for side in (binary.left, binary.right))
+        operator = opstring.strip()
+        if operator in ("IN", "NOT IN"):
+            if right.startswith("(__[POSTCOMPILE_"):
+                known = String() if isinstance(binary.left.type, NullType) else binary.left.type
+                kind = self.dialect.type_compiler_instance.process(known)
+                right = f"(ARRAY[{right[1:-1]}]::{kind.partition('(')[0]}[])"
+            said = f"{left} OPERATOR(pg_catalog.=) ANY {right}"
+            return said if operator == "IN" else f"(NOT {said})"
+        if operator.endswith("DISTINCT FROM"):  # arrays are equal where both hold NULL
+            left, right = f"ARRAY[{left}]", f"ARRAY[{right}]"
+            operator = "=" if "NOT" in operator else "<>"
+        if not operator.startswith("IS"):
+            operator = f"OPERATOR(pg_catalog.{operator})"
+        # all qualified operators have one precedence
+        return f"({left} {operator} {right})" if is_part else f"{left} {operator} {right}"
+
+    def visit_expression_clauselist(self, clauselist: Any, **kw: Any) -> str:
+        if clauselist.operator in (operators.and_, operators.or_):
+            return str(super().visit_expression_clauselist(clauselist, **kw))
+        operator = f" OPERATOR(pg_catalog.{OPERATORS[clauselist.operator].strip()}) "
+        kw["_in_operator_expression"] = True
+        return f"({operator.join(self.process(part, **kw) for part in clauselist.clauses)})"
+
+    def for_update_clause(self, select: Any, **kw: Any) -> str:
+        # SQLAlchemy before 2.0.39 passes the flags of an outer FOR UPDATE OF to one inside its subqueries
+        flags = ("ashint", "use_schema")
+        inner = {key: value for key, value in kw.items() if key not in flags}
+        return str(super().for_update_clause(select, **inner))
+
+    def visit_grouping(self, grouping: Any, *args: Any, **kw: Any) -> str:
+        return str(super().visit_grouping(grouping, *args, **kw | {"_in_operator_expression": False}))
+
+    def visit_like_op_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
+        return self._generate_generic_binary(binary, "~~", **kw)
+
+    def visit_floordiv_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
+        return self._generate_generic_binary(binary, "/", **kw)
+
+    def visit_empty_set_op_expr(self, type_: Any, expand_op: Any, **kw: Any) -> str:
+        return ""  # of an array
+
+
+COMPILERS: dict[str, type[SQLCompiler]] = {"postgresql": _Names}
+"""The classes that write sqlq's own statements, each with the compiler of a dialect of SQLAlchemy's."""
