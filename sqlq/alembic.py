@@ -25,7 +25,7 @@ from alembic import context
 from alembic.runtime.migration import MigrationContext
 
 from sqlq.config import urls
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.database.dialects import NAMES, dialect_named
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
@@ -80,7 +80,7 @@ def include_name(
     """
     if type_ != "table" or name is None:
         return True
-    if name not in migrate.OWN_NAMES | {version.TABLE}:
+    if name not in standing.OWN_NAMES | {version.TABLE}:
         return True
     own, default = urls.schema_name(schema), cast("str | None", "public")
     # Outside of an env.py there is no context. Alembic raises a NameError then, and an AttributeError once an

@@ -20,24 +20,24 @@ when the index is complete.
 
 from __future__ import annotations
 
-import enum
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, make_url, text
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from sqlq.config import urls
-from sqlq.database.dialects import dialect_of
+from sqlq.database import standing
+from sqlq.database.dialects import NAMES, dialect_named, dialect_of
 from sqlq.database.postgresql import online
+from sqlq.database.standing import Standing
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import tables, version
-from sqlq.schema.qualify import in_catalog
 
 
 @contextmanager
@@ -69,36 +69,7 @@ T = TypeVar("T")
 HOLDER_AFTER_S = 5.0
 """After this time a migration that waits names the holder of the lock."""
 
-OWN_NAMES = frozenset(table.name for table in tables.metadata.tables.values()) | set(tables.VIEWS)
-"""The tables and views of sqlq, without the version table: one of them without a version table is not
-sqlq's."""
-
 Direction = Literal["up", "down"]
-
-
-class Standing(enum.StrEnum):
-    """How the tables of a database relate to this sqlq."""
-
-    UP_TO_DATE = "up to date"
-    BEHIND = "behind"
-    MISSING = "missing"
-    AHEAD = "ahead"
-    """Newer, and this sqlq works with them: another release has migrated them in a rolling deploy."""
-    DIFFERENT = "different"
-    """At a revision that this sqlq works with, but without some of its columns."""
-    NEWER = "newer"
-    """Too new for this sqlq."""
-    FOREIGN = "foreign"
-
-
-class Check(NamedTuple):
-    """The result of `check`: the standing, the revision found, a sentence about them, and the revision
-    needed."""
-
-    standing: Standing
-    found: str | None
-    message: str
-    needed: str = version.HEAD
 
 
 def upgrade(engine: Engine, schema: str | None) -> str | None:
@@ -214,15 +185,16 @@ def downgrade(
     newer than this sqlq.
     """
     # `transaction` refuses the rest
-    if (standing := check(engine, schema)).standing in (Standing.MISSING, Standing.FOREIGN):
-        raise SchemaVersionError(standing.message)
+    before = standing.check(engine, schema)
+    if before.standing in (Standing.MISSING, Standing.FOREIGN):
+        raise SchemaVersionError(before.message)
     try:
         with transaction(engine, schema) as connection:
             _lock_tables(connection, schema)
             if not force:
                 _refuse_jobs(connection, schema)
             run(connection, schema, "down", revision)
-            return standing.found, version.read(connection, schema)
+            return before.found, version.read(connection, schema)
     except DBAPIError as error:
         if not dialect_of(engine).driver.trouble(error).rolled_back:
             raise
@@ -232,40 +204,16 @@ def downgrade(
         ) from None
 
 
-def check(engine: Engine, schema: str | None) -> Check:
-    """Return the standing of a database's tables; changes nothing and creates no file."""
-    file = _sqlite_file(engine)
-    if file and not file.exists():
-        return Check(Standing.MISSING, None, version.complaint(engine, None, None))
-    with engine.connect() as connection:
-        found = version.find(connection, schema)
-        if found is None:
-            if taken := _taken(connection, schema):
-                return Check(Standing.FOREIGN, None, _foreign(connection, schema, taken))
-            return Check(Standing.MISSING, None, version.complaint(connection, schema, None))
-        revision = found.revision
-        if found.usable and (difference := version.difference(connection, schema)):
-            return Check(Standing.DIFFERENT, revision, difference)
-        holds = f"{version.database(connection, schema)} holds sqlq's tables at revision {revision}"
-        if revision == version.HEAD:
-            return Check(Standing.UP_TO_DATE, revision, f"{holds}, the one needed")
-        if found.usable:
-            message = f"{holds}, newer than the {version.HEAD} of this sqlq, which works with them"
-            return Check(Standing.AHEAD, revision, message)
-        standing = Standing.NEWER if revision > version.HEAD else Standing.BEHIND
-        return Check(standing, revision, version.complaint(connection, schema, revision))
-
-
 def render_sql(dialect_name: str, schema: str | None) -> str:
     """Return the SQL of the whole upgrade of an empty database, as its shell runs it.
 
     Raises `UnsupportedDatabaseError` for anything but "postgresql", "sqlite" and "mariadb".
     """
-    if dialect_name not in _SHELLS:
+    if dialect_name not in NAMES:
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {dialect_name!r}"
         )
-    shell, begin, commit = _SHELLS[dialect_name]
+    shell, begin, commit = dialect_named(dialect_name).migrations.script
     script = io.StringIO()
     script.write(f"-- sqlq's tables at revision {version.HEAD}, for {shell} and an empty database\n\n{begin}")
     where = None if dialect_name == "sqlite" else schema
@@ -275,25 +223,13 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
     return script.getvalue()
 
 
-_OWN_PATH = (
-    "SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(pg_catalog.current_schema()), true)"
-)
-"""Names resolve in pg_catalog, or in the one schema of the tables."""
-_SHELLS = {
-    "postgresql": ("psql", f"BEGIN;\n\n{_OWN_PATH};\n\n", "COMMIT;\n"),
-    "sqlite": ("sqlite3 -bail", "BEGIN IMMEDIATE;\n\n", "COMMIT;\n"),
-    "mariadb": ("mariadb", "", ""),  # whose DDL commits at once; each statement can be repeated
-}
-"""The programs that run a script, with the begin and the end of its transaction."""
-
-
 # ── One migration, on whatever connection ───────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
     """Open the transaction of a migration, without any other migrator, and on tables of sqlq's or none."""
-    file = _sqlite_file(engine)
+    file = standing.sqlite_file(engine)
     if file and not file.parent.is_dir():
         raise ConfigurationError(
             f"{urls.masked(engine.url)} cannot be created: there is no directory {file.parent.absolute()}"
@@ -351,21 +287,16 @@ def _prepare(connection: Connection, schema: str | None) -> None:
     found = version.find(connection, schema)
     if found is not None and found.revision > version.HEAD and not found.usable:
         raise SchemaVersionError(version.complaint(connection, schema, found.revision))
-    if found is None and (taken := _taken(connection, schema)):
-        raise ConfigurationError(_foreign(connection, schema, taken))
+    if found is None and (taken := standing.taken(connection, schema)):
+        raise ConfigurationError(standing.foreign(connection, schema, taken))
     name = version.effective_schema(connection, schema)
     # The query comes first, since CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema
     # exists.
-    if name and not connection.execute(_SCHEMA[connection.dialect.name], {"name": name}).scalar():
+    finds_schema = dialect_of(connection).migrations.finds_schema
+    if name and not connection.execute(text(finds_schema), {"schema": name}).scalar():
         connection.exec_driver_sql(
             f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
         )
-
-
-_SCHEMA = {
-    "postgresql": text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name")),
-    "mariadb": text("SELECT 1 FROM information_schema.schemata WHERE schema_name = :name"),
-}
 
 
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
@@ -490,47 +421,13 @@ def _holder(connection: Connection, schema: str | None) -> str:
     return holder or "another session"
 
 
-def _taken(connection: Connection, schema: str | None) -> list[str]:
-    """Return the names of sqlq's relations that the database already has, but not by a migration of ours that
-    was broken off."""
-    names = _relations(connection, schema)
-    if version.TABLE in names and not dialect_of(connection).migrations.in_transactions:
-        return []
-    return sorted(OWN_NAMES & names)
-
-
-def _relations(connection: Connection, schema: str | None) -> set[str]:
-    values = {"schema": version.effective_schema(connection, schema)}
-    return set(connection.execute(text(_RELATIONS[connection.dialect.name]), values).scalars())
-
-
-_RELATIONS = {
-    "sqlite": "SELECT lower(name) FROM sqlite_master WHERE :schema IS NULL",
-    "postgresql": in_catalog("""
-            SELECT c.relname
-              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-             WHERE n.nspname = :schema"""),
-    "mariadb": "SELECT table_name FROM information_schema.tables WHERE table_schema = :schema",
-}
-
-
-def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> str:
-    way_out = (
-        "name another file with -d or SQLQ_DATABASE_URL"
-        if dialect_of(connection).in_a_file
-        else "give sqlq a schema of its own, as in SQLQ_SCHEMA=sqlq"
-    )
-    where = version.database(connection, version.effective_schema(connection, schema))
-    return f"{where} holds {' and '.join(taken)} already, not made by sqlq: nothing was changed; {way_out}"
-
-
 def _lock_tables(connection: Connection, schema: str | None) -> None:
     """Let no session add a job between the count and the drop."""
     dialect = dialect_of(connection)
     _limit_waits(connection)
     # on MariaDB a session that has locked some tables may use no others
     names = _JOB_TABLES if dialect.migrations.in_transactions else (*_TABLES, version.TABLE)
-    present = _present(connection, schema, names)
+    present = standing.present(connection, schema, names)
     if len(present) == len(names):  # else a downgrade was broken off on MariaDB, and goes on
         dialect.migrations.lock_tables(connection, present)
 
@@ -538,7 +435,7 @@ def _lock_tables(connection: Connection, schema: str | None) -> None:
 def _refuse_jobs(connection: Connection, schema: str | None) -> None:
     counts = {
         table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
-        for table in _present(connection, schema, _JOB_TABLES)
+        for table in standing.present(connection, schema, _JOB_TABLES)
     }
     held = [f"{count} in {table}" for table, count in counts.items() if count]
     if held:
@@ -549,20 +446,5 @@ def _refuse_jobs(connection: Connection, schema: str | None) -> None:
         )
 
 
-def _present(connection: Connection, schema: str | None, names: Iterable[str]) -> list[str]:
-    """Return the qualified names of those tables that the database has."""
-    schema, found = version.effective_schema(connection, schema), _relations(connection, schema)
-    return [version.qualified(connection, schema, name) for name in names if name in found]
-
-
 _JOB_TABLES = ("jobs", "finished_jobs", "failed_jobs")
 _TABLES = [table.name for table in tables.metadata.tables.values()]
-
-
-def _sqlite_file(engine: Engine) -> Path | None:
-    name = engine.url.database
-    return (
-        Path(name)
-        if engine.dialect.name == "sqlite" and name and name != ":memory:" and not name.startswith("file:")
-        else None
-    )

@@ -18,6 +18,12 @@ class Migrations:
     """The query that unlocks them, where the lock does not end with the transaction."""
     holder = ""
     """The query for who holds the lock, and how to end that session. It has no row where nobody does."""
+    relations: str
+    """The query for the names of all relations of a `:schema`."""
+    finds_schema = ""
+    """The query for whether there is a `:schema`, for databases that have several."""
+    script: tuple[str, str, str]
+    """The program that runs a script, and the begin and the end of its transaction."""
     in_transactions = True
     """Whether a transaction can create and change tables. Otherwise each such statement commits. Then all are
     written so that they can be repeated, and a migration that was broken off goes on."""

@@ -12,7 +12,7 @@ import subprocess
 import psycopg
 from sqlalchemy import Connection, Engine, inspect, make_url, text
 
-from sqlq.database import migrate
+from sqlq.database import standing
 from sqlq.schema import tables
 from tests.mariadb import found as program
 
@@ -166,7 +166,7 @@ def own_names(engine: Engine) -> set[str]:
         if "relations" in found
         else {str(row[1]) for row in found["objects"]}
     )
-    return names & migrate.OWN_NAMES
+    return names & standing.OWN_NAMES
 
 
 def run_script(engine: Engine, script: str) -> None:

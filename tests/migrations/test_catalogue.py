@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import TOKEN_SCHEMA, metadata
 from tests.kit import execute
@@ -56,7 +56,7 @@ def test_down_and_up_again_changes_nothing(empty: Engine, migrated: Catalogue) -
 def test_sql_builds_the_same(empty: Engine, migrated: Catalogue) -> None:
     run_script(empty, migrate.render_sql(empty.dialect.name, None))
     assert catalogue(empty) == migrated
-    assert migrate.check(empty, None).standing == "up to date"
+    assert standing.check(empty, None).standing == "up to date"
     assert migrate.upgrade(empty, None) == "0001"
 
 

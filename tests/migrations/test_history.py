@@ -16,7 +16,7 @@ import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.schema import version
 
 CHECKOUT = Path(version.__file__).parents[2]
@@ -80,10 +80,10 @@ def test_alembics_own_command_works_in_a_checkout(empty_database_url: str) -> No
     engine = create_engine(empty_database_url)
     for _ in range(2):
         assert "Warning" not in alembic("upgrade", "head", url=empty_database_url).stderr
-    assert migrate.check(engine, None).standing == "up to date"
+    assert standing.check(engine, None).standing == "up to date"
     assert alembic("current", url=empty_database_url).stdout.split() == [version.HEAD, "(head)"]
     alembic("downgrade", "base", url=empty_database_url)
-    assert migrate.check(engine, None).standing == "missing"
+    assert standing.check(engine, None).standing == "missing"
     engine.dispose()
 
 
@@ -91,8 +91,8 @@ def test_alembics_own_command_works_in_a_checkout(empty_database_url: str) -> No
 def test_alembics_own_command_obeys_sqlq_schema(empty_database_url: str) -> None:
     engine = create_engine(empty_database_url)
     alembic("upgrade", "head", url=empty_database_url, SQLQ_SCHEMA="queueing")
-    assert migrate.check(engine, None).standing == "missing"
-    assert migrate.check(engine, "queueing").standing == "up to date"
+    assert standing.check(engine, None).standing == "missing"
+    assert standing.check(engine, "queueing").standing == "up to date"
     engine.dispose()
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq.alembic
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
 from tests.migrations.catalogue import Catalogue, catalogue, own_names, run_script
@@ -145,14 +145,14 @@ def columns_of_orders(engine: Engine) -> list[str]:
 def test_up_and_down_inside_the_hosts_migration(make_host: Callable[..., Host], engine: Engine) -> None:
     host = make_host()
     command.upgrade(host.config, "head")
-    assert migrate.check(engine, None).standing == "up to date"
+    assert standing.check(engine, None).standing == "up to date"
     assert columns_of_orders(engine) == ["id", "total"], "the host's op was usable before and after"
     with engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["a1"]
     command.downgrade(host.config, "base")
     assert own_names(engine) == set()
     command.upgrade(host.config, "head")
-    assert migrate.check(engine, None).standing == "up to date"
+    assert standing.check(engine, None).standing == "up to date"
 
 
 def test_the_tables_are_those_of_sqlq_migrate(make_host: Callable[..., Host], engine: Engine) -> None:
@@ -170,10 +170,10 @@ def test_a_failed_host_migration_rolls_back_sqlqs_tables(
     with pytest.raises(RuntimeError, match="the host failed"):
         command.upgrade(host.config, "head")
     # on MariaDB each statement has committed, and the host's next try finds sqlq's tables made
-    made = migrate.OWN_NAMES if engine.dialect.name == "mariadb" else set()
+    made = standing.OWN_NAMES if engine.dialect.name == "mariadb" else set()
     assert own_names(engine) == made
     in_a_context(engine, sqlq.alembic.upgrade)
-    assert migrate.check(engine, None).standing == "up to date"
+    assert standing.check(engine, None).standing == "up to date"
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
@@ -182,12 +182,12 @@ def test_a_schema_by_argument_or_by_setting(
 ) -> None:
     host = make_host(up='schema="queueing"', down='"base", schema="queueing"')
     command.upgrade(host.config, "head")
-    assert migrate.check(engine, "queueing").standing == "up to date"
+    assert standing.check(engine, "queueing").standing == "up to date"
     command.downgrade(host.config, "base")
-    assert migrate.check(engine, "queueing").standing == "missing"
+    assert standing.check(engine, "queueing").standing == "missing"
     monkeypatch.setenv("SQLQ_SCHEMA", "configured")
     in_a_context(engine, sqlq.alembic.upgrade)
-    assert migrate.check(engine, "configured").standing == "up to date"
+    assert standing.check(engine, "configured").standing == "up to date"
     assert own_names(engine) == set()
 
 
@@ -216,7 +216,7 @@ def test_an_asynchronous_hosts_connection_serves(empty_database_url: str, engine
         await asynchronous.dispose()
 
     asyncio.run(host())
-    assert migrate.check(engine, None).standing == "up to date"
+    assert standing.check(engine, None).standing == "up to date"
 
 
 def in_a_context(engine: Engine, work: Callable[[Operations], None]) -> None:
@@ -232,7 +232,7 @@ def test_the_hosts_offline_sql_holds_sqlqs(make_host: Callable[..., Host], engin
     command.upgrade(host.config, "head", sql=True)
     assert own_names(engine) == set()
     run_script(engine, host.output.getvalue())
-    assert migrate.check(engine, None).standing == "up to date"
+    assert standing.check(engine, None).standing == "up to date"
     assert columns_of_orders(engine) == ["id", "total"]
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 import sqlq
 import sqlq.alembic
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
 from tests.kit import execute
@@ -300,7 +300,7 @@ for number in range(1, 100):
         try:
             if sys.argv[3] == "up":
                 migrate.upgrade(engine, None)
-            elif migrate.check(engine, None).standing != "missing":
+            elif standing.check(engine, None).standing != "missing":
                 migrate.downgrade(engine, None, "base")
         except BaseException:
             traceback.print_exc()
@@ -328,10 +328,10 @@ def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) 
         return int(done.stdout)
 
     assert killed("up") > 15
-    assert migrate.check(empty, None).standing == "up to date"
+    assert standing.check(empty, None).standing == "up to date"
     made = catalogue(empty)
     assert killed("down") > 6
-    assert migrate.check(empty, None).standing == "missing"
+    assert standing.check(empty, None).standing == "missing"
     migrate.upgrade(empty, None)
     assert catalogue(empty) == made
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 import sqlq
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
@@ -39,7 +39,7 @@ def migrated(empty: Engine) -> Engine:
 
 def test_upgrade_returns_the_revision_before(empty: Engine) -> None:
     assert migrate.upgrade(empty, None) is None
-    assert own_names(empty) == migrate.OWN_NAMES
+    assert own_names(empty) == standing.OWN_NAMES
     assert migrate.upgrade(empty, None) == version.HEAD
 
 
@@ -66,9 +66,9 @@ def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(
     with pytest.raises(RuntimeError, match="the power went"):
         migrate.upgrade(empty, None)
     event.remove(empty, "before_cursor_execute", break_near_the_end)
-    left = migrate.OWN_NAMES - {"queue_stats"} if empty.dialect.name == "mariadb" else set()
+    left = standing.OWN_NAMES - {"queue_stats"} if empty.dialect.name == "mariadb" else set()
     assert own_names(empty) == left
-    assert migrate.check(empty, None).standing == "missing"
+    assert standing.check(empty, None).standing == "missing"
     assert migrate.upgrade(empty, None) is None
 
 
@@ -94,7 +94,7 @@ def test_upgrade_takes_the_write_lock_first(empty: Engine, begin: str) -> None:
     )
     migrate.upgrade(empty, None)
     assert statements[:3] == [begin, "ROLLBACK", "BEGIN IMMEDIATE"]
-    assert migrate.check(empty, None).standing == "up to date"
+    assert standing.check(empty, None).standing == "up to date"
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
@@ -113,23 +113,23 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
 
 
 def test_check_distinguishes_missing_from_up_to_date(empty: Engine) -> None:
-    found = migrate.check(empty, None)
+    found = standing.check(empty, None)
     assert (found.standing, found.found, found.needed) == ("missing", None, version.HEAD)
     assert f"create them with `sqlq migrate -d {empty.url.render_as_string()}`" in found.message
     if empty.dialect.name == "sqlite":
         assert not Path(empty.url.database or "").exists()
     migrate.upgrade(empty, None)
-    assert migrate.check(empty, None)[:2] == ("up to date", version.HEAD)
+    assert standing.check(empty, None)[:2] == ("up to date", version.HEAD)
 
 
 def test_check_distinguishes_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
-    ahead = migrate.check(migrated, None)
+    ahead = standing.check(migrated, None)
     assert (ahead.standing, ahead.found, ahead.needed) == ("ahead", "0099", version.HEAD)
     execute(migrated, "UPDATE sqlq_version SET oldest_code = '0099'")
-    assert migrate.check(migrated, None).standing == "newer"
+    assert standing.check(migrated, None).standing == "newer"
     monkeypatch.setattr(version, "HEAD", "0100")
-    assert migrate.check(migrated, None).standing == "behind"
+    assert standing.check(migrated, None).standing == "behind"
 
 
 # ── Refused ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,7 +175,7 @@ def test_a_foreign_table_is_refused_and_left_alone(empty: Engine, foreign: str) 
         migrate.upgrade(empty, None)
     assert foreign.split()[2] in str(refusal.value)
     assert catalogue(empty) == before
-    check = migrate.check(empty, None)
+    check = standing.check(empty, None)
     assert (check.standing, check.message) == ("foreign", str(refusal.value))
     assert execute(empty, version_tables(empty)) == 0
 
@@ -185,7 +185,7 @@ def test_a_schema_of_its_own_avoids_a_foreign_table(empty: Engine) -> None:
     execute(empty, "CREATE TABLE jobs (id INTEGER PRIMARY KEY, queue TEXT)")
     before = catalogue(empty)
     migrate.upgrade(empty, "sqlq")
-    assert migrate.check(empty, "sqlq").standing == "up to date"
+    assert standing.check(empty, "sqlq").standing == "up to date"
     assert catalogue(empty) == before
     migrate.downgrade(empty, "sqlq", "base")
     assert catalogue(empty) == before
@@ -198,7 +198,7 @@ def test_an_existing_schema_needs_no_right_to_create_one(empty: Engine) -> None:
         connection.execute(text("CREATE SCHEMA queueing AUTHORIZATION sqlq_owner"))
     event.listen(empty, "begin", lambda connection: connection.exec_driver_sql("SET LOCAL ROLE sqlq_owner"))
     migrate.upgrade(empty, "queueing")
-    assert migrate.check(empty, "queueing").standing == "up to date"
+    assert standing.check(empty, "queueing").standing == "up to date"
     with empty.begin() as connection:
         connection.execute(text("RESET ROLE"))
         connection.execute(text("DROP OWNED BY sqlq_owner"))
@@ -227,7 +227,7 @@ def test_downgrade_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
         execute(migrated, "DELETE FROM jobs")
     with pytest.raises(ConfigurationError, match=rf": 1 in \S*\b{table}; delete them first, or add --force"):
         migrate.downgrade(migrated, None, "base")
-    assert own_names(migrated) == migrate.OWN_NAMES
+    assert own_names(migrated) == standing.OWN_NAMES
     assert execute(migrated, f"SELECT count(*) FROM {table}") == 1
     migrate.downgrade(migrated, None, "base", force=True)
     assert own_names(migrated) == set()
@@ -264,7 +264,7 @@ def test_a_revision_that_is_no_number_is_refused_in_one_sentence(migrated: Engin
         for work in doing:
             with pytest.raises(SchemaVersionError, match=said):
                 work()
-    assert said in migrate.check(migrated, None).message
+    assert said in standing.check(migrated, None).message
 
 
 def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
@@ -273,7 +273,7 @@ def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
         match=r"cannot be taken down to revision '0077': .*; revisions go from .base. to 0001",
     ):
         migrate.downgrade(migrated, None, "0077")
-    assert own_names(migrated) == migrate.OWN_NAMES
+    assert own_names(migrated) == standing.OWN_NAMES
 
 
 @on_servers
@@ -285,7 +285,7 @@ def test_downgrade_does_not_queue_behind_a_long_transaction(
         other.execute(text("SELECT count(*) FROM jobs"))
         with pytest.raises(ConfigurationError, match="in use: stop the workers"):
             migrate.downgrade(migrated, None, "base")
-    assert own_names(migrated) == migrate.OWN_NAMES
+    assert own_names(migrated) == standing.OWN_NAMES
 
 
 # ── At once ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -337,7 +337,7 @@ def test_one_of_several_processes_migrates(empty_database_url: str, empty: Engin
             start(process)
         said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in processes]
     assert sorted(said) == [f"before: {version.HEAD}"] * 3 + ["before: None"]
-    assert migrate.check(empty, None).standing == "up to date"
+    assert standing.check(empty, None).standing == "up to date"
 
 
 def test_a_second_process_waits_for_the_first(empty_database_url: str, empty: Engine) -> None:

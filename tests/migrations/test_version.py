@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import sqlq
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Verdict
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import tables, version
 from tests.conftest import DATABASES
@@ -210,8 +210,8 @@ def test_check_names_the_columns_that_tables_lack(empty: Engine, change: str) ->
         for view in tables.VIEWS:
             connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text(statement))
-    found = migrate.check(empty, None)
-    assert found.standing is migrate.Standing.DIFFERENT
+    found = standing.check(empty, None)
+    assert found.standing is standing.Standing.DIFFERENT
     assert words in found.message
     app = sqlq.App(empty.url)
     task = app.task(name="t")(lambda: None)
@@ -245,5 +245,5 @@ def test_an_extra_column_is_accepted(empty: Engine) -> None:
     migrate.upgrade(empty, None)
     with empty.begin() as connection:
         connection.execute(text("ALTER TABLE jobs ADD COLUMN note TEXT"))
-    assert migrate.check(empty, None).standing is migrate.Standing.UP_TO_DATE
+    assert standing.check(empty, None).standing is standing.Standing.UP_TO_DATE
     assert migrate.upgrade(empty, None) == version.HEAD

@@ -12,6 +12,7 @@ from sqlq.cli.options import flag, worker_option
 from sqlq.cli.terminal.output import naming_options
 from sqlq.config.durations import readable
 from sqlq.database import migrate as migrating
+from sqlq.database import standing
 from sqlq.database.database import Database
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
@@ -66,9 +67,9 @@ def migrate(
     if wait_ms:
         _wait(app.database, wait_ms)
     if check:
-        found = migrating.check(engine, schema)
+        found = standing.check(engine, schema)
         click.echo(found.message)
-        if found.standing not in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD):
+        if found.standing not in (standing.Standing.UP_TO_DATE, standing.Standing.AHEAD):
             raise SystemExit(1)
         return
     where = context.shown_url()

@@ -20,6 +20,9 @@ SELECT CONCAT(COALESCE(user, 'a user'), ' in session ', held.id, ', which KILL '
   FROM (SELECT IS_USED_LOCK({_LOCK}) AS id) AS held
   LEFT JOIN information_schema.processlist AS session ON session.id = held.id
  WHERE held.id IS NOT NULL"""
+    relations = "SELECT table_name FROM information_schema.tables WHERE table_schema = :schema"
+    finds_schema = "SELECT 1 FROM information_schema.schemata WHERE schema_name = :schema"
+    script = ("mariadb", "", "")  # its DDL commits at once; each statement can be repeated
     in_transactions = False
     open_transactions = "information_schema.innodb_trx (by trx_started)"
 

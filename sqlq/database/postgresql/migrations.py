@@ -10,6 +10,11 @@ from sqlq.database.migrations import Migrations
 from sqlq.database.postgresql import online
 from sqlq.schema.qualify import in_catalog
 
+_OWN_PATH = (
+    "SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(pg_catalog.current_schema()), true)"
+)
+"""Names resolve in pg_catalog, or in the one schema of the tables."""
+
 
 class PostgreSQLMigrations(Migrations):
     # of the transaction, so that a pooler can share the session and a killed process leaves none
@@ -21,6 +26,12 @@ SELECT concat(a.usename, ' in session ', a.pid, ', which SELECT pg_terminate_bac
    AND a.datname = current_database()
    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
  LIMIT 1""")
+    relations = in_catalog("""
+SELECT c.relname
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = :schema""")
+    finds_schema = in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema")
+    script = ("psql", f"BEGIN;\n\n{_OWN_PATH};\n\n", "COMMIT;\n")
     open_transactions = "pg_stat_activity (by xact_start)"
     build_index = staticmethod(online.build_index)
 

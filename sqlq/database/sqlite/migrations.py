@@ -11,6 +11,9 @@ from sqlq.database.migrations import Migrations
 
 
 class SQLiteMigrations(Migrations):
+    relations = "SELECT lower(name) FROM sqlite_master WHERE :schema IS NULL"
+    script = ("sqlite3 -bail", "BEGIN IMMEDIATE;\n\n", "COMMIT;\n")
+
     def lock(self, conn: Connection, schema: str | None) -> bool:
         driver: Any = conn.connection.driver_connection
         if driver.in_transaction:
