@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -27,6 +27,7 @@ class Failures(AsJson):
     the last line of the traceback in the user's own code, as in "shop/mail.py in send". `over_time` counts
     the jobs in equal parts of the time from the first to the last of all groups."""
 
+    COLUMNS: ClassVar = ("number", "task", "newest", "fingerprint", "error")
     fingerprint: str
     task: str
     error: str

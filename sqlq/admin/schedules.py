@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from sqlalchemy import Connection, Row
 
@@ -36,6 +36,7 @@ class LastJob:
     """A job that a schedule has enqueued: its state, the time of its run, and its error if it has failed.
     `state` is "gone" where it is kept no longer."""
 
+    COLUMNS: ClassVar = ("id", "state", "for=scheduled_for", "error")
     id: int
     state: str
     scheduled_for: datetime | None = None
@@ -53,6 +54,10 @@ class ScheduleDetails(AsJson):
     of the schedule had not ended at their time. After an outage up to 1,000 are counted.
     """
 
+    COLUMNS: ClassVar = (
+        *("name", "state", "when=plan", "task", "next=next_at"),
+        *("ticks", "skipped", "last job=last_job"),
+    )
     name: str
     state: str
     plan: Schedule | None
@@ -77,6 +82,19 @@ class ScheduleDetails(AsJson):
     paused_at: datetime | None
     retired_at: datetime | None
     created_at: datetime
+
+    @property
+    def next_at(self) -> datetime | None:
+        return self.upcoming[0] if self.upcoming else None
+
+    @property
+    def last_job(self) -> str | None:
+        """The last job, or the reason why the schedule fails."""
+        if self.error is not None:
+            return f"error: {self.error}"
+        for job in self.jobs[:1]:
+            return f"{job.id} {job.state}" + (f": {job.error}" if job.error else "")
+        return None
 
     def as_json(self) -> dict[str, Any]:
         plan = None if self.plan is None else str(self.plan)

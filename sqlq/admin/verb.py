@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sqlq.config.durations import aware, counted
+from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ class Option:
         """Return the value that a form has. Raises `ConfigurationError`."""
         if self.kind == "number":
             return whole(text, self.name)
-        if self.kind == "time":
-            try:
-                return aware(datetime.fromisoformat(text), self.name)
-            except ValueError:
-                raise ConfigurationError(f"{self.name} is {text[:40]!r}: give a time with its zone") from None
         return True if self.kind == "flag" else text
 
 

@@ -13,7 +13,6 @@ from sqlq.admin.verb import Option, Outcome, Verb
 from sqlq.config.durations import counted
 
 if TYPE_CHECKING:
-    from sqlq.model.flow_status import FlowStatus
     from sqlq.model.job import JobDetails
 
 WAITING = ("blocked", "scheduled", "available")
@@ -25,6 +24,8 @@ QUEUE = Option("queue", "Those of one queue.")
 GROUP = Option("group", "Those of one group.")
 ONES = (TASK, QUEUE, GROUP)
 """Options that choose jobs. Ids, task, queue and group given together must all fit."""
+OTHER_QUEUE = Option("queue", "Another queue than the task's own.")
+PRIORITY = Option("priority", "-100 to 100; larger runs first.", "number")
 ERROR = Option("error", "Those with this error, as sqlq failed has it.", metavar="FINGERPRINT")
 ALL_FAILED = Option("all", "All failed jobs.", "flag")
 ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
@@ -64,10 +65,6 @@ def of(options: Mapping[str, Any]) -> str:
 def who(worker: Any) -> str:
     """Return the name of a worker, where it has one, with its host and process."""
     return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
-
-
-def flow_counts(flow: FlowStatus) -> str:
-    return ", ".join(f"{number:,} {state}" for state, number in flow.counts.items())
 
 
 def _others(ids: Iterable[int], done: Collection[int]) -> list[int]:
@@ -228,8 +225,8 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 @verb(
     "change",
     options=(
-        Option("queue", "Another queue than the task's own."),
-        Option("priority", "-100 to 100; larger runs first.", "number"),
+        OTHER_QUEUE,
+        PRIORITY,
         Option("available_at", "When they are due.", "time", "--at"),
         DELAY,
     ),
@@ -336,7 +333,7 @@ def skip(app: Any, ids: Sequence[int]) -> Outcome:
     """
     flows = {id: app.flows.skip(id) for id in ids}
     lines = [
-        f"skipped step {id}; flow {flow.id} is {flow.state}, {flow_counts(flow)}"
+        f"skipped step {id}; flow {flow.id} is {flow.state}, {flow.steps_by_state}"
         for id, flow in flows.items()
     ]
     return Outcome([flow.as_json() for flow in flows.values()][-1], lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import click
 
+from sqlq.admin.verb import Option as OfVerb
+from sqlq.admin.verbs import ONES, OTHER_QUEUE, PRIORITY
 from sqlq.errors import ConfigurationError
 
 Option: TypeAlias = Callable[[Any], Any]
@@ -97,9 +99,25 @@ def _refuse(name: str) -> NoReturn:
 # -- options -------------------------------------------------------------------------------------------------
 
 
-def time_option(words: str, *names: str, or_age: bool = False) -> Option:
-    """Return an option whose value is a time, or with `or_age` how long ago."""
-    return click.option(*names, type=moment_or_age if or_age else moment, metavar="TIME", help=words)
+TYPES: Mapping[str, Mapping[str, Any]] = {
+    "text": {},
+    "flag": {"is_flag": True},
+    "number": {"type": int},
+    "duration": {"metavar": "DURATION"},
+    "time": {"type": moment, "metavar": "TIME"},
+    "age": {"type": moment_or_age, "metavar": "TIME"},
+}
+"""How a command reads the options of each kind."""
+
+
+def option_of(given: OfVerb) -> Option:
+    """Return the option of a command for one of a verb."""
+    metavar = {"metavar": given.metavar} if given.metavar else {}
+    return click.option(given.words, given.name, help=given.help, **{**TYPES[given.kind], **metavar})
+
+
+def time_option(words: str, *names: str) -> Option:
+    return click.option(*names, type=moment, metavar="TIME", help=words)
 
 
 def json_option(words: str, name: str, example: dict[str, Any]) -> Option:
@@ -118,20 +136,13 @@ def json_option(words: str, name: str, example: dict[str, Any]) -> Option:
     return click.option(name, type=read, metavar="JSON", help=f"{words}, as a JSON object: '{shown}'.")
 
 
-those_of_one = options(
-    click.option("--task", help="Those of one task."),
-    click.option("--queue", help="Those of one queue."),
-    click.option("--group", help="Those of one group."),
-)
-"""Options that choose jobs. Ids, task, queue and group given together must all fit."""
-queue_option = click.option("--queue", help="Another queue than the task's own.")
-priority_option = click.option("--priority", type=int, help="-100 to 100; larger runs first.")
+those_of_one = options(*map(option_of, ONES))
 job_options = options(
     click.argument("task"),
     click.argument("args", nargs=-1),
     json_option("Arguments by name", "--kwargs", {"copy": True}),
-    queue_option,
-    priority_option,
+    option_of(OTHER_QUEUE),
+    option_of(PRIORITY),
 )
 """The task and arguments of a new job, its queue and priority."""
 exact_option = flag("--exact", help="Count every job, however many there are.")

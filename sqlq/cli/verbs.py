@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 from sqlq.admin.verb import JobSelection, Option, Verb
 from sqlq.admin.verbs import VERBS, of
 from sqlq.cli.context import Context
-from sqlq.cli.options import confirm, json_flag, moment, moment_or_age, yes_option
+from sqlq.cli.options import confirm, json_flag, option_of, yes_option
 from sqlq.cli.terminal.output import answer, naming_options, plain
 from sqlq.config.command_hint import command as quoted
 from sqlq.config.durations import counted
@@ -19,15 +19,6 @@ from sqlq.errors import ConfigurationError
 
 MOST_COUNTED = 100_000
 """Jobs are counted up to here before a command wants a yes."""
-TYPES: Mapping[str, Mapping[str, Any]] = {
-    "text": {},
-    "flag": {"is_flag": True},
-    "number": {"type": int},
-    "duration": {"metavar": "DURATION"},
-    "time": {"type": moment, "metavar": "TIME"},
-    "age": {"type": moment_or_age, "metavar": "TIME"},
-}
-"""How a command reads the options of each kind."""
 
 
 def command_of(words: str) -> click.Command:
@@ -43,21 +34,14 @@ def command_of(words: str) -> click.Command:
     )
     command = click.Command(
         words.rpartition(" ")[2],
-        params=[*map(_option, (*verb.chosen_by, *verb.options)), subjects],
+        params=[subjects],
         callback=click.pass_obj(partial(_run, words)),
         help=verb.help,
     )
-    if verb.confirms:
-        yes_option(command)
-    json_flag(command)
+    confirmed = [yes_option] if verb.confirms else []
+    for option in (*map(option_of, (*verb.chosen_by, *verb.options)), *confirmed, json_flag):
+        option(command)
     return command
-
-
-def _option(option: Option) -> click.Option:
-    values: dict[str, Any] = {**TYPES[option.kind]}
-    if option.metavar:
-        values["metavar"] = option.metavar
-    return click.Option([option.words, option.name], help=option.help, **values)
 
 
 def _run(

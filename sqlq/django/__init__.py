@@ -32,8 +32,7 @@ def __getattr__(name: str) -> Any:
     if name == "app":
         from sqlq.django.application import project_app
 
-        # Where this sets Django up, modules of tasks are imported, which have made the App by then.
-        return globals().setdefault(name, project_app())  # guard: a-project-has-one-app
+        return project_app()
     if name == "SqlqBackend":
         from sqlq.django.backend import SqlqBackend
 

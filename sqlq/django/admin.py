@@ -26,7 +26,7 @@ from sqlq.admin.verb import whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines
-from sqlq.django import app
+from sqlq.django.application import project_app
 from sqlq.django.models import FailedJob, Job, Queue, Schedule, Worker
 from sqlq.errors import SqlqError
 from sqlq.model.job import State
@@ -38,6 +38,7 @@ MOST = 1_000
 ASKED = 900
 """The most jobs that are deleted together: Django takes forms of a thousand fields."""
 TROUBLE = (SqlqError, SQLAlchemyError)
+app = project_app()
 redacted, reading = Redaction(), Reading(app)
 
 

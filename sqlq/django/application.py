@@ -234,9 +234,21 @@ class JoinedDatabase:
         return sync_to_async(work)(*args, **options)
 
 
+_apps: list[DjangoApp] = []
+"""The App of the project, once it is made."""
+
+
 def project_app() -> DjangoApp:
-    """Return the App of the project, and set Django up where nothing has begun to: `sqlq -a sqlq.django:app`
-    is no command of manage.py's. Raises `ConfigurationError` where the settings cannot be used."""
+    """Return the App of the project. Raises `ConfigurationError` where the settings cannot be used."""
+    if not _apps:
+        app = _made_of_the_settings()
+        # where that set Django up, modules of tasks were imported, which have made the App by then
+        _apps[:] = _apps or [app]  # guard: a-project-has-one-app
+    return _apps[0]
+
+
+def _made_of_the_settings() -> DjangoApp:
+    """Set Django up where nothing has begun to: `sqlq -a sqlq.django:app` is no command of manage.py's."""
     try:
         if not apps.ready and not getattr(apps, "loading", False):
             django.setup()
@@ -255,10 +267,7 @@ class InProject(CommandLine):
 
     def url(self) -> URL | None:
         """Return where the project's App is, if it has been made."""
-        import sqlq.django
-
-        app = vars(sqlq.django).get("app")
-        return None if app is None else app.url
+        return _apps[0].url if _apps else None
 
 
 # -- Django's connections around attempts --------------------------------------------------------------------

@@ -36,7 +36,7 @@ except ImportError:
 
 from sqlq.app.app import App
 from sqlq.app.inline import is_on_a_loop
-from sqlq.django.application import DjangoApp, where_the_orm_works
+from sqlq.django.application import project_app, where_the_orm_works
 from sqlq.errors import ConfigurationError, EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
 from sqlq.model.job import JobDetails, State
@@ -114,7 +114,7 @@ class SqlqBackend(BaseTaskBackend):
             )
         except EnqueueError as error:
             raise InvalidTask(str(error)) from error
-        app = _app()
+        app = project_app()
         job = app.enqueue(new)
         # read back, for the database's clock sets the time of the enqueue
         result = self._result(app.jobs.get(job.id))
@@ -132,7 +132,7 @@ class SqlqBackend(BaseTaskBackend):
         if is_on_a_loop():
             return where_the_orm_works(self.get_result, result_id)
         try:
-            return self._result(_app().jobs.get(int(result_id)))
+            return self._result(project_app().jobs.get(int(result_id)))
         except (ValueError, JobNotFoundError):
             raise TaskResultDoesNotExist(result_id) from None
 
@@ -159,7 +159,7 @@ class SqlqBackend(BaseTaskBackend):
 
     def registered(self, task: Any) -> Task[..., Any]:
         """Return the task of sqlq's that stands for one of Django's, registered with the App."""
-        app, name = _app(), task.module_path
+        app, name = project_app(), task.module_path
         known = app.tasks.get(name)
         if known is not None and _of_django(known) is not None:
             return known
@@ -171,7 +171,7 @@ class SqlqBackend(BaseTaskBackend):
 
     def _result(self, details: JobDetails) -> Any:
         """Return the result of a job's row. Raises `TaskResultDoesNotExist`."""
-        task = _of_django(_app().tasks.get(details.task))
+        task = _of_django(project_app().tasks.get(details.task))
         if task is None:
             raise TaskResultDoesNotExist(details.id)
         ended = [_moment(datetime.fromisoformat(record["at"])) for record in details.errors if "at" in record]
@@ -200,12 +200,6 @@ class SqlqBackend(BaseTaskBackend):
 @cache
 def _listen(app: App) -> None:
     app.on("finished", "failed", "cancelled")(tell_finished)
-
-
-def _app() -> DjangoApp:
-    from sqlq.django import app
-
-    return app
 
 
 def _of_django(task: Task[..., Any] | None) -> Any:
@@ -313,7 +307,7 @@ def tell_finished(events: list[JobEvent]) -> None:
     close_old_connections()
     try:
         for event in events:
-            if (task := _of_django(_app().tasks.get(event.task))) is not None:
+            if (task := _of_django(project_app().tasks.get(event.task))) is not None:
                 _tell_finished(task, event)
     finally:
         close_old_connections()

@@ -21,8 +21,9 @@ _STAYS = frozenset({"sqlq_workers"})
 
 def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **given: Any) -> None:
     """Bring sqlq's tables up after `manage.py migrate`. A flush sends the same signal, without a plan."""
-    from sqlq.django import app
+    from sqlq.django.application import project_app
 
+    app = project_app()
     if using == app.configuration.database and "plan" in given and app.configuration.migrate_with_django:
         try:
             before = _migrate(app, using)
@@ -34,8 +35,9 @@ def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = Non
 
 def before_flush(using: str) -> None:
     """Empty sqlq's tables before a flush in tests."""
-    from sqlq.django import app
+    from sqlq.django.application import project_app
 
+    app = project_app()
     if is_testing() and using == app.configuration.database:  # guard: jobs-are-flushed-in-tests-alone
         _empty(app, using)
 

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.views.decorators.csrf import csrf_exempt
 
+from sqlq.django.application import project_app
 from sqlq.web import User, wsgi
 from sqlq.web.site import required  # which names packages that are not there
 
@@ -66,9 +67,7 @@ def user_of(user: Any) -> User | None:
 
 @cache
 def _site() -> Any:
-    from sqlq.django import app
-
-    return wsgi(app, authorize=lambda request: request.environ[USER])
+    return wsgi(project_app(), authorize=lambda request: request.environ[USER])
 
 
 def _login() -> str | None:

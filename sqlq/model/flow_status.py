@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlq.config.json_text import AsJson
 from sqlq.errors import JobNotFoundError
@@ -35,10 +35,15 @@ class FlowStatus(AsJson):
     """How far a flow is: how many of its steps are in which state. Steps whose rows were pruned count as
     nothing."""
 
+    COLUMNS: ClassVar = ("id", "name", "state", "steps=steps_by_state", "enqueued=created_at")
     id: int
     name: str | None
     created_at: datetime
     counts: Mapping[State, int]
+
+    @property
+    def steps_by_state(self) -> str:
+        return ", ".join(f"{number:,} {state}" for state, number in self.counts.items())
 
     @property
     def state(self) -> State:

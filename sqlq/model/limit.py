@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from string import Formatter
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from sqlq.config.durations import compact, milliseconds
+from sqlq.config.durations import age, compact, milliseconds
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
@@ -288,6 +288,10 @@ class LimitStatus(AsJson):
     `next_start_seconds`. `set_at` is when an operator overrode the limit. There may be more in line where it
     `is_capped`. Its rule `is_known` once a worker has looked at the key."""
 
+    COLUMNS: ClassVar = (
+        *("key", "limit=says", "running", "waiting=in_line"),
+        *("oldest due=oldest_due_at", "next start=next_start", "set"),
+    )
     key: str
     max_running: int | None
     rate: int | None
@@ -308,6 +312,18 @@ class LimitStatus(AsJson):
         if not self.is_known:
             return "as its jobs say, once a worker looks"
         return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))
+
+    @property
+    def in_line(self) -> str:
+        return f"{self.waiting:,}{'+' if self.is_capped else ''}"
+
+    @property
+    def next_start(self) -> str | None:
+        return None if self.next_start_seconds is None else f"in {self.next_start_seconds:.3g} s"
+
+    @property
+    def set(self) -> str | None:
+        return None if self.set_at is None else f"by an operator {age(self.set_at)} ago"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "says": self.says}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import ClassVar
 
 from sqlalchemy import Connection, select, update
 
@@ -23,6 +24,10 @@ class Action(AsJson):
     that it changed; None for an action that has not ended, or was interrupted. `database_user` is the user
     of the database connection, as the database has it; None on SQLite."""
 
+    COLUMNS: ClassVar = (
+        *("id", "when=at", "who=actor", "database user=database_user"),
+        *("number", "command=target"),
+    )
     id: int
     at: datetime
     actor: str

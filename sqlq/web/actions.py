@@ -62,8 +62,9 @@ def act(view: View) -> Response:
 
 def _options(verb: Verb) -> Mapping[str, Option]:
     """Return the options that a form may have. A filter has the fields of those that choose jobs."""
-    options = [each for each in (*verb.chosen_by, *verb.options) if each.name not in (*FIELDS, "error")]
-    return {each.name: each for each in options if each.name != "all" or not verb.is_of_jobs}
+    others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
+    options = [each for each in (*verb.chosen_by, *verb.options) if each.name not in others]
+    return {each.name: each for each in options if each.kind != "time"}
 
 
 def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:

@@ -54,6 +54,6 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("no-transaction-around-forms", "transaction.non_atomic_requests", "csrf_exempt", STAFF + "test_the_dashboard_works_inside_a_project[sqlite-atomic]"),
     ("the-orm-changes-nothing", None, "pass", STAFF + "test_the_admin_works_inside_a_project[sqlite-plain]"),
     ("actions-by-djangos-permissions", None, "if True:", STAFF + "test_the_admin_works_inside_a_project[sqlite-plain]"),
-    ("a-project-has-one-app", "globals().setdefault(name, project_app())", "globals().__setitem__(name, project_app()) or globals()[name]", "tests/faces/django/test_manage.py::TestCommand::test_a_worker_by_the_name_of_the_app_knows_the_tasks[sqlite]"),
+    ("a-project-has-one-app", "_apps or [app]", "[app]", "tests/faces/django/test_manage.py::TestCommand::test_a_worker_by_the_name_of_the_app_knows_the_tasks[sqlite]"),
     ("no-transaction-around-actions", "transaction.non_atomic_requests", "admin.display", STAFF + "test_the_admin_works_inside_a_project[sqlite-atomic]"),
 ]

@@ -8,7 +8,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, takes_json
-from sqlq.cli.terminal.output import ago, show_list
+from sqlq.cli.terminal.output import show_list
 
 
 @click.command()
@@ -23,17 +23,4 @@ def audit(context: Context, /, as_json: bool, **chosen: Any) -> None:
     Each command that changes something leaves a row: who, when, what, and on how many rows. One without a
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
-    show_list(
-        ("id", "when", "who", "database user", "number", "command"),
-        context.looking().audit.list(**chosen),
-        lambda row: [
-            str(row.id),
-            ago(row.at),
-            row.actor,
-            row.database_user,
-            "?" if row.number is None else row.number,
-            row.target,
-        ],
-        nothing="no actions recorded",
-        as_json=as_json,
-    )
+    show_list(context.looking().audit.list(**chosen), nothing="no actions recorded", as_json=as_json)

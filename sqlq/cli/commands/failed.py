@@ -28,12 +28,7 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen
     if as_json:
         answer({"errors": shown, "capped": not is_complete}, as_json=True)
         return
-    show_list(
-        ("number", "task", "newest", "fingerprint", "error"),
-        errors[:limit],
-        lambda each: [each.number, each.task, str(each.newest), each.fingerprint, each.error],
-        nothing=f"no failed jobs{of(chosen)}",
-    )
+    show_list(errors[:limit], nothing=f"no failed jobs{of(chosen)}")
     if len(errors) > limit:
         click.echo(f"\nand {counted(len(errors) - limit, 'other error')}; --limit N shows more")
     if not is_complete:

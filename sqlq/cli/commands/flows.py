@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import click
 
-from sqlq.admin.verbs import flow_counts
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
 from sqlq.cli.terminal.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
-from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
+from sqlq.model.flow_status import FlowDetails, StepDetails
 
 SHOWN = 1_000
 """The most steps that are printed; --json has all."""
@@ -27,13 +26,8 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
 
     sqlq retry --flow ID runs failed steps again, sqlq cancel --flow ID ends a flow.
     """
-    show_list(
-        ("id", "name", "state", "steps", "enqueued"),
-        context.looking().flows.list(limit=limit),
-        _row,
-        nothing=f"no flows in {context.shown_url()}",
-        as_json=as_json,
-    )
+    found = context.looking().flows.list(limit=limit)
+    show_list(found, nothing=f"no flows in {context.shown_url()}", as_json=as_json)
 
 
 @flows.command()
@@ -45,7 +39,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
     if as_json:
         show_json(found.as_json())
         return
-    state = f"{found.state}, {flow_counts(found)}"
+    state = f"{found.state}, {found.steps_by_state}"
     show_fields({"flow": found.id, "name": found.name, "state": state, "enqueued": ago(found.created_at)})
     click.echo()
     show_rows(("step", "task", "state", "after", "error"), map(_step, found.steps[:SHOWN]))
@@ -54,10 +48,6 @@ def show(context: Context, id: int, as_json: bool) -> None:
     if next_ := dict(_next(found)):
         click.echo()
         show_fields(next_)
-
-
-def _row(found: FlowStatus) -> list[Cell]:
-    return [str(found.id), found.name or "", styled(found.state), flow_counts(found), ago(found.created_at)]
 
 
 def _step(step: StepDetails) -> list[Cell]:

@@ -6,8 +6,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.terminal.output import Cell, ago, show_list
-from sqlq.model.limit import LimitStatus
+from sqlq.cli.terminal.output import show_list
 
 
 @listing
@@ -19,20 +18,7 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
 
     Running are the jobs that hold a slot: they run, or are claimed next. Waiting are those without a slot.
     """
-    names = ("key", "limit", "running", "waiting", "oldest due", "next start", "set")
     of = f" with the prefix {prefix!r}" if prefix else ""
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
     rows = context.looking().limits.list(prefix or None, limit=limit)
-    show_list(names, rows, _row, nothing=nothing, as_json=as_json)
-
-
-def _row(found: LimitStatus) -> list[Cell]:
-    return [
-        found.key,
-        found.says,
-        found.running,
-        (f"{found.waiting:,}{'+' if found.is_capped else ''}", "yellow" if found.waiting else ""),
-        ago(found.oldest_due_at),
-        "-" if found.next_start_seconds is None else f"in {found.next_start_seconds:.3g} s",
-        "-" if found.set_at is None else f"by an operator {ago(found.set_at)}",
-    ]
+    show_list(rows, nothing=nothing, as_json=as_json)

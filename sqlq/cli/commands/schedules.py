@@ -6,12 +6,11 @@ from typing import Any
 
 import click
 
-from sqlq.admin.schedules import LastJob, ScheduleDetails
+from sqlq.admin.schedules import ScheduleDetails
 from sqlq.cli.commands.enqueue import argument
 from sqlq.cli.context import Context
 from sqlq.cli.options import duration, job_options, listing, number, takes_json, time_option
 from sqlq.cli.terminal.output import (
-    Cell,
     ago,
     answer,
     dated,
@@ -22,9 +21,8 @@ from sqlq.cli.terminal.output import (
     show_json,
     show_list,
     show_part,
-    show_rows,
+    show_table,
     show_wrapped,
-    styled,
 )
 from sqlq.config.durations import milliseconds, readable, written
 from sqlq.model.schedule import Schedule
@@ -38,25 +36,10 @@ def schedules(context: Context, as_json: bool) -> None:
 
     The list has when each is due, and the state of its last job.
     """
-    names = ("name", "state", "when", "task", "next", "ticks", "skipped", "last job")
-    found = context.looking().schedules.list()
-    show_list(names, found, _row, nothing="no schedules", as_json=as_json)
+    show_list(context.looking().schedules.list(), nothing="no schedules", as_json=as_json)
 
 
 # -- look ----------------------------------------------------------------------------------------------------
-
-
-def _row(each: ScheduleDetails) -> list[Cell]:
-    when = "?" if each.plan is None else str(each.plan)
-    due = written(each.upcoming[0]) if each.upcoming else None
-    last = _outcome(each.jobs[0]) if each.jobs else None
-    if each.error is not None:
-        last = f"error: {each.error}"
-    return [each.name, styled(each.state), when, each.task, due, each.ticks, each.skipped, last]
-
-
-def _outcome(job: LastJob) -> str:
-    return f"{job.id} {job.state}" + (f": {job.error}" if job.error else "")
 
 
 @schedules.command()
@@ -76,16 +59,7 @@ def show(context: Context, name: str, as_json: bool) -> None:
             show_wrapped("", written(moment), before="  ")
     if found.jobs:
         show_part("last jobs")
-        rows: list[list[Cell]] = [
-            [
-                str(job.id),
-                styled(job.state),
-                None if job.scheduled_for is None else written(job.scheduled_for),
-                job.error or "",
-            ]
-            for job in found.jobs
-        ]
-        show_rows(("id", "state", "for", "error"), rows)
+        show_table(found.jobs)
 
 
 def _fields(found: ScheduleDetails) -> dict[str, object]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-T = TypeVar("T", bound=AsJson)
 UNLIMITED = 100_000
 
 Cell: TypeAlias = str | int | tuple[str, str] | None
@@ -127,27 +126,10 @@ def styled(word: str) -> Cell:
     return str(word), STYLES.get(word, "")
 
 
-RIGHT = frozenset(
-    [
-        "id",
-        "step",
-        "attempts",
-        "number",
-        "newest",
-        "running",
-        "waiting",
-        "ticks",
-        "skipped",
-        "rows",
-        "dead",
-        "size",
-        "indexes",
-        "available",
-        "scheduled",
-        "blocked",
-        "failed",
-    ]
-) | {"oldest wait"}
+RIGHT = (
+    *("id", "step", "attempts", "number", "newest", "ticks", "skipped", "rows", "dead", "size", "indexes"),
+    *("available", "scheduled", "blocked", "running", "failed", "waiting", "oldest wait"),
+)
 """The names of columns that are aligned on the right."""
 WIDE = frozenset({"label", "error", "command", "last job", "largest indexes"})
 """Those that have the rest of the width, and are cut there."""
@@ -186,21 +168,32 @@ def _text(cell: Cell) -> Text:
     return Text("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else plain(cell))
 
 
-def show_list(
-    names: Sequence[str],
-    things: Sequence[T],
-    row: Callable[[T], Sequence[Cell]],
-    *,
-    nothing: str,
-    as_json: bool = False,
-) -> None:
+def show_list(things: Sequence[AsJson], *, nothing: str, as_json: bool = False) -> None:
     """Print a list of things: as JSON, as a table, or the sentence that there is `nothing`."""
     if as_json:
         show_json([each.as_json() for each in things])
     elif things:
-        show_rows(names, [row(each) for each in things])
+        show_table(things)
     else:
         click.echo(plain(nothing))
+
+
+def show_table(things: Sequence[Any]) -> None:
+    """Print the columns of things of one class."""
+    named = (column.partition("=") for column in things[0].COLUMNS)
+    columns = [(name, attribute or name) for name, _, attribute in named]
+    rows = [[_cell(name, getattr(each, attribute)) for name, attribute in columns] for each in things]
+    show_rows([name for name, _ in columns], rows)
+
+
+def _cell(name: str, value: Any) -> Cell:
+    if isinstance(value, datetime):
+        return written(value) if name in ("next", "for") else ago(value)
+    if name == "state":
+        return styled(value)
+    if name == "waiting" and value != "0":
+        return value, "yellow"
+    return value if value is None or (isinstance(value, int) and name not in ("id", "newest")) else str(value)
 
 
 def show_fields(values: Mapping[str, object]) -> None:
