@@ -116,6 +116,11 @@ class Verb:
     def is_of_jobs(self) -> bool:
         return self.group in ("", "flows")
 
+    @property
+    def style(self) -> str:
+        """The class of its button."""
+        return "danger" if self.asks and self.role == "admin" else ""
+
     def fits(self, state: str | None) -> bool:
         """Whether it is for subjects of this state, or of some state."""
         return state is None or not self.states or state in self.states
@@ -128,11 +133,6 @@ class JobSelection:
 
     ids: tuple[int, ...] = ()
     search: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of_error(cls, app: Any, fingerprint: str) -> JobSelection:
-        """Return those with an error, among the newest 10,000 failed jobs."""
-        return cls(tuple(app.jobs.failed_alike(fingerprint)))
 
     def states(self, app: Any, states: Iterable[str], limit: int, **how: Any) -> dict[int, str]:
         """Return the ids of at most so many jobs in these states, each with its state."""

@@ -81,15 +81,19 @@ def on_jobs(
     changed: Sequence[int],
     options: Mapping[str, Any],
     *,
+    line: str = "",
     nothing: str = "",
+    missing: str = "",
     why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}",
 ) -> Outcome:
-    """Return the answer where these ids, or the jobs that the options choose, were changed. `nothing` is the
-    sentence where there are none."""
+    """Return the answer where some of these ids, or of the jobs that the options choose, were changed.
+    `nothing` is the sentence where there are none, `missing` the key of those that were not."""
     which, unchanged = of(options), _others(ids, changed)
-    line = (nothing or f"no jobs{{}} {done}").format(which)
-    lines = [_did(done, changed, which) if changed else line]
-    return Outcome({done: changed, f"not_{done}": unchanged}, lines, unchanged, why_not)
+    if changed:
+        line = line or _did(done, changed, which)
+    else:
+        line = (nothing or f"no jobs{{}} {done}").format(which)
+    return Outcome({done: changed, missing or f"not_{done}": unchanged}, [line], unchanged, why_not)
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
@@ -209,16 +213,15 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     Those that wait under a limit or in a flow do not start before that time. Exits with 1 if one of the
     ids was not moved.
     """
-    moved, which = app.jobs.reschedule(ids, **options), of(options)
+    moved = app.jobs.reschedule(ids, **options)
     at, delay = options.get("at"), options.get("delay")
     when = f"at {at.isoformat()}" if at else f"in {delay.strip()}" if delay else "now"
-    line = f"{counted(len(moved), 'job')}{which} due {when}: {listed(moved)}"
-    unchanged = _others(ids, moved)
-    return Outcome(
-        {"rescheduled": moved, "not_waiting": unchanged},
-        [line if moved else f"no waiting jobs{which} to move"],
-        unchanged,
-        _why_not_waiting,
+    return on_jobs(
+        *("rescheduled", ids, moved, options),
+        line=f"{counted(len(moved), 'job')}{of(options)} due {when}: {listed(moved)}",
+        nothing="no waiting jobs{} to move",
+        missing="not_waiting",
+        why_not=_why_not_waiting,
     )
 
 

@@ -53,7 +53,7 @@ def _run(
     _check(words, verb, named, choices)
     app = context.app(needs_code=verb.needs_code)
     if error := options.pop("error", None):
-        named = JobSelection.of_error(app, error).ids
+        named = tuple(app.jobs.failed_alike(error))
         if not named:
             raise ConfigurationError(f"no failed job has the error {error!r}: see {quoted('failed')}")
     if not yes and not subjects and any(each.name in verb.confirms for each in choices):

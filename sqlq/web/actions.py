@@ -79,7 +79,7 @@ def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
         search.pop("state", None)
         return JobSelection(search=search).states(app, states, MOST, within=SEARCHED), 0
     if error := form.get("error"):
-        selection = JobSelection.of_error(app, error)
+        selection = JobSelection(tuple(app.jobs.failed_alike(error)))
     else:
         ids = (whole(text, "the id") for text in form.getlist("id"))
         selection = JobSelection(tuple(id for id in ids if id is not None))

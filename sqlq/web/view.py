@@ -64,27 +64,13 @@ class View:
         path = f"{request.root_path}{request.path}"
         return self.came_from if request.method == "POST" else f"{path}?{query}" if query else path
 
-    def may(self, verb: str) -> bool:
-        return self.user.may(VERBS[verb].role)
-
-    def fits(self, verb: str, state: str | None) -> bool:
-        return VERBS[verb].fits(state)
-
-    def verbs(self, group: str, state: str | None = None) -> list[str]:
+    def verbs(self, group: str, state: str | None = None) -> list[Verb]:
         """Return the verbs on jobs, or below a command, that have a button for this user and this state."""
-        return [
-            verb.words
-            for verb in VERBS.values()
-            if verb.button and verb.group == group and self.may(verb.words) and verb.fits(state)
-        ]
+        known = (verb for verb in VERBS.values() if verb.button and verb.group == group)
+        return [verb for verb in known if self.user.may(verb.role) and verb.fits(state)]
 
     def verb(self, words: str) -> Verb:
         return VERBS[words]
-
-    def kind(self, words: str) -> str:
-        """Return the class of the button of a verb."""
-        verb = VERBS[words]
-        return "danger" if verb.asks and verb.role == "admin" else ""
 
     def line(self, verb: str, name: Any, options: dict[str, Any]) -> str:
         """Return the command that does the same as a button."""
