@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,12 +31,17 @@ class Reading:
     """A reading, what it means, and what the doctor finds about it where it is bad. `number` is the value for
     programs, where it is one number. `query` is a statement of another session: its texts may be secret."""
 
+    COLUMNS: ClassVar = ("reading=name", "value", "meaning=remarks")
     name: str
     value: str
     meaning: str
     number: float | None = None
     query: str | None = None
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def remarks(self) -> str:
+        return " ".join([self.meaning, *map(str, self.findings)])
 
 
 @dataclass(frozen=True, slots=True)

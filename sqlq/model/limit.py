@@ -289,7 +289,7 @@ class LimitStatus(AsJson):
     `is_capped`. Its rule `is_known` once a worker has looked at the key."""
 
     COLUMNS: ClassVar = (
-        *("key", "limit=says", "running", "waiting=in_line"),
+        *("key", "limit=says", "running", "waiting"),
         *("oldest due=oldest_due_at", "next start=next_start", "set"),
     )
     key: str
@@ -314,8 +314,9 @@ class LimitStatus(AsJson):
         return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))
 
     @property
-    def in_line(self) -> str:
-        return f"{self.waiting:,}{'+' if self.is_capped else ''}"
+    def capped(self) -> tuple[str, ...]:
+        """The counts that were not brought to an end."""
+        return ("waiting",) if self.is_capped else ()
 
     @property
     def next_start(self) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import (
     Column,
@@ -30,6 +30,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from sqlq.config.durations import span
 from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
@@ -65,6 +66,10 @@ class QueueStatus(AsJson):
     when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
     many."""
 
+    COLUMNS: ClassVar = (
+        *("queue", "available", "scheduled", "blocked", "running", "failed"),
+        *("oldest wait=oldest_wait", "served=service"),
+    )
     queue: str
     available: int
     scheduled: int
@@ -75,6 +80,14 @@ class QueueStatus(AsJson):
     paused: bool
     served: bool
     capped: tuple[str, ...] = ()
+
+    @property
+    def oldest_wait(self) -> str | None:
+        return None if self.oldest_wait_seconds is None else span(self.oldest_wait_seconds)
+
+    @property
+    def service(self) -> str:
+        return "paused" if self.paused else "yes" if self.served else "no worker"
 
 
 def exact(conn: Connection) -> list[QueueStatus]:

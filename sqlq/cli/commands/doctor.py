@@ -7,11 +7,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, Verdict, in_units, to_do
-from sqlq.admin.storage import Reading, storage
+from sqlq.admin.storage import storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
 from sqlq.cli.problems import explain
-from sqlq.cli.terminal.output import Cell, ago, show_json, show_rows, styled
+from sqlq.cli.terminal.output import Cell, ago, show_json, show_rows, show_table, styled
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
@@ -51,10 +51,7 @@ def _show_sizes(context: Context, as_json: bool) -> None:
         show_json(found.as_json())
         return
     click.echo(found.database)
-    show_rows(
-        ("reading", "value", "meaning"),
-        [[each.name, each.value, _meaning(each)] for each in found.readings],
-    )
+    show_table(found.readings)
     if found.tables:
         click.echo()
         show_rows(
@@ -73,10 +70,6 @@ def _show_sizes(context: Context, as_json: bool) -> None:
                 for each in found.tables
             ],
         )
-
-
-def _meaning(each: Reading) -> str:
-    return " ".join([each.meaning, *map(str, each.findings)])
 
 
 def _examine(context: Context, deep: bool) -> list[Finding]:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, NoReturn
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.queues import Pause, Pauses, QueueStatus, QueueStatuses
+from sqlq.admin.queues import Pause, Pauses, QueueStatuses
 from sqlq.admin.verbs import listed, who
 from sqlq.admin.workers import WorkerStatus
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, flag, takes_json
 from sqlq.cli.problems import explain
-from sqlq.cli.terminal.output import Cell, ago, plain, queue_name, show_json, show_rows, show_wrapped
+from sqlq.cli.terminal.output import ago, plain, queue_name, show_json, show_table, show_wrapped
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import counted, span, written
 from sqlq.errors import ConfigurationError
@@ -94,8 +94,7 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
 def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None:
     """Print what each queue holds, and which are paused."""
     if queues:
-        names = ("queue", "available", "scheduled", "blocked", "running", "failed", "oldest wait", "served")
-        show_rows(names, map(_row, queues))
+        show_table(queues)
         if queues.others:
             click.echo(f"and {queues.others:,} other queues")
     else:
@@ -133,22 +132,6 @@ def _show(context: Context, found: _Found) -> None:
 
 def _until(pause: Pause) -> str:
     return "" if pause.until is None else f" until {written(pause.until)}"
-
-
-def _number(queue: QueueStatus, name: str) -> str:
-    """Return one of a queue's counts, with "+" where there may be more."""
-    return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
-
-
-def _row(queue: QueueStatus) -> list[Cell]:
-    waiting = queue.available + queue.scheduled > 0
-    served: Cell = "paused" if queue.paused else "yes" if queue.served else "no worker"
-    if served == "no worker" and waiting:
-        served = ("no worker", "bold red")
-    failed: Cell = (_number(queue, "failed"), "red") if queue.failed else _number(queue, "failed")
-    counts = [_number(queue, name) for name in ("available", "scheduled", "blocked", "running")]
-    wait = None if queue.oldest_wait_seconds is None else span(queue.oldest_wait_seconds)
-    return [queue_name(queue.queue), *counts, failed, wait, served]
 
 
 def _said(worker: WorkerStatus) -> str:

@@ -117,7 +117,7 @@ STYLES = {
     **dict.fromkeys(("check", "blocked", "paused"), "yellow"),
     **dict.fromkeys(("failed", "failing"), "red"),
     **dict.fromkeys(("cancelled", "retired", "ended"), "dim"),
-    "to do": "bold red",
+    **dict.fromkeys(("to do", "no worker"), "bold red"),
 }
 
 
@@ -182,17 +182,22 @@ def show_table(things: Sequence[Any]) -> None:
     """Print the columns of things of one class."""
     named = (column.partition("=") for column in things[0].COLUMNS)
     columns = [(name, attribute or name) for name, _, attribute in named]
-    rows = [[_cell(name, getattr(each, attribute)) for name, attribute in columns] for each in things]
-    show_rows([name for name, _ in columns], rows)
+    show_rows(
+        [name for name, _ in columns],
+        [[_cell(each, name, getattr(each, attribute)) for name, attribute in columns] for each in things],
+    )
 
 
-def _cell(name: str, value: Any) -> Cell:
+def _cell(thing: Any, name: str, value: Any) -> Cell:
     if isinstance(value, datetime):
         return written(value) if name in ("next", "for") else ago(value)
-    if name == "state":
+    if name in ("state", "served"):
         return styled(value)
-    if name == "waiting" and value != "0":
-        return value, "yellow"
+    if name == "queue":
+        return queue_name(value)
+    if name in ("failed", "waiting") or name in getattr(thing, "capped", ()):
+        style = {"failed": "red", "waiting": "yellow"}.get(name, "") if value else ""
+        return f"{value:,}{'+' if name in thing.capped else ''}", style
     return value if value is None or (isinstance(value, int) and name not in ("id", "newest")) else str(value)
 
 
