@@ -180,7 +180,7 @@ class Sqlq(Waiting, Subject):
         import sqlq
         from sqlq.model.outcome import Completed, Settlement
         from sqlq.store.jobs import settle
-        from sqlq.worker.claim import Claimer
+        from sqlq.worker.claim.claimer import Claimer
         from sqlq.worker.options import WorkerOptions
 
         app = sqlq.App(url)

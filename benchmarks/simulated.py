@@ -31,7 +31,7 @@ from sqlq.database.database import Database
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look, workers
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.wait.poller import LastLook, Poller

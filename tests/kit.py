@@ -21,7 +21,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.decide import Turn, claim_size
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions

@@ -37,8 +37,8 @@ from sqlq.store.workers.workers import WORKING
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
-from sqlq.worker.background import STARTED_BEFORE, Background
-from sqlq.worker.claim import Claimer, Intake
+from sqlq.worker.claim.claimer import Claimer
+from sqlq.worker.claim.intake import Intake
 from sqlq.worker.decide import (
     Act,
     AwaitFreed,
@@ -54,8 +54,8 @@ from sqlq.worker.decide import (
 )
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
-from sqlq.worker.log import log
-from sqlq.worker.loop import Loop, Outage, begins, passing_over
+from sqlq.worker.lifecycle.background import STARTED_BEFORE, Background
+from sqlq.worker.lifecycle.stop import Bounds, Grace, lifespans, stopped_by_signals
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import Follow, SchemaWatch
@@ -67,7 +67,8 @@ from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Admissions, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
-from sqlq.worker.stop import Bounds, Grace, lifespans, stopped_by_signals
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import Loop, Outage, begins, passing_over
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
 

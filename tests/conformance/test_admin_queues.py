@@ -20,7 +20,7 @@ from sqlq.store.jobs import insert, lease, lookup, settle
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from tests import claims as claiming
 from tests.kit import for_each, working
 from tests.waiting import wait_until

@@ -259,7 +259,7 @@ def test_a_worker_ends_when_it_can_write_no_outcome_of_a_refused_task(
         return settle(*given, **options)
 
     monkeypatch.setattr(settling, "settle", fails)
-    monkeypatch.setattr("sqlq.worker.loop.ODD_SECONDS", 0.01)
+    monkeypatch.setattr("sqlq.worker.threads.loop.ODD_SECONDS", 0.01)
     task = app.task(name="t")(lambda: "a result that can be left out")
     first = app.enqueue(task.new())
     worker = app.worker(grace="1s").start()

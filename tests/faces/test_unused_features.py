@@ -70,7 +70,7 @@ print(json.dumps([off, imported, called_by(traced)]))
 NOT_ASKED_FOR = (
     *("otel.py", "metrics/", "payload/encryption.py", "store/jobs/operate.py"),
     *(
-        "worker/claim.py:opened_by",
+        "worker/claim/intake.py:opened_by",
         "worker/report/meter.py",
         "results/",
         "store/jobs/lookup.py:look",

@@ -20,7 +20,7 @@ from sqlq.database.values import Ask, Claimant, ClaimRequest
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests import claims as claiming
 from tests.faults.standby import standby_of
@@ -102,7 +102,9 @@ def test_a_claim_recovers_after_a_change_of_a_column_type(
     app.enqueue_many([task.new(), task.new()])
     with closing(Database.beside(create_engine(database_url, pool_size=1, max_overflow=0))) as one_connection:
         claimer = Claimer(one_connection, "me", WorkerOptions(("default",), 1, 60_000))
-        monkeypatch.setattr("sqlq.worker.claim.DEAR_SECONDS", 60.0)  # the scan cursor has another statement
+        monkeypatch.setattr(
+            "sqlq.worker.claim.claimer.DEAR_SECONDS", 60.0
+        )  # the scan cursor has another statement
         assert len(claimer.claim(1)) == 1
         with engine.begin() as conn:
             conn.execute(text("DROP VIEW job_states"))  # stands on the column

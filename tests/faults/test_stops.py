@@ -27,7 +27,7 @@ from sqlq.database.database import Database
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
 from sqlq.worker.ipc.parent import ORPHANED_MS
-from sqlq.worker.stop import Grace
+from sqlq.worker.lifecycle.stop import Grace
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT, worker_process
 from tests.faults.proxy import Proxy
@@ -198,7 +198,7 @@ def test_a_stopping_thread_waits_no_longer_for_the_database(database_url: str) -
 
 def test_the_timeout_for_outcomes_ends_after_the_grace_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated calls do not move its end."""
-    monkeypatch.setattr("sqlq.worker.stop.LAST_SETTLES_SECONDS", 0.1)
+    monkeypatch.setattr("sqlq.worker.lifecycle.stop.LAST_SETTLES_SECONDS", 0.1)
     grace = Grace(50, lambda: None)
     assert grace.patience() == float("inf")
     grace.stop(None)
@@ -245,7 +245,7 @@ def test_run_in_a_program_stops_in_good_order_at_a_signal(
 
 FORKS = """
 import os, signal, sys, time
-from sqlq.worker.stop import stopped_by_signals
+from sqlq.worker.lifecycle.stop import stopped_by_signals
 
 with stopped_by_signals(lambda: os._exit(9)):
     for _ in range(100):

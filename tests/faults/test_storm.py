@@ -24,8 +24,8 @@ from sqlq.database.mariadb.driver import LOCK_WAIT_SECONDS
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from sqlq.worker.loop import OFTEN
 from sqlq.worker.settle.settle import Settler
+from sqlq.worker.threads.loop import OFTEN
 from tests.conftest import SERVERS
 from tests.faults.processes import ROOT
 from tests.faults.scorecard import record

@@ -20,7 +20,7 @@ from sqlq.database import dialects
 from sqlq.database.dialect import Dialect
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import settle
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 
 HOT = ("jobs", "finished_jobs", "failed_jobs")

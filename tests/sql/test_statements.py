@@ -36,7 +36,7 @@ from sqlq.store.jobs import lease, operate, prune, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit as admission
 from sqlq.store.workers import workers
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests import claims as claim
 from tests.conftest import DATABASES, fresh_database, sqlite_url

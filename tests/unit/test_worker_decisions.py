@@ -22,9 +22,9 @@ from sqlq.worker.decide import (
     compare_renewal,
     decide,
 )
-from sqlq.worker.loop import OFTEN
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.settle.settle import Recovery
+from sqlq.worker.threads.loop import OFTEN
 from tests.kit import for_each
 
 FIVE = Claim(5)

@@ -20,10 +20,10 @@ from sqlalchemy.exc import OperationalError
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import look as workers_look
-from sqlq.worker import stop
+from sqlq.worker.lifecycle import stop
+from sqlq.worker.lifecycle.stop import resident_bytes
 from sqlq.worker.options import WorkerOptions, checked_bytes, readable_bytes
 from sqlq.worker.settle.settle import Tally
-from sqlq.worker.stop import resident_bytes
 from sqlq.worker.supervise.supervisor import Supervisor
 from tests.kit import for_each, supervising
 from tests.waiting import wait_until

@@ -24,7 +24,7 @@ import sqlq
 from sqlq import JobEvent, events
 from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
-from sqlq.worker import stop
+from sqlq.worker.lifecycle import stop
 from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import ROOT, worker_process
 from tests.kit import for_each

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.flows import unblock
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from tests.flow_shop import Shop
 from tests.waiting import wait_until

@@ -14,7 +14,7 @@ import pytest
 
 import sqlq
 from sqlq.testing import drain, inline
-from sqlq.worker import stop
+from sqlq.worker.lifecycle import stop
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.kit import for_each
 from tests.waiting import wait_until

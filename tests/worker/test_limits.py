@@ -17,7 +17,7 @@ import sqlq
 from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit as admission
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Admit
 from sqlq.worker.settle.settle import Tally
 from tests import claims as claiming

@@ -9,7 +9,7 @@ import pytest
 import sqlq
 from sqlq.database.postgresql.statements import claim
 from sqlq.errors import ConfigurationError
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 
 NEWEST = frozenset({"stack"})

@@ -18,11 +18,11 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 import sqlq
 from sqlq.database.timeouts import waits_while
 from sqlq.store.workers import notify
-from sqlq.worker import loop as loops
-from sqlq.worker.loop import Outage
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import SchemaWatch, Service
 from sqlq.worker.settle.after import tell_idle
+from sqlq.worker.threads import loop as loops
+from sqlq.worker.threads.loop import Outage
 from tests.conftest import SERVERS
 
 on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)

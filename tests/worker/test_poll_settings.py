@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.worker import claim
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim import claimer as claim
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions, setting
 from sqlq.worker.wait import poller

@@ -18,10 +18,10 @@ from sqlq.model.outcome import Released, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from sqlq.worker import claim as claims
 from sqlq.worker import worker
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.claim import Claimer, Pace
+from sqlq.worker.claim import claimer as claims
+from sqlq.worker.claim.claimer import Claimer, Pace
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor

@@ -11,8 +11,8 @@ import pytest
 import sqlq
 from sqlq.cli.commands import work
 from sqlq.errors import ConfigurationError
-from sqlq.worker import claim
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim import claimer as claim
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions, checked_weights
 from tests.kit import for_each
 

@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 import sqlq
 from sqlq.model.job import ClaimedJob
-from sqlq.worker import claim
-from sqlq.worker.claim import Claimer, ScanCursor
+from sqlq.worker.claim import claimer as claim
+from sqlq.worker.claim.claimer import Claimer, ScanCursor
 from sqlq.worker.options import WorkerOptions
 from tests.kit import working
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.store.jobs import settle
-from sqlq.worker.claim import Claimer
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests.faults import guard
 from tests.kit import drain

@@ -31,10 +31,10 @@ from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
 from sqlq.store.jobs import settle
 from sqlq.store.workers import workers
-from sqlq.worker import stop
 from sqlq.worker.attempt import call
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.decide import Retire
+from sqlq.worker.lifecycle import stop
 from sqlq.worker.maintain import services
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
@@ -456,7 +456,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     """It has no deadline: no stop was requested."""
     monkeypatch.setattr(stop, "LAST_SETTLES_SECONDS", 0.1)
     monkeypatch.setattr(stop, "STATEMENT_SECONDS", 0.1)
-    monkeypatch.setattr("sqlq.worker.loop.LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr("sqlq.worker.threads.loop.LONGEST_SECONDS", 0.2)
     away, refused = threading.Event(), threading.Semaphore(0)
     settled = settle.settle
 

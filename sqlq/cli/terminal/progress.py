@@ -16,8 +16,8 @@ from sqlq.cli.terminal.output import console
 from sqlq.config.durations import span
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
-from sqlq.worker.loop import Loop, Outage
 from sqlq.worker.supervise.supervisor import Supervisor
+from sqlq.worker.threads.loop import Loop, Outage
 
 log = logging.getLogger("sqlq.worker")
 

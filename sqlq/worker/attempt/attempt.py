@@ -24,7 +24,7 @@ from sqlq.payload.codec import Arguments
 from sqlq.payload.encryption import Encryption
 from sqlq.store.flows.flows import Before
 from sqlq.store.jobs.lease import Note
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 
 @dataclass(frozen=True, slots=True)

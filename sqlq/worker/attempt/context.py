@@ -34,7 +34,7 @@ from sqlq.store.flows import flows
 from sqlq.store.flows.flows import Before
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.own_row import AD, D, OwnRow, Step, decode_cursor, encode_cursor, steps_in
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -12,7 +12,7 @@ from typing import Any
 from sqlq.errors import SqlqError
 from sqlq.model.middleware import Scope
 from sqlq.worker.attempt.call import Run
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 LOOK_SECONDS = 0.1
 

@@ -43,7 +43,7 @@ from sqlq.store.flows import flows
 from sqlq.store.jobs import lease as leases
 from sqlq.store.jobs import settle
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine

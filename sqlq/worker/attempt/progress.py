@@ -15,8 +15,8 @@ from sqlq.database.database import Database
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.log import log
-from sqlq.worker.loop import IDLE_SECONDS, Loop, Outage
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import IDLE_SECONDS, Loop, Outage
 
 EVERY_SECONDS = 1.0
 

@@ -14,9 +14,9 @@ from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.worker.ipc.pipe import Message, Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
-from sqlq.worker.log import log
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Meter
+from sqlq.worker.threads.log import log
 
 ORPHANED_MS = 5_000
 """How long jobs may go on when the supervisor is gone, and no process watches."""

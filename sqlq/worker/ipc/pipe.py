@@ -23,7 +23,7 @@ from sqlq.model.job import ClaimedJob, Progress
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, Forked
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 Message = dict[str, Any]
 # the App may replace json.dumps and json.loads

@@ -29,12 +29,12 @@ from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
 from sqlq.worker.decide import Retire
 from sqlq.worker.ipc.parent import Handlers, NoParent
-from sqlq.worker.log import log
-from sqlq.worker.loop import Outage, passing_over
+from sqlq.worker.lifecycle.stop import Grace
 from sqlq.worker.maintain.services import UNCALLED_SECONDS, Service
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.signals import Signals
-from sqlq.worker.stop import Grace
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import Outage, passing_over
 from sqlq.worker.wait.wake import Wake
 
 LOOK_SECONDS = 0.5

@@ -10,7 +10,6 @@ from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
 from sqlq.store.workers.look import Look
-from sqlq.worker.loop import AWAY, Loop, Outage
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
@@ -26,6 +25,7 @@ from sqlq.worker.maintain.services import (
 )
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.reporter import Reporter
+from sqlq.worker.threads.loop import AWAY, Loop, Outage
 from sqlq.worker.wait.poller import LastLook
 
 TURN_SECONDS = 5.0

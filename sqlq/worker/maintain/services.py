@@ -24,7 +24,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import prune, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import pauses, workers
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 PRUNE_SECONDS = 30.0
 SEEN_MS = 20_000

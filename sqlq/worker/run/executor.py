@@ -21,8 +21,8 @@ from sqlq.model.outcome import Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
-from sqlq.worker.log import log
 from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.threads.log import log
 
 Done = Callable[[Attempt, Outcome], None]
 

@@ -22,9 +22,9 @@ from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.decide import compare_renewal
 from sqlq.worker.ipc.shared_memory import READS, SharedMemory
-from sqlq.worker.log import log
-from sqlq.worker.loop import AWAY, Loop, Outage, passing_over
 from sqlq.worker.report.reporter import Reporter
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import AWAY, Loop, Outage, passing_over
 
 
 def heartbeat_seconds(lease_ms: int) -> float:

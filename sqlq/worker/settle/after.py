@@ -16,9 +16,9 @@ from sqlq.errors import MissingFileError
 from sqlq.store.flows import unblock
 from sqlq.store.limits import admit
 from sqlq.store.workers import notify
-from sqlq.worker.log import log
-from sqlq.worker.loop import IDLE_SECONDS, Loop, Outage, passing_over
 from sqlq.worker.run.signals import Signals
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import IDLE_SECONDS, Loop, Outage, passing_over
 
 LARGEST_BATCH = 1_000
 

@@ -42,12 +42,12 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
-from sqlq.worker.log import log
-from sqlq.worker.loop import OFTEN, SAY_EVERY_SECONDS, Loop, Outage
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Admissions, Unblocker, tell_idle
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import OFTEN, SAY_EVERY_SECONDS, Loop, Outage
 
 LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02

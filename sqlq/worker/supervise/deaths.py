@@ -16,9 +16,9 @@ from sqlq.store.apart import lately
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.store.workers import notify, workers
-from sqlq.worker.log import log
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
 from sqlq.worker.report.reporter import Reporter
+from sqlq.worker.threads.log import log
 
 LOCKED_SECONDS = 0.05
 

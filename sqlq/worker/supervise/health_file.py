@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 TOUCH_SECONDS = 1.0
 MARK = b"sqlq work\n"

@@ -23,11 +23,11 @@ from sqlq.store.workers import workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
-from sqlq.worker.loop import Loop, Outage
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
 from sqlq.worker.supervise.deaths import Dead, Deaths
+from sqlq.worker.threads.loop import Loop, Outage
 
 MOST_UNTOLD = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0

@@ -25,7 +25,6 @@ from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Message
 from sqlq.worker.ipc.process import bury_orphans
 from sqlq.worker.ipc.shared_memory import Started
-from sqlq.worker.log import log
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
@@ -34,6 +33,7 @@ from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.places import FAILED_STARTS, Places, Stage
+from sqlq.worker.threads.log import log
 
 WARM = 2
 """How many subprocesses start with the replacement of a child that died: its jobs run there next."""

@@ -37,9 +37,9 @@ from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
 from sqlq.worker.ipc.parent import NoParent
-from sqlq.worker.log import log
-from sqlq.worker.loop import AWAY, STOP_SECONDS, Loop, Outage
 from sqlq.worker.options import WorkerOptions
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import AWAY, STOP_SECONDS, Loop, Outage
 
 LOOKOUT_SECONDS = LOOKOUT_MS / 1000
 TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS

@@ -20,7 +20,7 @@ from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
 from sqlq.database.notifications import wait_here, wait_no_more
 from sqlq.errors import MissingFileError
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02

@@ -19,11 +19,11 @@ from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.ipc.pipe import handle_here
-from sqlq.worker.log import log
-from sqlq.worker.loop import begins
 from sqlq.worker.options import readable_bytes
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.threads.log import log
+from sqlq.worker.threads.loop import begins
 
 LAST_SETTLES_SECONDS = 4.0
 """How long after the grace time outcomes may still be written."""

@@ -19,7 +19,7 @@ from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes, was_rolled_back
 from sqlq.errors import MissingFileError, SchemaVersionError, SqlqError
-from sqlq.worker.log import log
+from sqlq.worker.threads.log import log
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """The loops of a worker wait these out: the database does not answer, or its file was moved."""
