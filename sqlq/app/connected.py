@@ -16,8 +16,9 @@ from sqlq.app.declare import Declares
 from sqlq.app.options import Defaults
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
-from sqlq.database.database import ANY, LOOKS, Address, Database, Gate, Use
+from sqlq.database.database import Address, Database, Gate
 from sqlq.database.dialects import dialect_at
+from sqlq.database.profiles import ANY, LOOKS, Use
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
 from sqlq.model.job_options import KEPT, Kept

@@ -14,37 +14,27 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
-from sqlq.config.command_hint import command
-from sqlq.config.constants import (
-    ANSWER_SECONDS,
-    CONNECT_SECONDS,
-    LISTEN_ANSWER_SECONDS,
-    LOOK_ANSWER_SECONDS,
-    LOOK_MS,
-    LOOP_ANSWER_SECONDS,
-    LOOP_CONNECT_SECONDS,
-    LOOP_LONGEST_ANSWER_SECONDS,
-)
-from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
+from sqlq.config.constants import ANSWER_SECONDS
+from sqlq.config.urls import in_memory, masked, no_schemas, supported
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
 from sqlq.database.idle import look_at_errors, look_at_idle, raise_what_sqlalchemy_raises
+from sqlq.database.profiles import ANY, CLAIMS, LISTENING, LOOPS, Use
 from sqlq.database.raw import RawConnections, dispose
 from sqlq.database.schemas import SEAL, ask_on, named
-from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read
+from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read, mind_the_file
 from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.database.values import Ask, RawRows
-from sqlq.errors import ConfigurationError, MissingFileError, UnsupportedDatabaseError
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
 from sqlq.schema import version
 from sqlq.schema.qualify import qualified
@@ -62,31 +52,6 @@ _POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
 """The connection used last is taken first, so that a thread stays with a server process that knows its
 statements. There is nothing to roll back: SQLAlchemy ends its own transactions, and all other statements are
 in autocommit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A profile of connections: their timeouts and other options."""
-
-    answer_seconds: float
-    longest_answer_seconds: float
-    connect_seconds: int
-    pre_ping: bool = False
-    """Whether to check a pooled connection before each use. Loops do without, since they retry anyway."""
-    at_rest: int | None = None
-    """The number of idle connections from a URL that stay open; None for SQLAlchemy's default of 5."""
-    plan_once: bool = False
-    """Whether prepared statements are planned once, and by indexes alone."""
-    read_ms: int | None = None
-    """After so long the server ends a statement that only reads."""
-
-
-ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
-LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
-STANDS_IN = replace(LOOPS, at_rest=1)
-CLAIMS = replace(LOOPS, plan_once=True)
-LOOKS = Use(LOOK_ANSWER_SECONDS, LOOK_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, pre_ping=True, read_ms=LOOK_MS)
-LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
 
 
 @dataclass(slots=True)
@@ -183,7 +148,7 @@ class Database:
         # guard: claims-are-planned-once
         dialect.driver.prepare(engine, self.patience, plans_once=use.plan_once)
         if dialect.in_a_file:
-            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create) and None)
+            event.listen(engine, "do_connect", lambda *_: mind_the_file(engine.url, create) and None)
         else:
             look_at_errors(dialect.driver, engine, self.patience)
             if use.pre_ping:
@@ -398,7 +363,7 @@ class Database:
     def mind_the_file(self) -> None:
         """Raise an error where the file is missing. Where another one has taken its place, go over to that.
         Nobody would read what connections to the old one write."""
-        file = _mind_the_file(self.engine.url, self._create)
+        file = mind_the_file(self.engine.url, self._create)
         if file != self._file_seen:
             if self._file_seen is not None:
                 self._on_another_file()
@@ -568,27 +533,6 @@ class Database:
             derived: Database | None = self.__dict__.get(name)
             if derived is not None and derived is not self:
                 derived.close()
-
-
-def _mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
-    """Return by what the file of a URL differs from others. Raise an error with the path of a missing one,
-    instead of making an empty one or "unable to open database file"."""
-    name = url.database or ""
-    with suppress(OSError):
-        seen = os.stat(name)  # noqa: PTH116 - at every enqueue, and a Path costs several times as much
-        return seen.st_dev, seen.st_ino
-    if in_memory(url):  # guard: memory-is-never-opened
-        raise ConfigurationError(IN_MEMORY)
-    if name.startswith("file:"):
-        return None
-    path = Path(name).absolute()
-    if not create:
-        raise MissingFileError(f"there is no database file {path}: create it with {command('migrate', url)}")
-    if not path.parent.is_dir():
-        raise ConfigurationError(
-            f"there is no directory {path.parent} for the database file: create it first"
-        )
-    return None
 
 
 def _only_schema(url: URL) -> str | None:

@@ -63,7 +63,7 @@ def listed(ids: Iterable[int]) -> str:
 class Sql:
     """The statements of one database; stateless, a part of its `Dialect`."""
 
-    in_json: Callable[[Any], Any] = staticmethod(str)
+    _moment_in_json: Callable[[Any], Any] = staticmethod(str)
     """Return a time as a batch has it in JSON."""
     most_characters: int | None = None
     """The most that the texts of one statement may have; None where there is no limit."""
@@ -72,9 +72,9 @@ class Sql:
     has_met: Expression = null()
     """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
     report that."""
-    insert: Callable[[Table], Any]
+    _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
-    levels, lines = steps.LEVELS, staticmethod(steps.lines)
+    levels, lines = steps.LEVELS, steps.LINES
     """The statements of `steps`, as this database runs them."""
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Sql:
         With `returning` it returns what it met, and then these columns, of rows that it inserted or changed.
         A database may also return rows that it has left as they are, as `LEFT`.
         """
-        statement = self.insert(table).values(**values)
+        statement = self._insert(table).values(**values)
         index = {"index_elements": key.columns, "index_where": key.where}
         met = self.has_met
         if changes is None:
@@ -208,7 +208,7 @@ class Sql:
 
     def _in_json(self, value: Any) -> Any:
         # bytes such as a queue's name in a row written by SQL; no text is equal to them
-        return value.decode(errors="replace") if isinstance(value, bytes) else self.in_json(value)
+        return value.decode(errors="replace") if isinstance(value, bytes) else self._moment_in_json(value)
 
     def texts(self) -> FromClause:
         """Return a table of the texts given as the parameter `texts`: `value`, and `place` in their order."""

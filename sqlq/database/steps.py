@@ -29,10 +29,7 @@ SELECT queue, priority FROM each_priority WHERE priority IS NOT NULL
 BEGINS = " AND substr(limit_key, 1, :length) = :prefix"
 
 
-def lines(begins: str) -> str:
-    """Return the statement for the keys of limits with jobs in line, after one key. `begins` is empty, or the
-    condition `BEGINS`."""
-    return f"""
+LINES = """
 WITH RECURSIVE each_limit_key (limit_key) AS (
       SELECT min(limit_key) FROM __sqlq__.jobs WHERE blocked_by = 'limit' AND limit_key > :after{begins}
       UNION ALL
@@ -41,3 +38,4 @@ WITH RECURSIVE each_limit_key (limit_key) AS (
         FROM each_limit_key WHERE each_limit_key.limit_key IS NOT NULL)
 SELECT limit_key FROM each_limit_key WHERE limit_key IS NOT NULL LIMIT :most
 """
+"""The keys of limits with jobs in line, after one key. `{begins}` is nothing, or the condition `BEGINS`."""

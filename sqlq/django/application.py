@@ -28,7 +28,8 @@ from sqlq.config.durations import Duration
 from sqlq.config.urls import in_memory
 from sqlq.database.caller.drivers import driver_of
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
-from sqlq.database.database import LOOKS, Address, Database, Use
+from sqlq.database.database import Address, Database
+from sqlq.database.profiles import LOOKS, Use
 from sqlq.database.schemas import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError

@@ -392,11 +392,12 @@ def test_every_wait_has_a_timeout(
 ) -> None:
     """Each kind of call, on a connection that was good and on one that is being made."""
     from sqlq.database import database as databases
+    from sqlq.database.profiles import Use
 
-    monkeypatch.setattr(databases, "ANY", databases.Use(0.5, 0.5, 2))
-    monkeypatch.setattr(databases, "LOOPS", databases.Use(0.5, 2.0, 2))
+    short = Use(0.5, 0.5, 2)
+    monkeypatch.setattr(databases, "LOOPS", Use(0.5, 2.0, 2))
     with Load(tmp_path / "work", proxy.url(database_url)) as load:
-        database = databases.Address(make_url(proxy.url(database_url)), None, None).open(use=databases.ANY)
+        database = databases.Address(make_url(proxy.url(database_url)), None, None).open(use=short)
 
         def ask() -> Any:
             with database.begin() as conn:

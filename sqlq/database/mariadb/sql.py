@@ -65,10 +65,10 @@ _TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 
 
 class MariaDBSql(Sql):
-    in_json = staticmethod(lambda moment: str(naive(moment)))
+    _moment_in_json = staticmethod(lambda moment: str(naive(moment)))
     most_characters = MOST_CHARACTERS
     claims_queues_apart = True
-    levels, lines = statements.LEVELS, staticmethod(statements.lines)
+    levels, lines = statements.LEVELS, statements.LINES
 
     # -- writing ---------------------------------------------------------------------------------------------
 

@@ -94,9 +94,8 @@ SELECT queue, priority FROM __sqlq__.jobs WHERE reserved_at IS NULL
 """
 
 
-def lines(begins: str) -> str:
-    # with an equation the planner would sort all rows by the other columns
-    return f"""
+# with an equation the planner would sort all rows by the other columns
+LINES = """
 SELECT limit_key FROM __sqlq__.jobs
  WHERE blocked_by >= 'limit' AND blocked_by <= 'limit' AND limit_key > :after{begins}
  GROUP BY blocked_by, limit_key ORDER BY blocked_by, limit_key LIMIT :most

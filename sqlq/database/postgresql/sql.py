@@ -47,7 +47,7 @@ takes a driver twice as long."""
 
 
 class PostgreSQLSql(Sql):
-    insert = staticmethod(postgresql.insert)
+    _insert = staticmethod(postgresql.insert)
     # a row that the statement updated has its transaction there
     has_met = literal_column(in_catalog("xmax <> 0"))
 

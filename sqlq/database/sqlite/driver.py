@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.util import await_only
 
+from sqlq.config.command_hint import command
+from sqlq.config.urls import IN_MEMORY, in_memory
 from sqlq.database.driver import Driver
 from sqlq.database.timeouts import Patience
 from sqlq.database.values import RawRows, Trouble
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, MissingFileError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -99,6 +102,27 @@ class SQLiteDriver(Driver):
 def _file(url: URL) -> Path:
     name = url.database or ""
     return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
+
+
+def mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
+    """Return by what the file of a URL differs from others. Raise an error with the path of a missing one,
+    instead of making an empty one or "unable to open database file"."""
+    name = url.database or ""
+    with suppress(OSError):
+        seen = os.stat(name)  # noqa: PTH116 - at every enqueue, and a Path costs several times as much
+        return seen.st_dev, seen.st_ino
+    if in_memory(url):  # guard: memory-is-never-opened
+        raise ConfigurationError(IN_MEMORY)
+    if name.startswith("file:"):
+        return None
+    path = Path(name).absolute()
+    if not create:
+        raise MissingFileError(f"there is no database file {path}: create it with {command('migrate', url)}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(
+            f"there is no directory {path.parent} for the database file: create it first"
+        )
+    return None
 
 
 def is_sealed(url: URL) -> bool:

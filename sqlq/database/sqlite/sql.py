@@ -19,8 +19,8 @@ from sqlq.schema.types import SQLITE_NOW, milliseconds_of
 
 
 class SQLiteSql(Sql):
-    insert = staticmethod(sqlite.insert)
-    in_json = staticmethod(milliseconds_of)
+    _insert = staticmethod(sqlite.insert)
+    _moment_in_json = staticmethod(milliseconds_of)
 
     def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
         names, limit, order, _ = wanted

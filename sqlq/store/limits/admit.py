@@ -315,7 +315,8 @@ def _keys_in_line(conn: Connection, after: str, most: int, prefix: str = "") -> 
     """Return the next keys with a line."""
     dialect = dialect_of(conn)
     given = {"after": after, "most": most, "prefix": prefix, "length": len(prefix)}
-    return [*run_text(conn, dialect.sql.lines(BEGINS if prefix else ""), **given).scalars()]
+    statement = dialect.sql.lines.format(begins=BEGINS if prefix else "")
+    return [*run_text(conn, statement, **given).scalars()]
 
 
 _holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)

@@ -14,7 +14,8 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.batch import Right
-from sqlq.database.database import STANDS_IN, Address, Database
+from sqlq.database.database import Address, Database
+from sqlq.database.profiles import STANDS_IN
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption
