@@ -30,7 +30,8 @@ def due(*, given_level: bool = False, beyond: bool = False, newest_first: bool =
     the claim leaves them, and then the own attempts of each row.
 
     The index has reserved rows apart from ready ones. So the statement reads, and locks, only the rows that
-    it returns. A filesort would lock every row of the queue.
+    it returns. A filesort would lock every row of the queue. The index of reserved rows by owner costs a
+    claim 2 to 7 %, and a settle 1 to 5 % (decision 47).
     """
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
     level = "%s" if given_level else TOP_LEVEL

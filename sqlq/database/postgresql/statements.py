@@ -151,6 +151,9 @@ def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id
     The CTE is MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more
     than the limit. With an array PostgreSQL finds each row by its primary key; a join would read the whole
     table for a large batch.
+
+    Refused forms, as measured: through SQLAlchemy, and planned anew each time, a claim took 1.2 ms instead of
+    0.4 (decision 10). An index by owner beside the one by id cost 6 to 20 % more (decision 47).
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     # guard: claim-postgresql
