@@ -1,4 +1,4 @@
-"""What connections are for: their timeouts and other options."""
+"""The profiles of connections: their timeouts and other options."""
 
 from __future__ import annotations
 
