@@ -65,6 +65,7 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     r"permission denied for (?:schema|relation|table|view) ": [("", "permission denied for ", "")],
     r"-c\s*role=((?:\\.|\S)+)": [("-c role=", "\\", ""), ("-c", " ", ""), ("", "-c role=\\", "")],
     r"\d+": [("", "1", "")],
+    r"^\w+": [("", "a", "!")],
     r"`?__sqlq__`?\.": [("", "`", ""), ("", "__sqlq__", "")],
     r"command denied to user (?P<account>'[^']*'@'[^']*')|the PROCESS privilege": [
         *[("", "command denied to user '", ""), ("command denied to user ", "'@'", ""), ("", "the ", "")],
