@@ -23,6 +23,8 @@ from sqlq.errors import SqlqError
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from sqlq.admin.verb import Verb
+
 
 _COMMANDS: Final = {
     "init": "Begin to use sqlq in the project here.",
@@ -59,16 +61,16 @@ class Commands(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> click.Command:
         if self.data[name] is None:
-            self.data[name] = command = _verb(name) if name in VERBS else _with_its_verbs(name)
+            self.data[name] = command = _verb(VERBS[name]) if name in VERBS else _with_its_verbs(name)
             takes_context(command, explain=False)
         found: click.Command = self.data[name]
         return found
 
 
-def _verb(words: str) -> click.Command:
+def _verb(verb: Verb) -> click.Command:
     from sqlq.cli.verbs import command_of
 
-    return command_of(words)
+    return command_of(verb)
 
 
 def _with_its_verbs(name: str) -> click.Command:
@@ -76,7 +78,7 @@ def _with_its_verbs(name: str) -> click.Command:
     command: click.Command = getattr(import_module(f"sqlq.cli.commands.{name}"), name)
     if isinstance(command, click.Group):
         for verb in (each for each in VERBS.values() if each.group == name):
-            command.add_command(_verb(verb.words))
+            command.add_command(_verb(verb))
     return command
 
 

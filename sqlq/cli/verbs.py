@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sqlq.admin.verb import JobSelection, Option, Verb
-from sqlq.admin.verbs import VERBS, of
+from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import confirm, json_flag, option_of, yes_option
 from sqlq.cli.terminal.output import answer, naming_options, plain
@@ -21,9 +21,8 @@ MOST_COUNTED = 100_000
 """Jobs are counted up to here before a command wants a yes."""
 
 
-def command_of(words: str) -> click.Command:
+def command_of(verb: Verb) -> click.Command:
     """Return the command that does a verb."""
-    verb = VERBS[words]
     several = verb.subjects.rstrip("]").endswith("...")
     subjects = click.Argument(
         ["subjects"],
@@ -33,9 +32,9 @@ def command_of(words: str) -> click.Command:
         required=not verb.subjects.startswith("["),
     )
     command = click.Command(
-        words.rpartition(" ")[2],
+        verb.words.rpartition(" ")[2],
         params=[subjects],
-        callback=click.pass_obj(partial(_run, words)),
+        callback=click.pass_obj(partial(_run, verb)),
         help=verb.help,
     )
     confirmed = [yes_option] if verb.confirms else []
@@ -45,12 +44,11 @@ def command_of(words: str) -> click.Command:
 
 
 def _run(
-    words: str, context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any
+    verb: Verb, context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any
 ) -> None:
-    verb = VERBS[words]
     named = subjects if isinstance(subjects, tuple) else (subjects,)
     choices = [each for each in verb.chosen_by if options[each.name] not in (None, False)]
-    _check(words, verb, named, choices)
+    _check(verb, named, choices)
     app = context.app(needs_code=verb.needs_code)
     if error := options.pop("error", None):
         named = tuple(app.jobs.failed_alike(error))
@@ -62,14 +60,14 @@ def _run(
         if number:
             more = "at least " if number >= MOST_COUNTED else ""
             what = "failed job" if verb.states == ("failed",) else "job"
-            confirm(plain(f"{words} {more}{counted(number, what)}{of(search)}"))
+            confirm(plain(f"{verb.words} {more}{counted(number, what)}{of(search)}"))
     with naming_options():
         outcome = verb.do(app, named, **options)
     answer(outcome.value, *outcome.lines, as_json=as_json)
     context.refuse(outcome.unchanged, outcome.why_not)
 
 
-def _check(words: str, verb: Verb, named: Collection[Any], choices: Sequence[Option]) -> None:
+def _check(verb: Verb, named: Collection[Any], choices: Sequence[Option]) -> None:
     """Raise `UsageError` unless the subjects are named in one way."""
     chosen = {each.name for each in choices}
     if not verb.chosen_by:
@@ -77,7 +75,7 @@ def _check(words: str, verb: Verb, named: Collection[Any], choices: Sequence[Opt
     if not verb.is_of_jobs:
         if bool(chosen) == bool(named):
             both = ", and not both" if named else ""
-            raise click.UsageError(f"name the {words.split(maxsplit=1)[0]}, or give --all{both}")
+            raise click.UsageError(f"name the {verb.group}, or give --all{both}")
         return
     if not named and not chosen:
         raise click.UsageError(f"name the jobs: by id, {', '.join(each.words for each in verb.chosen_by)}")
