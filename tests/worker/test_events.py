@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.event import listens_for
 from sqlalchemy.orm import Session
 
 import sqlq
@@ -335,6 +336,30 @@ def test_a_rolled_back_savepoint_drops_its_events(app: sqlq.App, engine: Engine,
         expected.append(app.enqueue(task.new(), session).id)
     assert app._events.flush(10)
     assert [event.id for event in told] == expected
+
+
+def test_a_commit_publishes_its_own_events_after_one_that_a_listener_refused(
+    app: sqlq.App, engine: Engine
+) -> None:
+    told = listening(app, "enqueued")
+    task = app.task(name="t")(lambda: None)
+    with engine.connect() as refused:
+        app.enqueue(task.new(), refused)
+
+        @listens_for(engine, "commit")
+        def refuse(conn: Connection) -> None:
+            if conn is refused:
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            refused.commit()
+    with engine.connect() as other:
+        other.execute(text("SELECT 1"))
+        other.commit()
+        committed = app.enqueue(task.new(), other)
+        other.commit()
+    assert app._events.flush(10)
+    assert [each.id for each in told] == [committed.id]
 
 
 # -- never in the way ----------------------------------------------------------------------------------------

@@ -89,21 +89,22 @@ def _opened(conn: Connection) -> _Open:
 
 
 class _Sent(threading.local):
-    """The callbacks of the transaction whose COMMIT this thread is about to send."""
+    """The transaction whose COMMIT this thread is about to send, if it has callbacks."""
 
-    callbacks: list[_Callbacks] | None = None
+    opened: _Open | None = None
 
 
 _sent = _Sent()
 
 
 def _commits(conn: Connection, *args: Any) -> None:
-    if (opened := _open.get(conn)) is not None and opened.waiting:
-        _sent.callbacks, opened.waiting = opened.waiting, []
+    # also where there is none: another listener may have raised before the last COMMIT
+    _sent.opened = _open.get(conn)  # guard: a-commit-has-its-own-callbacks
 
 
 def _commit(commit: Callable[..., None], *args: Any, **options: Any) -> None:
-    callbacks, _sent.callbacks = _sent.callbacks or (), None
+    opened, _sent.opened = _sent.opened or _Open(), None
+    callbacks, opened.waiting = opened.waiting, []
     try:
         commit(*args, **options)
     except BaseException:
