@@ -18,7 +18,7 @@
     │   ├── JobFailedError              it failed for good
     │   ├── JobCancelledError           it was cancelled
     │   └── WaitTimeoutError            it has not ended in the time that it was waited for
-    └── SealError                   an encrypted or signed payload or result cannot be opened with these keys
+    └── PayloadKeyError             an encrypted or signed payload or result cannot be opened with these keys
 
 Each message is one sentence with what is wrong, where, and how to mend it. An `EnqueueError` or
 `ConfigurationError` is raised before any write: the caller's transaction is still usable.
@@ -124,7 +124,7 @@ class WaitTimeoutError(NoResultError, TimeoutError):
     """A job has not ended in the time that it was waited for. It goes on all the same."""
 
 
-class SealError(SqlqError):
+class PayloadKeyError(SqlqError):
     """An encrypted or signed payload or result cannot be opened. Its key is not here, it was altered, or it
     is of another task or queue. Or a row is plain where plain rows are refused. `lacks_key` is True where the
     key, or the library for it, is not here: another process may have it."""

@@ -224,8 +224,8 @@ SETTINGS: Final = (
     Setting("context variables that travel with a job", "carry", default="none"),
     Setting("the name of the application on its database", "service", default="none"),
     Setting("keys that sign and encrypt", "keys", "SQLQ_KEYS", "", "none"),
-    Setting("how they seal", "seal", "SQLQ_SEAL", "", "sign"),
-    Setting("which plain rows run where there are keys", "unsealed", "SQLQ_UNSEALED", "", "refuse"),
+    Setting("whether they sign or encrypt", "encryption", "SQLQ_ENCRYPTION", "", "sign"),
+    Setting("which plain rows run where there are keys", "plain", "SQLQ_PLAIN", "", "refuse"),
     Setting("calls of a task as a function", "direct_calls", default="allow"),
     Setting("where `sqlq_app` is", "", "SQLQ_TEST_DATABASE_URL", "", "a file for each test", TESTS),
 )
@@ -280,7 +280,7 @@ WHAT_TO_DO: Final = {
     "JobFailedError": "Read `exception` and `message`; mend the cause, then `sqlq retry ID`.",
     "JobCancelledError": "Enqueue it anew, or `sqlq replay ID`, if it was cancelled by mistake.",
     "WaitTimeoutError": "Wait again with the same job: it goes on. `sqlq why ID` says what it waits for.",
-    "SealError": "Give this process the key: [signed and encrypted payloads](../guide/sealed.md).",
+    "PayloadKeyError": "Give this process the key: [signed and encrypted payloads](../guide/encryption.md).",
 }
 """The remedy for each error class."""
 

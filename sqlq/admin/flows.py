@@ -50,8 +50,8 @@ class Flows(Facet):
         after: dict[int, dict[int, When]] = {}
         for edge in edges:
             after.setdefault(edge.job_id, {})[edge.depends_on] = edge.on_outcome
-        seal = self._database.seal
-        steps = tuple(_step(step, after.get(step.id, {}), seal) for step in rows)
+        encryption = self._database.encryption
+        steps = tuple(_step(step, after.get(step.id, {}), encryption) for step in rows)
         counts = _counted(Counter(step.state for step in rows))
         return FlowDetails(row.id, row.name, row.created_at, counts, steps)
 
@@ -93,7 +93,7 @@ class Flows(Facet):
         return self.get(job.flow_id)
 
     def _job(self, id: int) -> Any:
-        job = self._query(lookup.details, id, self._database.seal)
+        job = self._query(lookup.details, id, self._database.encryption)
         if job is None:
             raise no_job(id)
         return job
@@ -117,9 +117,9 @@ def _counted(counts: Mapping[str, int]) -> dict[State, int]:
     return {state: counts[state.value] for state in State if counts.get(state.value)}
 
 
-def _step(row: Any, after: Mapping[int, When], seal: Encryption | None) -> StepDetails:
+def _step(row: Any, after: Mapping[int, When], encryption: Encryption | None) -> StepDetails:
     error = row.reason if row.exception is None else f"{row.exception}: {row.message or ''}"
     shown = lookup.result_shown
-    result = None if row.result is None else shown(seal, row.task, row.queue, row.result)
+    result = None if row.result is None else shown(encryption, row.task, row.queue, row.result)
     state = State(row.state)
     return StepDetails(row.id, row.task, row.queue, row.label, state, row.attempts, after, result, error)

@@ -31,7 +31,7 @@ from sqlq.admin.selections import (
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
-from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
+from sqlq.errors import ConfigurationError, JobNotFoundError, PayloadKeyError
 from sqlq.events import Events
 from sqlq.model.checks import Priority, Rows, checked_queue
 from sqlq.model.handle import AnyJob, AnyJobs, id_of
@@ -99,7 +99,7 @@ class Jobs(Facet):
     def _row(self, id: AnyJob) -> JobDetails:
         number = id_of(id)
         with self._read() as conn:
-            job = lookup.details(conn, number, self._database.seal)
+            job = lookup.details(conn, number, self._database.encryption)
             lookup.require_own(id, job)
             if job is None:
                 raise no_job_here(conn, number, self._database.schema_for(conn))
@@ -163,7 +163,7 @@ class Jobs(Facet):
             limit=limit,
             within=within and _within(within, meant),
             whole=whole,
-            seal=self._database.seal,
+            encryption=self._database.encryption,
         )
 
     def ids(
@@ -172,7 +172,9 @@ class Jobs(Facet):
         """Return the ids of jobs in these states, the newest first, as `listing` finds them."""
         meant = selection(**chosen)
         wanted, within = [checked_state(state) for state in states], _within(within, meant)
-        return self._query(lookup.ids, wanted, meant, within=within, limit=limit, seal=self._database.seal)
+        return self._query(
+            lookup.ids, wanted, meant, within=within, limit=limit, encryption=self._database.encryption
+        )
 
     def of_group(self, group: str) -> builtins.list[Job[Any]]:
         """Return the jobs of a group that are there now, in whatever state, in the order of their ids.
@@ -324,7 +326,7 @@ class Jobs(Facet):
         effect on each.
 
         All that is given changes, or nothing of a job does. The effects are "changed", "not waiting",
-        "sealed" and "key held". A signed or encrypted job stays in its queue. So does one whose unique key
+        "protected" and "key held". A signed or encrypted job stays in its queue. So does one whose unique key
         another job holds in the other queue. Raises `ConfigurationError` for a wrong value, and if nothing is
         to change.
 
@@ -447,15 +449,15 @@ def _within(rows: int, selection: Selection) -> int:
 
 
 def enqueued(
-    conn: Connection, task: str, schema: str | None, seal: Encryption | None
+    conn: Connection, task: str, schema: str | None, encryption: Encryption | None
 ) -> Iterator[tuple[int, NewJob]]:
-    """Yield the jobs of a task that a transaction sees, with their ids, the oldest first. `seal` decrypts the
-    payloads that it can."""
+    """Yield the jobs of a task that a transaction sees, with their ids, the oldest first. `encryption`
+    decrypts the payloads that it can."""
     version.require(conn, schema)
     with in_schema(conn, schema):
         rows = [*lookup.enqueued(conn, task)]
     for id, job in rows:
-        if seal is not None:
-            with suppress(SealError):
-                job = job._with_payload(seal.opened("payload", job.task, job.queue, job.payload))
+        if encryption is not None:
+            with suppress(PayloadKeyError):
+                job = job._with_payload(encryption.opened("payload", job.task, job.queue, job.payload))
         yield id, job

@@ -139,8 +139,8 @@ class Schedules(Facet):
         """
         plan = planned(when, **options)
         template = self._prepare(checked_template(job, name))
-        if (seal := self._database.seal) is not None:
-            template = template._sealed_by(seal)  # guard: schedules-are-sealed
+        if (encryption := self._database.encryption) is not None:
+            template = template._protected_by(encryption)  # guard: schedules-are-protected
         self._do(session, lambda conn: schedules.add(conn, name, plan, template))
 
     @audited("schedules pause")
@@ -178,7 +178,7 @@ class Schedules(Facet):
         with self._read() as conn:
             row = schedules.get(conn, name)
             ids = schedules.recent(row.recent_jobs)
-            return _details(row, ids, _last_jobs(conn, ids), self._database.seal)
+            return _details(row, ids, _last_jobs(conn, ids), self._database.encryption)
 
     def list(self) -> builtins.list[ScheduleDetails]:
         """Return all schedules by name, each with its next ten runs and its last job."""
@@ -186,7 +186,7 @@ class Schedules(Facet):
             rows = schedules.rows(conn)
             last = {row.name: schedules.recent(row.recent_jobs)[-1:] for row in rows}
             found = _last_jobs(conn, [id for ids in last.values() for id in ids])
-        return [_details(row, last[row.name], found, self._database.seal) for row in rows]
+        return [_details(row, last[row.name], found, self._database.encryption) for row in rows]
 
     # -- the same for asynchronous code ----------------------------------------------------------------------
 
@@ -210,9 +210,9 @@ def _last_jobs(conn: Connection, ids: Sequence[int]) -> dict[int, LastJob]:
 
 
 def _details(
-    row: Row[Any], ids: Sequence[int], found: dict[int, LastJob], seal: Encryption | None
+    row: Row[Any], ids: Sequence[int], found: dict[int, LastJob], encryption: Encryption | None
 ) -> ScheduleDetails:
-    payload, _ = looked_into(seal, "payload", row.task, row.queue, row.payload)
+    payload, _ = looked_into(encryption, "payload", row.task, row.queue, row.payload)
     try:
         plan, error = read(row.plan), row.error
     except ConfigurationError as refused:

@@ -244,7 +244,7 @@ def change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     effects = app.jobs.change(ids, **options)
     changed = [id for id, effect in effects.items() if effect == "changed"]
     reasons = {
-        "sealed": "it is signed or encrypted for its queue; enqueue it anew in the other one",
+        "protected": "it is signed or encrypted for its queue; enqueue it anew in the other one",
         "key held": "another job holds its unique key in that queue",
     }
     return Outcome(

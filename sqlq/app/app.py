@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from sqlalchemy import URL, Engine
 
 from sqlq.app.connected import Parts
-from sqlq.app.options import Defaults, DirectCalls, checked_eager, is_eager, retention_ms, seal_of
+from sqlq.app.options import Defaults, DirectCalls, checked_eager, encryption_of, is_eager, retention_ms
 from sqlq.config.durations import Duration
 from sqlq.config.urls import shown
 from sqlq.database.caller.session import (
@@ -32,7 +32,7 @@ from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import Job, JobOrFlow, NewJob, R
 from sqlq.model.job_options import KEPT, Kept
-from sqlq.payload.encryption import How, Unsealed
+from sqlq.payload.encryption import How, Plain
 from sqlq.payload.signatures import signature_of
 from sqlq.results.results import Waits
 
@@ -80,8 +80,8 @@ class App(Parts, Waits):
     - `carry`: context variables whose values travel with a job to its handler.
     - `service`: the name of the application among several on one database, and its default queue.
     - `keys`: sign payloads and results; the first writes, all read. Else SQLQ_KEYS. See `sqlq keys new`.
-    - `seal`: "sign", "encrypt", or "read" for keys that only read; else SQLQ_SEAL.
-    - `unsealed`: plain rows where there are keys: "refuse", "take", or a list of queues; else SQLQ_UNSEALED.
+    - `encryption`: "sign", "encrypt", or "read" for keys that only read; else SQLQ_ENCRYPTION.
+    - `plain`: plain rows where there are keys: "refuse", "accept", or a list of queues; else SQLQ_PLAIN.
     - `direct_calls`: how a task takes a call as a function: "allow", "warn" or "refuse".
 
     Without any URL the database is sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for
@@ -115,14 +115,14 @@ class App(Parts, Waits):
         carry: Sequence[ContextVar[Any]] = (),
         service: str | None = None,
         keys: Sequence[str] | None = None,
-        seal: How | None = None,
-        unsealed: Unsealed | None = None,
+        encryption: How | None = None,
+        plain: Plain | None = None,
         direct_calls: DirectCalls = "allow",
     ) -> None:
         if service is not None:
             service = checked_queue(service, "service")
-        encryption = seal_of(keys, seal, unsealed)
-        super().__init__(Defaults(defaults, queues, service=service), carry, service, encryption)
+        ring = encryption_of(keys, encryption, plain)
+        super().__init__(Defaults(defaults, queues, service=service), carry, service, ring)
         self._retention_ms = retention_ms(retention)
         self._direct_calls = checked_word(direct_calls, "direct_calls", choice=DirectCalls)
         self._arguments: dict[str, Any] = {

@@ -67,7 +67,7 @@ class Connected:
     @cached_property
     def results(self) -> Results:
         """Results and states of jobs."""
-        return Results(lambda: self.database, self._app.tasks, self._here, self.address.seal)
+        return Results(lambda: self.database, self._app.tasks, self._here, self.address.encryption)
 
     @cached_property
     def database_of_parts(self) -> Any:
@@ -87,7 +87,9 @@ class Connected:
         if (url, use) not in self._looking:
             where = self.address
             if url is not None:
-                where = address_of(url, schema=where.schema, kept=set(), gate=where.gate, seal=where.seal)
+                where = address_of(
+                    url, schema=where.schema, kept=set(), gate=where.gate, encryption=where.encryption
+                )
             self._looking[url, use] = Connected(where, self._app, lambda: None, use=use)
         return self._looking[url, use]
 
@@ -111,11 +113,11 @@ class Parts(Declares):
         defaults: Defaults,
         carry: Sequence[ContextVar[Any]],
         service: str | None,
-        seal: Encryption | None,
+        encryption: Encryption | None,
     ) -> None:
         super().__init__(defaults, carry, service)
         self._gate = Gate()
-        self._seal = seal
+        self._encryption = encryption
         self._test_addresses: list[Address] = []
         self._stand_in: Here | None = None
         """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
@@ -222,7 +224,7 @@ class Parts(Declares):
         where = database_url(url)
         if schema is not None or not dialect_at(where).in_a_file:  # SQLQ_SCHEMA is not meant for SQLite
             schema = schema_name(schema, on=where)
-        test = Address(where, None, schema, is_test=True, seal=self._seal)
+        test = Address(where, None, schema, is_test=True, encryption=self._encryption)
         self._test_addresses.append(test)
         self._choose_address()
         try:
@@ -246,7 +248,7 @@ class Parts(Declares):
         self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
 
     def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
-        return address_of(**arguments, kept=kept, gate=self._gate, seal=self._seal)
+        return address_of(**arguments, kept=kept, gate=self._gate, encryption=self._encryption)
 
     def close(self) -> None:
         """Close sqlq's own connections. The App may be used again and then opens new ones."""
@@ -262,7 +264,7 @@ def address_of(
     *,
     kept: Set[str],
     gate: Gate,
-    seal: Encryption | None,
+    encryption: Encryption | None,
 ) -> Address:
     """Return the address of a database. Options `kept` from another address count only where they fit this
     one. Raises `ConfigurationError` for arguments that make no address."""
@@ -293,5 +295,5 @@ def address_of(
         schema_name(schema, on=where),
         url_to_listen_at(listen_url),
         gate=gate,
-        seal=seal,
+        encryption=encryption,
     )

@@ -20,7 +20,7 @@ from sqlq.model.checks import checked_bool, checked_queue, checked_word
 from sqlq.model.foreign_names import hints
 from sqlq.model.job_options import JOB_OPTIONS, Kept
 from sqlq.payload import headers
-from sqlq.payload.encryption import Encryption, How, Unsealed
+from sqlq.payload.encryption import Encryption, How, Plain
 
 Check = Callable[[Any, str], object]
 
@@ -168,42 +168,42 @@ def retention_ms(argument: Duration | Kept | None) -> int | None:
     return None if kept is None else milliseconds(kept, what)
 
 
-def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None) -> Encryption | None:
-    """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
-    without keys. Raises `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
+def encryption_of(keys: Any = None, how: Any = None, plain: Any = None) -> Encryption | None:
+    """Return the encryption of an App, by its arguments or else SQLQ_KEYS, SQLQ_ENCRYPTION and SQLQ_PLAIN;
+    None without keys. Raises `ConfigurationError` for values that cannot be, and repeats nothing of a key."""
     keys_name, keys = pyproject.setting(keys, "keys", "SQLQ_KEYS")
     if keys_name == "SQLQ_KEYS":
         keys = (keys or "").replace(",", " ").split()
     elif not isinstance(keys, (list, tuple)):
         raise ConfigurationError(
-            f"{keys_name} is no list: give the keys in one, the one that seals first, as in [new, old]"
+            f"{keys_name} is no list: give the keys in one, the one that writes first, as in [new, old]"
         )
-    how_name, how = pyproject.setting(how, "seal", "SQLQ_SEAL")
-    unsealed_name, unsealed = pyproject.setting(unsealed, "unsealed", "SQLQ_UNSEALED")
+    how_name, how = pyproject.setting(how, "encryption", "SQLQ_ENCRYPTION")
+    plain_name, plain = pyproject.setting(plain, "plain", "SQLQ_PLAIN")
     if not keys:
-        for name, value in ((how_name, how), (unsealed_name, unsealed)):
-            if value is not None:  # guard: no-seal-without-a-key
+        for name, value in ((how_name, how), (plain_name, plain)):
+            if value is not None:  # guard: no-encryption-without-a-key
                 raise ConfigurationError(
                     f"{name} is set, but there is no key: give keys or SQLQ_KEYS what `sqlq keys new` prints"
                 )
         return None
     how = "sign" if how is None else checked_word(how, how_name, choice=How)
     if how == "read":
-        if unsealed not in (None, "take"):
+        if plain not in (None, "accept"):
             raise ConfigurationError(
-                f'{unsealed_name} is {unsealed!r}, but with seal="read" this App itself writes plain rows: '
+                f'{plain_name} is {plain!r}, but with encryption="read" this App itself writes plain rows: '
                 "leave it out"
             )
-        unsealed = "take"
-    return Encryption(keys, how, _checked_unsealed(unsealed_name, unsealed), keys_name)
+        plain = "accept"
+    return Encryption(keys, how, _checked_plain(plain_name, plain), keys_name)
 
 
-def _checked_unsealed(name: str, value: Any) -> Unsealed:
-    if value in (None, "take", "refuse"):
+def _checked_plain(name: str, value: Any) -> Plain:
+    if value in (None, "accept", "refuse"):
         return value or "refuse"
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigurationError(
-            f'{name} is {value!r}: it is "take", "refuse", or in the App a list of the queues whose plain '
-            "rows are taken"
+            f'{name} is {value!r}: it is "accept", "refuse", or in the App a list of the queues whose plain '
+            "rows are accepted"
         )
     return tuple(checked_queue(queue) for queue in value)

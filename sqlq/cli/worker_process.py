@@ -99,7 +99,7 @@ def _serve(context: Context, link: Pipe, setup: Message) -> NoReturn:
     target = Target(
         # opened when a handler wants results of its flow: it costs each process 50 ms
         lambda: app.database,
-        app._connected.address.seal,
+        app._connected.address.encryption,
         tasks=app.tasks,
         plan=app._plan_of,
     )

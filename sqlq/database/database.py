@@ -30,7 +30,7 @@ from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
 from sqlq.database.idle import look_at_errors, look_at_idle, raise_what_sqlalchemy_raises
 from sqlq.database.profiles import ANY, CLAIMS, LISTENING, LOOPS, Use
 from sqlq.database.raw import RawConnections, dispose
-from sqlq.database.schemas import SEAL, ask_on, named
+from sqlq.database.schemas import ENCRYPTION, ask_on, named
 from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read, mind_the_file
 from sqlq.database.timeouts import Patience, Turns, is_over
 from sqlq.database.values import Ask, RawRows
@@ -74,7 +74,7 @@ class Address:
     is_test: bool = False
     """Whether the App is at this address only for a test."""
     gate: Gate = field(default_factory=Gate, compare=False, repr=False)
-    seal: Encryption | None = field(default=None, compare=False, repr=False)
+    encryption: Encryption | None = field(default=None, compare=False, repr=False)
     """Encrypts or signs payloads and results there, and opens them."""
 
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
@@ -88,7 +88,7 @@ class Address:
         else:
             database = Database.open(self.place, self.schema, create=create, use=use)
         database.address = self
-        database.seal = self.seal
+        database.encryption = self.encryption
         return database
 
 
@@ -134,7 +134,7 @@ class Database:
         self.patience = Patience(use.answer_seconds, use.longest_answer_seconds)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
-        self.seal: Encryption | None = None
+        self.encryption: Encryption | None = None
         self.requested_schema = schema
         """The requested schema; None means the connection's default one."""
         self._create = create
@@ -326,7 +326,7 @@ class Database:
 
     @property
     def _own_options(self) -> dict[str, Any]:
-        return {"schema_translate_map": {TOKEN_SCHEMA: self.schema}, SEAL: self.seal}
+        return {"schema_translate_map": {TOKEN_SCHEMA: self.schema}, ENCRYPTION: self.encryption}
 
     def _open(self) -> Connection:
         self._may_connect()

@@ -13,7 +13,7 @@ from sqlq.payload.encryption import Encryption
 from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
 
-SEAL = "sqlq_seal"
+ENCRYPTION = "sqlq_encryption"
 """The execution option of sqlq's own connections that holds the `Encryption` of their database."""
 
 
@@ -23,10 +23,10 @@ def schema_of(conn: Connection) -> str | None:
     return schema
 
 
-def seal_of(conn: Connection) -> Encryption | None:
-    """Return the seal of the database of a connection of sqlq's own."""
-    seal: Encryption | None = conn.get_execution_options()[SEAL]
-    return seal
+def encryption_of(conn: Connection) -> Encryption | None:
+    """Return the encryption of the database of a connection of sqlq's own."""
+    encryption: Encryption | None = conn.get_execution_options()[ENCRYPTION]
+    return encryption
 
 
 def named(statement: str, dialect: Any, schema: str | None) -> str:
@@ -53,12 +53,12 @@ def run_text(conn: Connection, statement: str, **parameters: Any) -> Any:
 
 
 @contextmanager
-def in_schema(conn: Any, schema: str | None, seal: Encryption | None = None) -> Iterator[None]:
+def in_schema(conn: Any, schema: str | None, encryption: Encryption | None = None) -> Iterator[None]:
     """Execute the block's statements on a caller's connection as on sqlq's own: in this schema, by qualified
     names."""
     dialect, options = conn.dialect, conn._execution_options  # noqa: SLF001 - as below
     conn.dialect = qualified(dialect)
-    translated = options.union({"schema_translate_map": {TOKEN_SCHEMA: schema}, SEAL: seal})
+    translated = options.union({"schema_translate_map": {TOKEN_SCHEMA: schema}, ENCRYPTION: encryption})
     conn._execution_options = translated  # noqa: SLF001 - the public way calls the caller's hooks
     try:
         yield

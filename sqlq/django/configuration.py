@@ -21,7 +21,7 @@ from sqlq.app.options import DirectCalls
 from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError, UnsupportedDatabaseError
 from sqlq.model.checks import checked_bool
-from sqlq.payload.encryption import How, Unsealed
+from sqlq.payload.encryption import How, Plain
 from sqlq.worker.options import OPTIONS, SETTINGS
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
@@ -33,7 +33,7 @@ class Configuration:
     """The dict SQLQ of the settings; each key may be left out.
 
     `database` is the alias of the database that holds the jobs. The other keys are as in `sqlq.App`.
-    SQLQ_KEYS and its like count where `keys`, `seal` or `unsealed` is None. With `migrate_with_django`,
+    SQLQ_KEYS and its like count where `keys`, `encryption` or `plain` is None. With `migrate_with_django`,
     `manage.py migrate` brings sqlq's tables up, too. `task_modules` names the module of each installed app
     that has its tasks. Options of `manage.py sqlq work` are keys, too; their variables come before them.
     """
@@ -48,8 +48,8 @@ class Configuration:
     eager: bool | None = None
     direct_calls: DirectCalls = "allow"
     keys: Sequence[str] | None = field(default=None, repr=False)  # guard: djangos-keys-are-shown-nowhere
-    seal: How | None = None
-    unsealed: Unsealed | None = None
+    encryption: How | None = None
+    plain: Plain | None = None
     migrate_with_django: bool = True
     task_modules: Sequence[str] = ("tasks",)
     workers: Mapping[str, Any] = field(default_factory=dict)

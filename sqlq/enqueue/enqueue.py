@@ -69,8 +69,8 @@ class Enqueuer:
         new = batch.jobs if isinstance(batch, Plan) else batch
         if not new:
             return []
-        if (seal := self._database.seal) is not None:
-            new = [job._sealed_by(seal) for job in new]  # guard: jobs-are-sealed
+        if (encryption := self._database.encryption) is not None:
+            new = [job._protected_by(encryption) for job in new]  # guard: jobs-are-protected
             batch = batch._replace(jobs=new) if isinstance(batch, Plan) else new
         if session is not None:
             return self._join(session, partial(self._insert, batch), new)
@@ -89,7 +89,7 @@ class Enqueuer:
         those that are enqueued there."""
 
         def in_its_schema(conn: Connection, schema: str | None) -> T:
-            with in_schema(conn, schema, self._database.seal):
+            with in_schema(conn, schema, self._database.encryption):
                 return work(conn)
 
         return self._join(session, in_its_schema)
@@ -136,7 +136,7 @@ class Enqueuer:
         """Insert jobs or a flow on the caller's connection."""
         if _is_plain(batch):
             return [inserting.insert_one(conn, batch[0], schema)]
-        with in_schema(conn, schema, self._database.seal):
+        with in_schema(conn, schema, self._database.encryption):
             return _insert_all(batch, conn)
 
     def _mark(self, joined: CallersTransaction, jobs: list[Job]) -> None:
@@ -227,8 +227,8 @@ class Enqueuer:
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
                 "paramstyle says"
             )
-        if (seal := self._database.seal) is not None:
-            job = job._sealed_by(seal)
+        if (encryption := self._database.encryption) is not None:
+            job = job._protected_by(encryption)
         return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
 
 

@@ -77,13 +77,13 @@ class Follower(NamedTuple):
 _DEFAULTS = Follower._field_defaults
 
 
-def follow_up(job: Ending, outcome: Outcome, seal: Encryption | None = None) -> NewJob | None:
-    """Return the job that follows one that ends with this outcome, signed or encrypted where there is a seal.
-    None where none follows, as after an attempt that did not end its job, and after a bad seal. It has the
-    headers of the job it follows."""
+def follow_up(job: Ending, outcome: Outcome, encryption: Encryption | None = None) -> NewJob | None:
+    """Return the job that follows one that ends with this outcome, signed or encrypted where there are keys.
+    None where none follows, as after an attempt that did not end its job, and after a bad signature. It has
+    the headers of the job it follows."""
     about = {"job_id": job.id, "task": job.task}
     try:
-        return _following(job, outcome, seal)
+        return _following(job, outcome, encryption)
     except ArgumentsError as error:
         # guard: nobody-pays-for-a-bad-follow-up
         log.error("job %d: no job follows it: %s", job.id, error, extra=about)
@@ -93,7 +93,7 @@ def follow_up(job: Ending, outcome: Outcome, seal: Encryption | None = None) -> 
     return None
 
 
-def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob | None:
+def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> NewJob | None:
     # SQLite lets in bytes, which JSON does not have
     names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
     label = None if job.label is None else str(job.label)
@@ -102,7 +102,7 @@ def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob
     match outcome:
         case Completed():
             text, column = job.on_success, "on_success"
-        case Failed("bad_signature"):  # guard: nothing-follows-a-bad-seal
+        case Failed("bad_signature"):  # guard: nothing-follows-a-bad-signature
             return None
         case Failed(reason, error):
             ended = replace(ended, outcome="failed", reason=reason)
@@ -117,7 +117,7 @@ def _following(job: Ending, outcome: Outcome, seal: Encryption | None) -> NewJob
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
     new: NewJob = NewJob(follower.task, payload, follower.queue, None, follower.priority)
     new = replace(new, headers_text=_passed_on(job.headers))
-    return new if seal is None else new._sealed_by(seal)  # guard: follow-ups-are-sealed
+    return new if encryption is None else new._protected_by(encryption)  # guard: follow-ups-are-protected
 
 
 def _passed_on(headers: str | None) -> str | None:
@@ -132,24 +132,28 @@ def _passed_on(headers: str | None) -> str | None:
     return headers
 
 
-def as_trusted(job: ClaimedJob, seal: Encryption | None) -> ClaimedJob:
-    """Return a job as its row has it, unopened. Where its seal is bad, it has no follow-up: that would get,
-    under a good seal, text that anybody may have written."""
-    if job.on_failure is None or seal is None or seal.opens(job.task, job.queue, job.payload):
+def as_trusted(job: ClaimedJob, encryption: Encryption | None) -> ClaimedJob:
+    """Return a job as its row has it, unopened. Where its signature is bad, it has no follow-up: that would
+    get, with a good signature, text that anybody may have written."""
+    if job.on_failure is None or encryption is None or encryption.opens(job.task, job.queue, job.payload):
         return job
-    return job._replace(on_failure=None)  # guard: the-unstarted-are-trusted-by-their-seals
+    return job._replace(on_failure=None)  # guard: the-unstarted-are-trusted-by-signature
 
 
 def settlement(
-    job: ClaimedJob, outcome: Outcome, course: AttemptTimes | None = None, *, seal: Encryption | None = None
+    job: ClaimedJob,
+    outcome: Outcome,
+    course: AttemptTimes | None = None,
+    *,
+    encryption: Encryption | None = None,
 ) -> Settlement:
     """Return the settlement of an attempt that ended with this outcome, with the follow-up of its job if that
-    ends with it. Its result and the follow-up are signed or encrypted where there is a seal."""
-    if seal is not None and type(outcome) is Completed:
-        outcome = outcome.sealed_by(seal, job.task, job.queue)  # guard: results-are-sealed
+    ends with it. Its result and the follow-up are signed or encrypted where there are keys."""
+    if encryption is not None and type(outcome) is Completed:
+        outcome = outcome.protected_by(encryption, job.task, job.queue)  # guard: results-are-protected
     follows = None
     if job.on_success is not None or job.on_failure is not None:
-        follows = follow_up(job, outcome, seal)
+        follows = follow_up(job, outcome, encryption)
     return Settlement(job.id, job.lease_token, job.attempts, outcome, follows, job.limit_key, course)
 
 

@@ -186,9 +186,9 @@ class NewJob(HasArguments, Generic[R_co]):
         object.__setattr__(new, "__dict__", fields)
         return new
 
-    def _sealed_by(self, seal: Encryption) -> NewJob[R_co]:
+    def _protected_by(self, encryption: Encryption) -> NewJob[R_co]:
         """Return this job with its payload signed or encrypted, for the task and queue that it has."""
-        return self._with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
+        return self._with_payload(encryption.protect("payload", self.task, self.queue, self.payload))
 
     @refuse_unknown_options(EnqueueError, JobOptions.__annotations__)
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
@@ -305,7 +305,7 @@ class JobDetails(HasArguments, AsJson, Handle):
     earlier attempts, oldest first. `history` has a line for each attempt, and for each retry by an operator.
     `result`, `payload` and `headers` are decoded JSON, or the stored text where it cannot be decoded. An
     encrypted or signed one is opened. Where these keys do not open it, it is an object with one text,
-    `sealed`, which is the reason. `error` is the error of a failed job in one text, or the reason of a
+    `unreadable`, which is the reason. `error` is the error of a failed job in one text, or the reason of a
     cancelled one."""
 
     id: int
@@ -370,7 +370,7 @@ class JobDetails(HasArguments, AsJson, Handle):
     """The job of which it is a replay."""
     history: tuple[AttemptRecord, ...] = ()
     """Its attempts from the first to the last, each with its outcome; the one that goes on included."""
-    sealed: str | None = None
+    encryption: str | None = None
     """How its payload is signed or encrypted, as in `encrypted with key 3f9a2c41`; None for a plain one."""
 
     @property

@@ -31,11 +31,11 @@ class Completed:
     result: str | None = None
     note: str | None = None
 
-    def sealed_by(self, seal: Encryption, task: str, queue: str) -> Completed:
+    def protected_by(self, encryption: Encryption, task: str, queue: str) -> Completed:
         """Return this with its result signed or encrypted, if it has one."""
         if self.result is None:
             return self
-        return Completed(seal.sealed("result", task, queue, self.result), self.note)
+        return Completed(encryption.protect("result", task, queue, self.result), self.note)
 
 
 NO_RESULT = Completed()

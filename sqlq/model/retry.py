@@ -16,7 +16,7 @@ from typing import Literal
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds, readable
-from sqlq.errors import ExecutionError, JobTimeoutError, SealError, WorkerLostError
+from sqlq.errors import ExecutionError, JobTimeoutError, PayloadKeyError, WorkerLostError
 from sqlq.model.backoff import Backoff, exponential
 from sqlq.model.checks import checked_priority, checked_queue
 from sqlq.model.history import UNKNOWN, AttemptTimes, written
@@ -244,7 +244,7 @@ def _is_news(reason: str, task: str) -> bool:
     return True
 
 
-def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
+def put_off_without_key(job: ClaimedJob, error: PayloadKeyError) -> Outcome:
     """Return the outcome of a job whose key is not here, for its payload or for a result that it takes."""
     # guard: without-a-key-it-is-put-back
     return put_off(job, "bad_signature", str(error), error, "another worker has that")

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlq.config.constants import PAYLOAD_BYTES
-from sqlq.errors import ArgumentsError, SealError
+from sqlq.errors import ArgumentsError, PayloadKeyError
 
 Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
@@ -104,17 +104,17 @@ _in_quotes = json.encoder.encode_basestring
 
 def decode(payload: str | bytes) -> Arguments:
     """Return the arguments in a payload. Raises `ArgumentsError` for one that cannot be read, with the
-    reason, and `SealError` for one that has a seal."""
+    reason, and `PayloadKeyError` for one that has a signature."""
     return _read[0](payload)
 
 
 def _decode(payload: str | bytes) -> Arguments:
     value = read_json(payload, "the payload is")
     parts = value if isinstance(value, dict) else {"": value}
-    if "seal" in parts:  # guard: sealed-is-not-bad-payload
-        raise SealError(
-            "its payload has a seal that cannot be opened here: its text was altered, or it is read without "
-            "the keys of App(keys=[…]) or SQLQ_KEYS"
+    if "signature" in parts:  # guard: bad-signature-is-not-bad-payload
+        raise PayloadKeyError(
+            "its payload has a signature that cannot be opened here: its text was altered, or it is read "
+            "without the keys of App(keys=[…]) or SQLQ_KEYS"
         )
     args, kwargs = parts.get("args", []), parts.get("kwargs", {})
     if not (parts.keys() <= _PARTS and isinstance(args, list) and isinstance(kwargs, dict)):
@@ -195,7 +195,7 @@ class HasArguments:
     def _arguments(self) -> Arguments | tuple[None, None]:
         try:
             return decode(self.payload if isinstance(self.payload, str) else json.dumps(self.payload))
-        except (ArgumentsError, SealError):
+        except (ArgumentsError, PayloadKeyError):
             return None, None
 
 

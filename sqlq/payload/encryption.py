@@ -1,11 +1,12 @@
-"""Seals: payloads and results that the database holds signed or encrypted, under keys that it does not have.
+"""Encryption: payloads and results that the database holds signed or encrypted, under keys that it does not
+have.
 
-    {"seal": "s1.3f9a2c41.<signature>", "text": {"args": [7]}}    signed: all can read it
-    {"seal": "e1.3f9a2c41.<signature>", "text": "<ciphertext>"}   encrypted: who has the key can read it
+    {"signature": "s1.3f9a2c41.<signature>", "text": {"args": [7]}}    signed: all can read it
+    {"signature": "e1.3f9a2c41.<signature>", "text": "<ciphertext>"}   encrypted: who has the key can read it
 
 The signature covers the text, the kind (a payload or a result), the task and the queue. So a row cannot be
 passed off as another task's. It does not cover the id of a job: a row that was signed or encrypted once can
-be written again. `docs/guide/sealed.md` has the consequences, and the rest that is not covered.
+be written again. `docs/guide/encryption.md` has the consequences, and the rest that is not covered.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
-from sqlq.errors import ConfigurationError, SealError
+from sqlq.errors import ConfigurationError, PayloadKeyError
 
 Kind: TypeAlias = Literal["payload", "result"]
 How: TypeAlias = Literal["sign", "encrypt", "read"]
 """`read` opens signed and encrypted rows, and writes plain ones: the first step on the way to signed or
 encrypted rows."""
-Unsealed: TypeAlias = "Literal['take', 'refuse'] | Sequence[str]"
-"""Whether plain rows are taken or refused; or the queues whose plain rows are taken."""
+Plain: TypeAlias = "Literal['accept', 'refuse'] | Sequence[str]"
+"""Whether plain rows are accepted or refused; or the queues whose plain rows are accepted."""
 
-HEAD = '{"seal": "'
+HEAD = '{"signature": "'
 """The beginning of each signed or encrypted payload or result, and of no other text that sqlq writes."""
 KEY_BYTES = 32
 _LEAST_DIFFERENT_BYTES = 8
@@ -46,7 +47,7 @@ class Unopened(dict[str, str]):
 
     @property
     def why(self) -> str:
-        return self["sealed"]
+        return self["unreadable"]
 
 
 class Key:
@@ -92,7 +93,7 @@ class Encryption:
     """The keys of an App: the first one signs or encrypts, and each of them opens."""
 
     def __init__(
-        self, keys: Sequence[str], how: How = "sign", unsealed: Unsealed = "refuse", called: str = "keys"
+        self, keys: Sequence[str], how: How = "sign", plain: Plain = "refuse", called: str = "keys"
     ) -> None:
         """Raises `ConfigurationError` for text that is no key, and where `how` needs a library that is not
         there."""
@@ -102,9 +103,9 @@ class Encryption:
             if key.id in self.keys:
                 raise ConfigurationError(f"{called} has the key {key.id} twice: leave one of the two out")
             self.keys[key.id] = key
-        self._unsealed = unsealed
+        self._plain = plain
         self.how = how
-        self.facts = [list(keys), how, unsealed]
+        self.facts = [list(keys), how, plain]
         """All that makes this, keys included, as JSON: for a process of the same worker."""
         self._first = next(iter(self.keys.values()), None)
         if how == "encrypt" and self._first is not None:
@@ -115,7 +116,7 @@ class Encryption:
     def __repr__(self) -> str:
         return f"Encryption({self.how!r}, keys {', '.join(self.keys)})"
 
-    def sealed(self, kind: Kind, task: str, queue: str, text: str) -> str:
+    def protect(self, kind: Kind, task: str, queue: str, text: str) -> str:
         """Return a text as it is stored."""
         if self._first is None or self.writes is None:
             return text
@@ -124,29 +125,30 @@ class Encryption:
         return self._first.signed(_MARKS[self.how], kind, task, queue, text)
 
     def opened(self, kind: Kind, task: str, queue: str, text: str) -> str:
-        """Return the text that was signed or encrypted. Raises `SealError` where these keys have not signed
-        or encrypted it for this task and queue. Raises it for a plain text, too, where those are refused."""
-        if not is_sealed(text):
+        """Return the text that was signed or encrypted. Raises `PayloadKeyError` where these keys have not
+        signed or encrypted it for this task and queue. Raises it for a plain text, too, where those are
+        refused."""
+        if not is_protected(text):
             if self.refuses_plain(queue):  # guard: plain-rows-are-refused
-                raise SealError(
-                    f"its {kind} is not sealed, and this App takes sealed rows only: enqueue it with the "
-                    'App, or let plain rows in with App(…, unsealed="take") or unsealed=[queue]'
+                raise PayloadKeyError(
+                    f"its {kind} is plain, and this App accepts signed rows only: enqueue it with the "
+                    'App, or accept plain rows with App(…, plain="accept") or plain=[queue]'
                 )
             return text
         mark = _MARK.match(text, len(HEAD))
         key = None if mark is None else self.keys.get(mark[2])
-        # guard: sealed-without-a-key
+        # guard: protected-without-a-key
         if mark is not None and key is None:
-            raise SealError(
-                f"its {kind} is sealed with key {mark[2]}, which this App does not have (it has "
+            raise PayloadKeyError(
+                f"its {kind} was written with key {mark[2]}, which this App does not have (it has "
                 f"{', '.join(self.keys) or 'none'}): add it to keys=",
                 lacks_key=True,
             )
         # guard: signatures-are-checked
         if mark is None or key is None or not key.has_signed(text, mark[1], kind, task, queue):
-            raise SealError(
-                f"the seal of its {kind} does not fit: it was altered, or is of another task or queue than "
-                f"{task} in {queue}"
+            raise PayloadKeyError(
+                f"the signature of its {kind} does not fit: it was altered, or is of another task or queue "
+                f"than {task} in {queue}"
             )
         body = text[_BODY:-1]
         if mark[1] == _MARKS["sign"]:
@@ -155,59 +157,59 @@ class Encryption:
             return str(key.cipher.decrypt(body[1:-1]).decode())
         except Exception as error:
             lacks_library = isinstance(error, ConfigurationError)
-            raise SealError(f"its {kind} cannot be opened: {error}", lacks_key=lacks_library) from None
+            raise PayloadKeyError(f"its {kind} cannot be opened: {error}", lacks_key=lacks_library) from None
 
     def opens(self, task: str, queue: str, payload: str) -> bool:
         """Whether a payload as its row has it may be run."""
         try:
             self.opened("payload", task, queue, payload)
-        except SealError:
+        except PayloadKeyError:
             return False
         return True
 
     def result_for(self, taker: str, task: str, queue: str, text: str) -> str:
         """Return a result, opened, for a step in the queue `taker`. Raises as `opened`. Raises also where the
-        job's queue takes plain rows and the taker's queue refuses them. Anybody who writes plain rows may
+        job's queue accepts plain rows and the taker's queue refuses them. Anybody who writes plain rows may
         have had such a result made."""
-        if self.refuses_plain(taker) and not self.refuses_plain(queue):  # guard: plain-queues-feed-no-sealed
-            raise SealError(
-                f"its queue {queue} takes plain rows, and so nothing it returns goes into sealed ones as in "
-                f"{taker}: run it in a queue that unsealed= does not list"
+        if self.refuses_plain(taker) and not self.refuses_plain(queue):  # guard: plain-feeds-no-signed
+            raise PayloadKeyError(
+                f"its queue {queue} accepts plain rows, and so nothing it returns goes into signed ones as "
+                f"in {taker}: run it in a queue that plain= does not list"
             )
         return self.opened("result", task, queue, text)
 
     def refuses_plain(self, queue: str) -> bool:
         """Whether plain rows of this queue are refused."""
-        return self._unsealed == "refuse" or (self._unsealed != "take" and queue not in self._unsealed)
+        return self._plain == "refuse" or (self._plain != "accept" and queue not in self._plain)
 
 
-NO_KEYS = Encryption((), "read", "take")
+NO_KEYS = Encryption((), "read", "accept")
 """Opens plain texts alone."""
 
 
-def is_sealed(text: Any) -> bool:
+def is_protected(text: Any) -> bool:
     """Whether a text in a row is signed or encrypted."""
     return isinstance(text, str) and text.startswith(HEAD)
 
 
 def looked_into(
-    seal: Encryption | None, kind: Kind, task: str, queue: str, text: Any
+    encryption: Encryption | None, kind: Kind, task: str, queue: str, text: Any
 ) -> tuple[str | Unopened, str | None]:
     """Return a payload or result as it may be shown with these keys, else `Unopened`. Beside it stands how it
     is signed or encrypted, None where it is plain. Raises nothing.
 
     A plain result is none where plain rows are refused; a plain payload is shown, for it will never be run.
     """
-    sealed = None
-    if is_sealed(text):
+    protected = None
+    if is_protected(text):
         mark, _, id = text[len(HEAD) : _ID_ENDS].partition(".")
-        sealed = _said(mark, id)
+        protected = _said(mark, id)
     elif kind == "payload":
         return text, None
     try:
-        return (seal or NO_KEYS).opened(kind, task, queue, text), sealed
-    except SealError as error:
-        return Unopened(sealed=str(error)), sealed
+        return (encryption or NO_KEYS).opened(kind, task, queue, text), protected
+    except PayloadKeyError as error:
+        return Unopened(unreadable=str(error)), protected
 
 
 def _said(mark: str, id: str) -> str:
@@ -236,10 +238,10 @@ def _raw(text: Any, what: str) -> bytes:
 
 def _derived(raw: bytes, purpose: str) -> bytes:
     """Return a key of its own for a purpose: none of them reveals another one, or the key."""
-    return hmac.digest(raw, f"sqlq seal 1: {purpose}".encode(), "sha256")
+    return hmac.digest(raw, f"sqlq encryption 1: {purpose}".encode(), "sha256")
 
 
 @lru_cache(maxsize=4096)
 def _context(mark: str, kind: Kind, task: str, queue: str) -> str:
-    """Return the context to which a seal is bound. JSON, so that no two contexts are the same text."""
+    """Return the context to which a signature is bound. JSON, so that no two contexts are the same text."""
     return json.dumps([mark, kind, str(task), str(queue)])  # guard: bound-to-task-and-queue

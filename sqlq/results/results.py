@@ -26,7 +26,7 @@ from sqlq.errors import (
     JobFailedError,
     JobNotFoundError,
     NoResultError,
-    SealError,
+    PayloadKeyError,
     WaitTimeoutError,
 )
 from sqlq.model.checks import checks_arguments
@@ -257,14 +257,14 @@ class Results:
         open_database: Callable[[], Database],
         tasks: Registry,
         here: Callable[[], Any],
-        seal: Encryption | None,
+        encryption: Encryption | None,
     ) -> None:
         """`here` returns the runner of jobs that run in this process, inline or eagerly; None where none
         have. Their results need no database, so it is opened for the first job that is a row."""
         self._open_database = open_database
         self._tasks = tasks
         self.here = here
-        self._seal = seal
+        self._encryption = encryption
 
     @cached_property
     def database(self) -> Database:
@@ -292,7 +292,7 @@ class Results:
 
     def value_of(self, job: Seen, *, raw: bool) -> Any:
         """Return the result of a finished job, converted by the return annotation of its task. Raises
-        `NoResultError`, and `SealError` for an encrypted one that these keys do not open."""
+        `NoResultError`, and `PayloadKeyError` for an encrypted one that these keys do not open."""
         if job.state is State.FAILED:
             line = error_line(job.reason, job.exception, job.message)
             tries = counted(job.attempts, "attempt")
@@ -304,9 +304,11 @@ class Results:
             raise WaitTimeoutError(f"job {job.id} is {job.state} and has no result")
         if job.reason is not None:
             raise NoResultError(f"job {job.id} has finished, but {job.reason}")
-        result = None if job.result is None else result_shown(self._seal, job.task, job.queue, job.result)
+        result = (
+            None if job.result is None else result_shown(self._encryption, job.task, job.queue, job.result)
+        )
         if isinstance(result, Unopened):  # guard: a-result-that-is-not-opened-is-none
-            raise SealError(f"the result of job {job.id} cannot be read: {result.why}")
+            raise PayloadKeyError(f"the result of job {job.id} cannot be read: {result.why}")
         task = self._tasks.get(job.task)
         if result is None or raw or task is None or (conversion := task._interface.result_conversion) is None:
             return result

@@ -260,7 +260,7 @@ def follow(
         query = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
         rows = dialect_of(conn).sql.lock(conn, query, waits=True) if lock else conn.execute(query).all()
         started = moment(conn) - timedelta(milliseconds=age_ms())
-        return _changes(rows, declared, service, tasks, started, database.seal)
+        return _changes(rows, declared, service, tasks, started, database.encryption)
 
     with database.read() as conn:
         found = look(conn, lock=False)
@@ -271,7 +271,7 @@ def follow(
         here = moment(conn)
         for name in sorted(found.added):
             new = declared[name]
-            job = new.job if database.seal is None else new.job._sealed_by(database.seal)
+            job = new.job if database.encryption is None else new.job._protected_by(database.encryption)
             values = {
                 **_job_columns(job),
                 **_begun(new.plan, here),
@@ -295,7 +295,7 @@ def _changes(
     service: str | None,
     tasks: Collection[str],
     started: datetime,
-    seal: Encryption | None,
+    encryption: Encryption | None,
 ) -> Followed:
     known = {row.name: row for row in rows}
     done = Followed([name for name in declared if name not in known], [], [], [], {})
@@ -312,7 +312,7 @@ def _changes(
         elif row.declared_at is None or row.service != service:
             done.foreign.append(name)
         else:
-            values = _changed(row, new, seal)
+            values = _changed(row, new, encryption)
             if values:
                 done.changed.append(name)
             if values or row.declared_at < started - SIBLINGS:
@@ -320,15 +320,15 @@ def _changes(
     return done
 
 
-def _changed(row: Row[Any], new: Declared, seal: Encryption | None) -> dict[str, Any]:
+def _changed(row: Row[Any], new: Declared, encryption: Encryption | None) -> dict[str, Any]:
     """Return the columns in which the code differs from the row."""
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
-    if seal is not None:
+    if encryption is not None:
         values.pop("payload", None)
-        payload, sealed = looked_into(seal, "payload", new.job.task, new.job.queue, row.payload)
-        is_stale = payload != new.job.payload or seal.writes not in (None, sealed)
-        if is_stale:  # guard: a-sealed-schedule-stays
-            values["payload"] = new.job._sealed_by(seal).payload
+        payload, how = looked_into(encryption, "payload", new.job.task, new.job.queue, row.payload)
+        is_stale = payload != new.job.payload or encryption.writes not in (None, how)
+        if is_stale:  # guard: a-protected-schedule-stays
+            values["payload"] = new.job._protected_by(encryption).payload
     if row.retired_at is not None or row.plan != new.plan.as_text():
         values["retired_at"] = None
         values |= _begun(new.plan, row.moment, ticks=row.ticks, paused=row.paused_at is not None)

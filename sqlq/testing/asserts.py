@@ -13,7 +13,7 @@ from sqlq.admin.jobs import enqueued
 from sqlq.app.app import App
 from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
-from sqlq.errors import ArgumentsError, ConfigurationError, SealError
+from sqlq.errors import ArgumentsError, ConfigurationError, PayloadKeyError
 from sqlq.model.job import NewJob
 from sqlq.model.job_options import JobOptions
 from sqlq.model.task import AnyTask, NamedTask, Task
@@ -164,14 +164,14 @@ def _enqueued(task: AnyTask | str, session: SyncSession | None, app: App | None)
         schema = (
             version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
         )
-        seal = None if app is None else app.database.seal
-        return [_job(task, *row) for row in enqueued(conn, name, schema, seal)]
+        encryption = None if app is None else app.database.encryption
+        return [_job(task, *row) for row in enqueued(conn, name, schema, encryption)]
 
 
 def _job(found: AnyTask | str, id: int, new: NewJob) -> Enqueued:
     args: list[Any] | None = None
     kwargs: dict[str, Any] | None = None
-    with suppress(ArgumentsError, SealError):
+    with suppress(ArgumentsError, PayloadKeyError):
         args, kwargs = decode(new.payload)
         if not isinstance(found, str):
             # plain SQL may have enqueued it for another version of the handler, which has the JSON then

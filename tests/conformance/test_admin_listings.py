@@ -213,7 +213,7 @@ def test_a_reader_of_an_immutable_file_sees_a_later_write(
     """It is opened as immutable, and SQLite then looks for no change as long as the connection is open."""
     play.enqueue()
     play.app.close()
-    monkeypatch.setattr(sqlite_driver, "is_sealed", lambda url: True)
+    monkeypatch.setattr(sqlite_driver, "is_immutable", lambda url: True)
     looking = sqlq.App(database_url)
     assert len(looking.jobs.list()) == 1
     monkeypatch.undo()

@@ -235,7 +235,7 @@ def test_a_signed_job_stays_in_its_queue(app: sqlq.App) -> None:
     signing = sqlq.App(app.database.engine.url, keys=[new_key()])
     task = signing.task(name="t")(lambda: None)
     job = signing.enqueue(task.new())
-    assert app.jobs.change([job.id], queue="bulk") == {job.id: "sealed"}
+    assert app.jobs.change([job.id], queue="bulk") == {job.id: "protected"}
     assert app.jobs.change([job.id], priority=9) == {job.id: "changed"}
     assert drain(signing).completed == 1
     signing.close()

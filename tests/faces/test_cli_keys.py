@@ -19,13 +19,13 @@ def nothing_of(done: Done, *hidden: str) -> None:
 
 
 @pytest.fixture(params=["sign", "encrypt"])
-def sealed(request: pytest.FixtureRequest, sqlq_: Command) -> Command:
-    """`sqlq` with a key, which seals."""
-    sqlq_.environment |= {"SQLQ_KEYS": KEY, "SQLQ_SEAL": request.param}
+def keyed(request: pytest.FixtureRequest, sqlq_: Command) -> Command:
+    """`sqlq` with a key."""
+    sqlq_.environment |= {"SQLQ_KEYS": KEY, "SQLQ_ENCRYPTION": request.param}
     return sqlq_
 
 
-WITHOUT = {"SQLQ_KEYS": "", "SQLQ_SEAL": ""}
+WITHOUT = {"SQLQ_KEYS": "", "SQLQ_ENCRYPTION": ""}
 """The environment of somebody who has no key."""
 
 
@@ -43,35 +43,35 @@ def test_a_new_key_is_printed_alone(bare: Command) -> None:
 
 
 @pytest.mark.variants
-def test_arguments_and_results_are_shown_with_the_key_alone(sealed: Command) -> None:
-    sealed.shop("enqueue", "shop.send", "7", "--kwargs", json.dumps({"note": SECRET}))
-    how = "signed" if sealed.environment["SQLQ_SEAL"] == "sign" else "encrypted"
-    shown = sealed.ok("show", "1")
+def test_arguments_and_results_are_shown_with_the_key_alone(keyed: Command) -> None:
+    keyed.shop("enqueue", "shop.send", "7", "--kwargs", json.dumps({"note": SECRET}))
+    how = "signed" if keyed.environment["SQLQ_ENCRYPTION"] == "sign" else "encrypted"
+    shown = keyed.ok("show", "1")
     assert SECRET in shown
-    assert re.search(rf"sealed +{how} with key [0-9a-f]{{8}}\n", shown)
-    sealed.work()
-    assert sealed.ok("show", "1").count(SECRET) == 2, "arguments and result"
-    assert json.loads(sealed.ok("show", "1", "--json"))["result"] == f"7 False {SECRET}"
+    assert re.search(rf"encryption +{how} with key [0-9a-f]{{8}}\n", shown)
+    keyed.work()
+    assert keyed.ok("show", "1").count(SECRET) == 2, "arguments and result"
+    assert json.loads(keyed.ok("show", "1", "--json"))["result"] == f"7 False {SECRET}"
     for command in (("show", "1"), ("show", "1", "--json"), ("jobs",), ("jobs", "--json")):
-        nothing_of(sealed(*command, env=WITHOUT), SECRET)
-    said = sealed("show", "1", env=WITHOUT).out
+        nothing_of(keyed(*command, env=WITHOUT), SECRET)
+    said = keyed("show", "1", env=WITHOUT).out
     for what, kind in (("arguments", "payload"), ("result", "result")):
         assert re.search(
-            rf"{what} +\(its {kind} is sealed with key [0-9a-f]{{8}}, which this App does not", said
+            rf"{what} +\(its {kind} was written with key [0-9a-f]{{8}}, which this App does not", said
         )
-    sealed.shop("enqueue", "shop.fail", SECRET)
-    sealed.work()
+    keyed.shop("enqueue", "shop.fail", SECRET)
+    keyed.work()
     # of what a handler raised a job that fails keeps the text, as it is
-    assert SECRET in sealed("show", "2", env=WITHOUT).out
+    assert SECRET in keyed("show", "2", env=WITHOUT).out
 
 
-def test_show_reports_a_row_whose_signature_does_not_fit(sealed: Command, engine: Engine) -> None:
-    sealed.shop("enqueue", "shop.send", "7")
+def test_show_reports_a_row_whose_signature_does_not_fit(keyed: Command, engine: Engine) -> None:
+    keyed.shop("enqueue", "shop.send", "7")
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET task = 'shop.fail'"))
-    assert "does not fit: it was altered, or is of another task or queue" in sealed.ok("show", "1")
-    sealed.work()
-    shown = sealed.ok("show", "1")
+    assert "does not fit: it was altered, or is of another task or queue" in keyed.ok("show", "1")
+    keyed.work()
+    shown = keyed.ok("show", "1")
     assert "error (bad_signature)" in shown
     assert "does not fit" in shown
 
@@ -89,5 +89,5 @@ def test_a_key_that_is_none_is_reported_in_one_sentence(sqlq_: Command, keys: st
 
 
 def test_encryption_without_a_key_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    seal = sqlq_("status", env={"SQLQ_SEAL": "encrypt"})
-    assert seal.sentence().startswith("SQLQ_SEAL is set, but there is no key")
+    encryption = sqlq_("status", env={"SQLQ_ENCRYPTION": "encrypt"})
+    assert encryption.sentence().startswith("SQLQ_ENCRYPTION is set, but there is no key")

@@ -547,7 +547,7 @@ class TestPython:
         self, names: dict[str, Any], database_url: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         given = names | {"url": database_url, "new_key": new_key(), "old_key": new_key()}
-        run_python("sealed", given)
+        run_python("encryption", given)
         given["app"].close()
         assert re.fullmatch("charged 4111-1111 encrypted with key [0-9a-f]{8}\n", capsys.readouterr().out)
 

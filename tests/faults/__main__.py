@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument(
         "--operated",
         action="store_true",
-        help="with sealed payloads, waiters and metrics, where that tells more",
+        help="with encrypted payloads, waiters and metrics, where that tells more",
     )
     parser.add_argument(
         "--patroni",

@@ -16,8 +16,8 @@ def keys() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if operated.is_on():
             patch.setenv("SQLQ_KEYS", new_key())
-            patch.setenv("SQLQ_SEAL", "encrypt")
-            patch.setenv("SQLQ_UNSEALED", "take")  # tests write rows by hand
+            patch.setenv("SQLQ_ENCRYPTION", "encrypt")
+            patch.setenv("SQLQ_PLAIN", "accept")  # tests write rows by hand
         yield
 
 

@@ -190,7 +190,7 @@ GUARDS = [
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_limited_jobs_without_a_session_are_blocked[sqlite]"),
     Guard("a-limited-job-is-blocked", '(limited, "limit")', '(limited, null())', LIMITED + "test_limited_jobs_without_a_session_are_blocked[postgresql]"),
     Guard("what-never-began-has-one-line", ' and event.reason not in NEVER_BEGAN', "", ENDS + "test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback[sqlite]"),
-    Guard("what-is-sealed-stays-in-its-queue", None, "pass", ENDS + "test_a_signed_job_stays_in_its_queue[sqlite]"),
+    Guard("what-is-protected-stays-in-its-queue", None, "pass", ENDS + "test_a_signed_job_stays_in_its_queue[sqlite]"),
     Guard("a-put-back-keeps-its-place", None, "due = after(func.coalesce(mine.c.delay_ms, 0))", PLACE + "test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths[sqlite]"),
     Guard("the-admitted-know-their-place", '"blocked_by": null()}', '"blocked_by": null(), "due_at": null()}', PLACE + "test_a_limited_job_that_never_started_keeps_its_place[sqlite-released]"),
     Guard("who-waits-behind-goes-back-too", "self._ready.clear()", "jobs = [self._ready.popleft()]", PLACE + "test_a_job_does_not_start_before_a_released_one_ahead_of_it[sqlite]"),

@@ -47,15 +47,15 @@ def test_the_callback_of_a_job_whose_worker_died_is_signed(
 ) -> None:
     """Its supervisor signs it, which imports no App."""
     monkeypatch.setenv("SQLQ_KEYS", new_key())
-    (tmp_path / "sealed_shop.py").write_text(SHOP)
+    (tmp_path / "encrypted_shop.py").write_text(SHOP)
     app = sqlq.App(database_url)
-    with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
-        job = app.named("sealed_shop.dies").new()
-        app.enqueue(replace(job, on_failure='{"task": "sealed_shop.heard"}'))
+    with worker_process(tmp_path, "encrypted_shop:app", database_url, "-c", "1"):
+        job = app.named("encrypted_shop.dies").new()
+        app.enqueue(replace(job, on_failure='{"task": "encrypted_shop.heard"}'))
         ended = wait_until(
-            lambda: [job for job in app.jobs.list() if job.task == "sealed_shop.heard" and job.ended_at]
+            lambda: [job for job in app.jobs.list() if job.task == "encrypted_shop.heard" and job.ended_at]
         )
-    assert [(job.state, job.result) for job in ended] == [("finished", "sealed_shop.dies")]
+    assert [(job.state, job.result) for job in ended] == [("finished", "encrypted_shop.dies")]
     with engine.connect() as conn:
         assert str(conn.scalar(text("SELECT payload FROM finished_jobs"))).startswith(HEAD)
     app.close()
@@ -66,11 +66,11 @@ def test_an_isolated_job_is_decrypted_and_its_result_encrypted(
 ) -> None:
     """Though its process has no connection of sqlq's to the queue."""
     monkeypatch.setenv("SQLQ_KEYS", new_key())
-    monkeypatch.setenv("SQLQ_SEAL", "encrypt")
-    (tmp_path / "sealed_shop.py").write_text(SHOP)
+    monkeypatch.setenv("SQLQ_ENCRYPTION", "encrypt")
+    (tmp_path / "encrypted_shop.py").write_text(SHOP)
     app = sqlq.App(database_url)
-    job = app.enqueue(app.named("sealed_shop.apart").new("4111-1111"))
-    with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
+    job = app.enqueue(app.named("encrypted_shop.apart").new("4111-1111"))
+    with worker_process(tmp_path, "encrypted_shop:app", database_url, "-c", "1"):
         wait_until(lambda: app.jobs.get(job.id).ended_at)
     assert app.result(job) == "4111-1111"
     with engine.connect() as conn:

@@ -207,7 +207,7 @@ def _blow(
     rounds: int,
 ) -> None:
     monkeypatch.setenv("SQLQ_KEYS", new_key())
-    monkeypatch.setenv("SQLQ_SEAL", "encrypt")
+    monkeypatch.setenv("SQLQ_ENCRYPTION", "encrypt")
     monkeypatch.setenv(effects.VARIABLE, database_url)
     effects.create(engine)
     engine.dispose()
@@ -272,7 +272,7 @@ def _blow(
         states = {row.state: row[1] for row in conn.execute(by_state)}
         wanted = sorted(id for id, (kind, _) in storm.jobs.items() if kind == "effect")
     record(
-        "operated: sealed, waited for and measured, in a storm",
+        "operated: encrypted, waited for and measured, in a storm",
         cases=len(storm.jobs),
         seed=seed,
         told_wrong=len(wrong),

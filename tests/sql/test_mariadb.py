@@ -69,7 +69,7 @@ def on(conn: Connection) -> Any:
         begin=lambda: nullcontext(conn),
         read=lambda: nullcontext(conn),
         run=lambda work: work(conn),
-        seal=None,
+        encryption=None,
     )
 
 

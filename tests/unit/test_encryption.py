@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.app.options import seal_of
-from sqlq.errors import ConfigurationError, SealError
+from sqlq.app.options import encryption_of
+from sqlq.errors import ConfigurationError, PayloadKeyError
 from sqlq.payload.encryption import HEAD, Encryption, Unopened, looked_into, new_key
 from tests.kit import for_each
 
@@ -23,14 +23,14 @@ OTHER = new_key()
 PAYLOADS = [
     "{}",
     '{"args": [7]}',
-    '{"args": ["\\"seal\\": \\"x\\", ü}"], "kwargs": {"a": {}}}',
+    '{"args": ["\\"signature\\": \\"x\\", ü}"], "kwargs": {"a": {}}}',
     '{\n"args": []}',
 ]
 BOTH = pytest.mark.parametrize("how", ["sign", "encrypt"])
 
 
-def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Encryption:
-    found = seal_of(list(keys) or [KEY], how, unsealed)
+def keyed(*keys: str, how: str = "sign", plain: Any = None) -> Encryption:
+    found = encryption_of(list(keys) or [KEY], how, plain)
     assert found is not None
     return found
 
@@ -38,25 +38,25 @@ def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Encryption:
 @BOTH
 @for_each("text", PAYLOADS)
 def test_a_signed_or_encrypted_text_is_opened(how: str, text: str) -> None:
-    sealed = seal(how=how).sealed("payload", "t", "q", text)
-    assert looked_into(seal(), "payload", "t", "q", sealed) == (text, seal(how=how).writes)
-    assert "seal" in json.loads(sealed)
-    assert seal(OTHER, KEY).opened("payload", "t", "q", sealed) == text
+    protected = keyed(how=how).protect("payload", "t", "q", text)
+    assert looked_into(keyed(), "payload", "t", "q", protected) == (text, keyed(how=how).writes)
+    assert "signature" in json.loads(protected)
+    assert keyed(OTHER, KEY).opened("payload", "t", "q", protected) == text
 
 
 @BOTH
-@for_each("text", ["7", "null", '"ü"', "[1, {}]", '{"args": 1}', '{"seal": "s1"}'])
+@for_each("text", ["7", "null", '"ü"', "[1, {}]", '{"args": 1}', '{"signature": "s1"}'])
 def test_results_are_any_json(how: str, text: str) -> None:
-    sealed = seal(how=how).sealed("result", "t", "q", text)
-    assert isinstance(json.loads(sealed), dict)
-    assert seal().opened("result", "t", "q", sealed) == text
+    protected = keyed(how=how).protect("result", "t", "q", text)
+    assert isinstance(json.loads(protected), dict)
+    assert keyed().opened("result", "t", "q", protected) == text
 
 
 def test_sql_reads_signed_payloads_and_not_encrypted_ones() -> None:
-    signed = json.loads(seal().sealed("payload", "t", "q", '{"args": ["secret"]}'))
+    signed = json.loads(keyed().protect("payload", "t", "q", '{"args": ["secret"]}'))
     assert signed["text"]["args"] == ["secret"]
-    assert json.loads(seal().sealed("result", "t", "q", "[1]"))["text"] == [1]
-    texts = {seal(how="encrypt").sealed("payload", "t", "q", '{"args": ["secret"]}') for _ in range(100)}
+    assert json.loads(keyed().protect("result", "t", "q", "[1]"))["text"] == [1]
+    texts = {keyed(how="encrypt").protect("payload", "t", "q", '{"args": ["secret"]}') for _ in range(100)}
     assert len(texts) == 100, "no ciphertext comes twice"
     assert not any("secret" in text for text in texts)
 
@@ -66,100 +66,108 @@ def test_sql_reads_signed_payloads_and_not_encrypted_ones() -> None:
     ("kind", "task", "queue"), [("payload", "other", "q"), ("payload", "t", "other"), ("result", "t", "q")]
 )
 def test_a_signature_is_bound_to_task_queue_and_kind(how: str, kind: Any, task: str, queue: str) -> None:
-    sealed = seal(how=how).sealed("payload", "t", "q", '{"args": [7]}')
-    with pytest.raises(SealError, match="does not fit: it was altered, or is of another task or queue"):
-        seal().opened(kind, task, queue, sealed)
+    protected = keyed(how=how).protect("payload", "t", "q", '{"args": [7]}')
+    with pytest.raises(PayloadKeyError, match="does not fit: it was altered, or is of another task or queue"):
+        keyed().opened(kind, task, queue, protected)
 
 
 def test_a_signature_distinguishes_task_from_queue() -> None:
-    sealed = seal().sealed("payload", 'a", "b', "c", "{}")
-    with pytest.raises(SealError):
-        seal().opened("payload", "a", 'b", "c', sealed)
+    protected = keyed().protect("payload", 'a", "b', "c", "{}")
+    with pytest.raises(PayloadKeyError):
+        keyed().opened("payload", "a", 'b", "c', protected)
 
 
 @BOTH
 def test_a_changed_text_is_refused(how: str) -> None:
-    sealed = seal(how=how).sealed("payload", "t", "q", '{"args": [7]}')
-    changed = [sealed[:i] + chr(ord(c) ^ 1) + sealed[i + 1 :] for i, c in enumerate(sealed)]
-    changed += [sealed[:i] for i in range(len(sealed))] + [
-        sealed + " ",
-        sealed.replace(": ", ":"),
-        f" {sealed}",
+    protected = keyed(how=how).protect("payload", "t", "q", '{"args": [7]}')
+    changed = [protected[:i] + chr(ord(c) ^ 1) + protected[i + 1 :] for i, c in enumerate(protected)]
+    changed += [protected[:i] for i in range(len(protected))] + [
+        protected + " ",
+        protected.replace(": ", ":"),
+        f" {protected}",
     ]
-    changed += [sealed[:-1] + ', "args": [8]}', sealed.replace("s1.", "e1."), sealed.replace("e1.", "s1.")]
+    changed += [
+        protected[:-1] + ', "args": [8]}',
+        protected.replace("s1.", "e1."),
+        protected.replace("e1.", "s1."),
+    ]
     taken = []
     for text in changed:
-        if text == sealed:
+        if text == protected:
             continue
         try:
-            taken.append(seal().opened("payload", "t", "q", text))
-        except SealError:
+            taken.append(keyed().opened("payload", "t", "q", text))
+        except PayloadKeyError:
             pass
     assert taken == []
 
 
 @for_each("said", ["s1.{id}.\ud800", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA", "s1.", ""])
 def test_a_broken_signature_or_payload_is_refused(said: str) -> None:
-    sealed = f"{HEAD}{said.format(id=next(iter(seal().keys)))}"
-    for row in (f'{sealed}"}}', f'{sealed}", "text": 7}}', f'{sealed}{"A" * 42}", "text": ["\ud800"]}}'):
-        with pytest.raises(SealError):
-            seal().opened("payload", "t", "q", row)
-    with pytest.raises(SealError):
-        seal().opened("payload", "t", "q", 7)  # type: ignore[arg-type]
+    protected = f"{HEAD}{said.format(id=next(iter(keyed().keys)))}"
+    for row in (
+        f'{protected}"}}',
+        f'{protected}", "text": 7}}',
+        f'{protected}{"A" * 42}", "text": ["\ud800"]}}',
+    ):
+        with pytest.raises(PayloadKeyError):
+            keyed().opened("payload", "t", "q", row)
+    with pytest.raises(PayloadKeyError):
+        keyed().opened("payload", "t", "q", 7)  # type: ignore[arg-type]
 
 
 def test_a_signed_text_that_is_no_ciphertext_is_refused() -> None:
-    (key,) = seal().keys.values()
+    (key,) = keyed().keys.values()
     row = key.signed("e1", "payload", "t", "q", '"not encrypted"')
-    with pytest.raises(SealError, match="cannot be opened"):
-        seal().opened("payload", "t", "q", row)
+    with pytest.raises(PayloadKeyError, match="cannot be opened"):
+        keyed().opened("payload", "t", "q", row)
 
 
 def test_the_error_names_the_missing_key() -> None:
-    sealed = seal(OTHER).sealed("payload", "t", "q", "{}")
+    protected = keyed(OTHER).protect("payload", "t", "q", "{}")
     with pytest.raises(
-        SealError, match=r"its payload is sealed with key [0-9a-f]{8}, which this App does not"
+        PayloadKeyError, match=r"its payload was written with key [0-9a-f]{8}, which this App does not"
     ):
-        seal().opened("payload", "t", "q", sealed)
+        keyed().opened("payload", "t", "q", protected)
 
 
 def test_a_key_of_the_same_id_does_not_help() -> None:
-    mine, theirs = seal(), seal(OTHER)
-    sealed = theirs.sealed("payload", "t", "q", "{}")
+    mine, theirs = keyed(), keyed(OTHER)
+    protected = theirs.protect("payload", "t", "q", "{}")
     mine.keys[next(iter(theirs.keys))] = next(iter(mine.keys.values()))
-    with pytest.raises(SealError, match="does not fit"):
-        mine.opened("payload", "t", "q", sealed)
+    with pytest.raises(PayloadKeyError, match="does not fit"):
+        mine.opened("payload", "t", "q", protected)
 
 
-def test_plain_rows_are_refused_unless_unsealed_takes_them() -> None:
-    with pytest.raises(SealError, match="its payload is not sealed, and this App takes sealed rows only"):
-        seal().opened("payload", "t", "q", "{}")
-    assert seal(unsealed="take").opened("payload", "t", "q", "{}") == "{}"
-    by_queue = seal(unsealed=["q"])
+def test_plain_rows_are_refused_unless_they_are_accepted() -> None:
+    with pytest.raises(PayloadKeyError, match="its payload is plain, and this App accepts signed rows only"):
+        keyed().opened("payload", "t", "q", "{}")
+    assert keyed(plain="accept").opened("payload", "t", "q", "{}") == "{}"
+    by_queue = keyed(plain=["q"])
     assert by_queue.opened("payload", "t", "q", "{}") == "{}"
-    with pytest.raises(SealError):
+    with pytest.raises(PayloadKeyError):
         by_queue.opened("payload", "t", "other", "{}")
 
 
 def test_the_first_key_signs_and_read_writes_plain_rows() -> None:
-    assert seal(OTHER, KEY).writes == f"signed with key {next(iter(seal(OTHER).keys))}"
-    reading = seal(how="read")
-    assert reading.sealed("payload", "t", "q", "{}") == "{}"
+    assert keyed(OTHER, KEY).writes == f"signed with key {next(iter(keyed(OTHER).keys))}"
+    reading = keyed(how="read")
+    assert reading.protect("payload", "t", "q", "{}") == "{}"
     assert reading.opened("payload", "t", "q", "{}") == "{}", "its own rows are plain"
-    assert reading.opened("payload", "t", "q", seal().sealed("payload", "t", "q", "{}")) == "{}"
+    assert reading.opened("payload", "t", "q", keyed().protect("payload", "t", "q", "{}")) == "{}"
 
 
 def test_a_payload_that_cannot_be_opened_is_not_shown() -> None:
-    sealed = seal().sealed("payload", "t", "q", '{"args": ["secret"]}')
+    protected = keyed().protect("payload", "t", "q", '{"args": ["secret"]}')
     for found in (
-        looked_into(None, "payload", "t", "q", sealed),
-        looked_into(seal(OTHER), "payload", "t", "q", sealed),
-        looked_into(seal(), "payload", "t", "q", sealed[:-1]),
-        looked_into(seal(), "result", "t", "q", "7"),
+        looked_into(None, "payload", "t", "q", protected),
+        looked_into(keyed(OTHER), "payload", "t", "q", protected),
+        looked_into(keyed(), "payload", "t", "q", protected[:-1]),
+        looked_into(keyed(), "result", "t", "q", "7"),
     ):
         assert isinstance(found[0], Unopened)
         assert "secret" not in json.dumps(found[0])
-    assert looked_into(seal(), "payload", "t", "q", sealed)[0] == '{"args": ["secret"]}'
+    assert looked_into(keyed(), "payload", "t", "q", protected)[0] == '{"args": ["secret"]}'
     assert looked_into(None, "payload", "t", "q", "{}") == ("{}", None)
 
 
@@ -168,13 +176,13 @@ def test_a_signature_made_by_the_guide_is_accepted() -> None:
         return hmac.new(key, text.encode(), hashlib.sha256).digest()
 
     raw = base64.urlsafe_b64decode(KEY + "=")
-    id = mac(raw, "sqlq seal 1: key id").hex()[:8]
+    id = mac(raw, "sqlq encryption 1: key id").hex()[:8]
     context = json.dumps(["s1", "payload", "täsk", "q"])
     payload = '{"args": ["ü"]}'
-    digest = mac(mac(raw, "sqlq seal 1: sign"), f"{context}\n{payload}")
+    digest = mac(mac(raw, "sqlq encryption 1: sign"), f"{context}\n{payload}")
     signature = base64.urlsafe_b64encode(digest).decode()
-    row = f'{{"seal": "s1.{id}.{signature}", "text": {payload}}}'
-    assert seal().opened("payload", "täsk", "q", row) == payload
+    row = f'{{"signature": "s1.{id}.{signature}", "text": {payload}}}'
+    assert keyed().opened("payload", "täsk", "q", row) == payload
 
 
 # -- keys ----------------------------------------------------------------------------------------------------
@@ -212,12 +220,15 @@ def test_a_bad_key_is_refused_without_showing_it(keys: Any, sentence: str) -> No
 @for_each(
     ("options", "sentence"),
     [
-        ({"seal": "sign"}, "seal is set, but there is no key"),
-        ({"keys": [], "unsealed": "refuse"}, "unsealed is set, but there is no key"),
-        ({"keys": [KEY], "seal": "rot13"}, 'seal is \'rot13\': it is "sign", "encrypt" or "read"'),
-        ({"keys": [KEY], "unsealed": "maybe"}, "unsealed is 'maybe'"),
-        ({"keys": [KEY], "unsealed": ["a,b"]}, "a comma separates queues"),
-        ({"keys": [KEY], "seal": "read", "unsealed": "refuse"}, "this App itself writes plain rows"),
+        ({"encryption": "sign"}, "encryption is set, but there is no key"),
+        ({"keys": [], "plain": "refuse"}, "plain is set, but there is no key"),
+        (
+            {"keys": [KEY], "encryption": "rot13"},
+            'encryption is \'rot13\': it is "sign", "encrypt" or "read"',
+        ),
+        ({"keys": [KEY], "plain": "maybe"}, "plain is 'maybe'"),
+        ({"keys": [KEY], "plain": ["a,b"]}, "a comma separates queues"),
+        ({"keys": [KEY], "encryption": "read", "plain": "refuse"}, "this App itself writes plain rows"),
     ],
 )
 def test_wrong_encryption_options_are_refused(options: dict[str, Any], sentence: str) -> None:
@@ -226,44 +237,44 @@ def test_wrong_encryption_options_are_refused(options: dict[str, Any], sentence:
 
 
 def test_the_environment_sets_keys_unless_the_app_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sqlq.App().database.seal is None
-    monkeypatch.setenv("SQLQ_SEAL", "encrypt")
-    with pytest.raises(ConfigurationError, match="SQLQ_SEAL is set, but there is no key"):
+    assert sqlq.App().database.encryption is None
+    monkeypatch.setenv("SQLQ_ENCRYPTION", "encrypt")
+    with pytest.raises(ConfigurationError, match="SQLQ_ENCRYPTION is set, but there is no key"):
         sqlq.App()
     monkeypatch.setenv("SQLQ_KEYS", f"{OTHER}, {KEY}")
-    found = sqlq.App().database.seal
+    found = sqlq.App().database.encryption
     assert found is not None
-    assert list(found.keys) == [*seal(OTHER).keys, *seal(KEY).keys]
+    assert list(found.keys) == [*keyed(OTHER).keys, *keyed(KEY).keys]
     assert found.how == "encrypt"
     monkeypatch.setenv("SQLQ_KEYS", f"{OTHER} AAAA")
     with pytest.raises(ConfigurationError, match=r"SQLQ_KEYS\[1\] is no key"):
         sqlq.App()
-    given = sqlq.App(keys=[KEY], seal="sign", unsealed="take").database.seal
+    given = sqlq.App(keys=[KEY], encryption="sign", plain="accept").database.encryption
     assert given is not None
-    assert (list(given.keys), given.how) == (list(seal().keys), "sign")
+    assert (list(given.keys), given.how) == (list(keyed().keys), "sign")
 
 
 def test_a_key_may_be_in_either_alphabet_with_or_without_padding() -> None:
     raw = bytes(range(224, 256))
     forms = [b64(raw), b64(raw).rstrip("="), base64.urlsafe_b64encode(raw).decode(), f" {b64(raw)}\n"]
-    assert len({tuple(seal(form).keys) for form in forms}) == 1
+    assert len({tuple(keyed(form).keys) for form in forms}) == 1
 
 
 def test_keys_are_in_no_repr() -> None:
-    app = sqlq.App(keys=[KEY, OTHER], seal="encrypt")
-    assert app.database.seal is not None
-    seal = app.database.seal
-    assert seal is not None
+    app = sqlq.App(keys=[KEY, OTHER], encryption="encrypt")
+    assert app.database.encryption is not None
+    encryption = app.database.encryption
+    assert encryption is not None
     for shown in map(
-        str, (repr(app), repr(seal), seal.keys, repr(app._connected.address), repr(app.database))
+        str, (repr(app), repr(encryption), encryption.keys, repr(app._connected.address), repr(app.database))
     ):
         assert KEY not in shown
         assert OTHER not in shown
-    assert next(iter(app.database.seal.keys)) in repr(app.database.seal)
+    assert next(iter(app.database.encryption.keys)) in repr(app.database.encryption)
 
 
 def test_encryption_is_rebuilt_from_its_facts() -> None:
-    first = seal(KEY, OTHER, how="encrypt", unsealed=["q"])
+    first = keyed(KEY, OTHER, how="encrypt", plain=["q"])
     again = Encryption(*json.loads(json.dumps(first.facts)))
     assert (list(again.keys), again.how, again.refuses_plain("q")) == (list(first.keys), "encrypt", False)
     assert again.refuses_plain("other")
@@ -276,10 +287,10 @@ def test_new_keys_need_no_quoting_on_a_command_line() -> None:
 
 
 def test_only_encryption_needs_the_cryptography_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed = seal(how="encrypt").sealed("payload", "t", "q", "{}")
+    protected = keyed(how="encrypt").protect("payload", "t", "q", "{}")
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'sqlq-jobs\[crypto\]'"):
-        seal(how="encrypt")
-    assert seal().opened("payload", "t", "q", seal().sealed("payload", "t", "q", "{}")) == "{}"
-    with pytest.raises(SealError, match="cryptography"):
-        seal().opened("payload", "t", "q", sealed)
+        keyed(how="encrypt")
+    assert keyed().opened("payload", "t", "q", keyed().protect("payload", "t", "q", "{}")) == "{}"
+    with pytest.raises(PayloadKeyError, match="cryptography"):
+        keyed().opened("payload", "t", "q", protected)

@@ -184,7 +184,7 @@ def test_arguments_are_shown() -> None:
     assert (new.args, new.kwargs) == ([7, [1, 2]], {"copy": True})
     assert (task.new().args, task.new().kwargs) == ([], {})
     assert new.set(delay="1h").args == new.args
-    unread = new._with_payload("sqlq:sealed")
+    unread = new._with_payload("sqlq:encrypted")
     assert (unread.args, unread.kwargs) == (None, None)
     assert new == task.new(7, (1, 2), copy=True)
     assert new != task.new(7, (1, 2))

@@ -135,7 +135,7 @@ def test_the_reference_has_each_argument_variable_and_key() -> None:
 def reader_of(variable: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Return who complains of a value that no setting has; None where neither an App nor a worker does."""
     monkeypatch.setenv(variable, "?")
-    monkeypatch.setenv("SQLQ_KEYS", KEY if variable in ("SQLQ_SEAL", "SQLQ_UNSEALED") else "")
+    monkeypatch.setenv("SQLQ_KEYS", KEY if variable in ("SQLQ_ENCRYPTION", "SQLQ_PLAIN") else "")
     if variable == "SQLQ_KEYS":
         monkeypatch.setenv(variable, "?")
     try:

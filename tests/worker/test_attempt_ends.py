@@ -125,11 +125,11 @@ def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
-    sealing = sqlq.App(database_url, keys=[KEY])
-    sealing.task(name="t")(lambda: None)
+    encrypting = sqlq.App(database_url, keys=[KEY])
+    encrypting.task(name="t")(lambda: None)
     job = app.enqueue(app.task(name="t")(lambda: None).new())
-    assert drain(sealing).failed == 1
-    sealing.close()
+    assert drain(encrypting).failed == 1
+    encrypting.close()
     assert app.jobs.get(job.id).reason == "bad_signature"
     (line,) = [record for record in caplog.records if getattr(record, "job_id", None) == job.id]
     assert line.exc_info is None

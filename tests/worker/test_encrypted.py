@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.config.constants import MAX_RELEASES
-from sqlq.errors import NoResultError, SealError
+from sqlq.errors import NoResultError, PayloadKeyError
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.store.jobs import settle
 from sqlq.testing import assert_enqueued, inline, tick
@@ -38,9 +38,9 @@ def how(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def sealing(database_url: str, how: Any) -> Iterator[sqlq.App]:
-    """An App that seals."""
-    app = sqlq.App(database_url, keys=[KEY], seal=how)
+def encrypting(database_url: str, how: Any) -> Iterator[sqlq.App]:
+    """An App with a key."""
+    app = sqlq.App(database_url, keys=[KEY], encryption=how)
     yield app
     app.close()
 
@@ -80,34 +80,34 @@ def failed(app: sqlq.App) -> list[tuple[str, str | None]]:
 
 
 def test_signed_and_encrypted_jobs_run_and_so_are_their_results(
-    sealing: sqlq.App, engine: Engine, how: str
+    encrypting: sqlq.App, engine: Engine, how: str
 ) -> None:
-    @sealing.task(name="pay")
+    @encrypting.task(name="pay")
     def pay(card: str, id: UUID, amount: int = 1) -> dict[str, Any]:
         return {"card": card, "id": str(id), "amount": amount}
 
     id = UUID(int=7)
-    job = sealing.enqueue(pay.new(SECRET, id, amount=3))
-    many = sealing.enqueue_many([pay.new(SECRET, id) for _ in range(3)])
+    job = encrypting.enqueue(pay.new(SECRET, id, amount=3))
+    many = encrypting.enqueue_many([pay.new(SECRET, id) for _ in range(3)])
     texts = stored(engine)
     assert all(each.startswith(HEAD) for each in texts)
     assert any(SECRET in each for each in texts) is (how == "sign"), "a signed one can be read, and no more"
-    assert sealing.jobs.get(job.id).payload == {"args": [SECRET, str(id)], "kwargs": {"amount": 3}}
-    assert work(sealing).completed == 4
+    assert encrypting.jobs.get(job.id).payload == {"args": [SECRET, str(id)], "kwargs": {"amount": 3}}
+    assert work(encrypting).completed == 4
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs", "result"))
     assert any(SECRET in each for each in stored(engine, "finished_jobs", "result")) is (how == "sign")
-    assert sealing.result(job) == {"card": SECRET, "id": str(id), "amount": 3}
-    assert sealing.result(many[0])["amount"] == 1
-    details = sealing.jobs.get(job.id)
-    assert details.result == sealing.result(job)
-    assert (details.sealed or "").startswith("signed with key" if how == "sign" else "encrypted with key")
+    assert encrypting.result(job) == {"card": SECRET, "id": str(id), "amount": 3}
+    assert encrypting.result(many[0])["amount"] == 1
+    details = encrypting.jobs.get(job.id)
+    assert details.result == encrypting.result(job)
+    assert (details.encryption or "").startswith("signed with key" if how == "sign" else "encrypted with key")
 
 
-def test_a_job_without_arguments_or_result_runs_with_keys(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_job_without_arguments_or_result_runs_with_keys(encrypting: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
-    task = sealing.task(name="t")(lambda: ran.append(1))
-    sealing.enqueue(task.new())
-    assert work(sealing).completed == 1
+    task = encrypting.task(name="t")(lambda: ran.append(1))
+    encrypting.enqueue(task.new())
+    assert work(encrypting).completed == 1
     assert stored(engine, "finished_jobs", "result") == [None]
 
 
@@ -116,67 +116,67 @@ TAMPERED = {
     "moved to another queue": "UPDATE jobs SET queue = 'other' WHERE id = :id",
     "cut off": "UPDATE jobs SET payload = substr(payload, 1, length(payload) - 5) WHERE id = :id",
     "closed after a cut": "UPDATE jobs SET payload = substr(payload, 1, 40) || '\"}' WHERE id = :id",
-    "without its seal": "UPDATE jobs SET payload = '{\"args\": [1]}' WHERE id = :id",
+    "without its signature": "UPDATE jobs SET payload = '{\"args\": [1]}' WHERE id = :id",
     "written anew by a tool": "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"') WHERE id = :id",
     "with more behind it": "UPDATE jobs SET payload = payload || ' ' WHERE id = :id",
 }
 
 
 @pytest.mark.parametrize("change", TAMPERED)
-def test_a_row_that_was_tampered_with_fails_alone(sealing: sqlq.App, engine: Engine, change: str) -> None:
+def test_a_row_that_was_tampered_with_fails_alone(encrypting: sqlq.App, engine: Engine, change: str) -> None:
     ran: list[tuple[str, int]] = []
-    pay = sealing.task(name="pay")(lambda amount: ran.append(("pay", amount)))
-    sealing.task(name="refund")(lambda amount: ran.append(("refund", amount)))
-    first, _ = sealing.enqueue_many([pay.new(1000), pay.new(2)])
+    pay = encrypting.task(name="pay")(lambda amount: ran.append(("pay", amount)))
+    encrypting.task(name="refund")(lambda amount: ran.append(("refund", amount)))
+    first, _ = encrypting.enqueue_many([pay.new(1000), pay.new(2)])
     write(engine, TAMPERED[change], id=first.id)
     raw = stored(engine)[0]
-    tally = work(sealing)
+    tally = work(encrypting)
     assert (tally.completed, tally.failed) == (1, 1)
     assert ran == [("pay", 2)]
-    (job,) = sealing.jobs.list(state="failed")
+    (job,) = encrypting.jobs.list(state="failed")
     assert (job.id, job.reason, job.attempts) == (first.id, "bad_signature", 1)
-    assert job.exception == "sqlq.errors.SealError"
+    assert job.exception == "sqlq.errors.PayloadKeyError"
     assert "\n" not in (job.message or "")
     assert stored(engine, "failed_jobs") == [raw], "the raw text is kept"
 
 
-def test_payloads_of_two_tasks_cannot_be_exchanged(sealing: sqlq.App, engine: Engine) -> None:
+def test_payloads_of_two_tasks_cannot_be_exchanged(encrypting: sqlq.App, engine: Engine) -> None:
     ran: list[tuple[str, int]] = []
-    pay = sealing.task(name="pay")(lambda amount: ran.append(("pay", amount)))
-    refund = sealing.task(name="refund")(lambda amount: ran.append(("refund", amount)))
-    sealing.enqueue_many([pay.new(1), refund.new(1000)])
+    pay = encrypting.task(name="pay")(lambda amount: ran.append(("pay", amount)))
+    refund = encrypting.task(name="refund")(lambda amount: ran.append(("refund", amount)))
+    encrypting.enqueue_many([pay.new(1), refund.new(1000)])
     one, two = stored(engine)
     write(engine, "UPDATE jobs SET payload = CASE task WHEN 'pay' THEN :two ELSE :one END", one=one, two=two)
-    work(sealing)
+    work(encrypting)
     assert ran == []
-    assert failed(sealing) == [("pay", "bad_signature"), ("refund", "bad_signature")]
+    assert failed(encrypting) == [("pay", "bad_signature"), ("refund", "bad_signature")]
 
 
-def test_a_result_is_no_payload(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_result_is_no_payload(encrypting: sqlq.App, engine: Engine) -> None:
     """The result of a task cannot be fed to it as its arguments."""
     ran: list[Any] = []
 
-    @sealing.task(name="t")
+    @encrypting.task(name="t")
     def task(said: Any = None) -> Any:
         ran.append(said)
         return {"args": ["from the result"]}
 
-    sealing.enqueue(task.new())
-    work(sealing)
-    sealing.enqueue(task.new())
+    encrypting.enqueue(task.new())
+    work(encrypting)
+    encrypting.enqueue(task.new())
     write(engine, "UPDATE jobs SET payload = (SELECT result FROM finished_jobs)")
-    work(sealing)
+    work(encrypting)
     assert ran == [None]
-    assert failed(sealing) == [("t", "bad_signature")]
+    assert failed(encrypting) == [("t", "bad_signature")]
 
 
 def test_another_key_opens_no_payload(
-    sealing: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, caplog: pytest.LogCaptureFixture
+    encrypting: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     def task_of(app: sqlq.App) -> Any:
         return app.task(name="t")(lambda card: card)
 
-    job = sealing.enqueue(task_of(sealing).new(SECRET))
+    job = encrypting.enqueue(task_of(encrypting).new(SECRET))
     with caplog.at_level(logging.DEBUG):
         for app in (other(), other(keys=[OLD])):
             task_of(app)
@@ -184,7 +184,7 @@ def test_another_key_opens_no_payload(
             found = app.jobs.get(job.id)
             # scheduled, unless this machine was slow
             assert found.state in ("scheduled", "available")
-            assert found.sealed is not None
+            assert found.encryption is not None
             assert found.available_at is not None
             assert found.available_at > found.created_at
             assert SECRET not in json.dumps(found.payload)
@@ -193,7 +193,7 @@ def test_another_key_opens_no_payload(
     task_of(rotated)
     assert work(rotated).completed == 1
     assert rotated.result(job.id) == SECRET
-    with pytest.raises(SealError, match=r"the result of job .* cannot be read: "):
+    with pytest.raises(PayloadKeyError, match=r"the result of job .* cannot be read: "):
         other().result(job.id)
     said = caplog.text
     assert all(hidden not in said for hidden in (SECRET, KEY, OLD))
@@ -202,9 +202,9 @@ def test_another_key_opens_no_payload(
 def test_plain_rows_are_refused_taken_or_taken_by_queue(
     other: Callable[..., sqlq.App], engine: Engine
 ) -> None:
-    for unsealed, expected in ((None, []), (["hooks"], [2]), ("take", [1, 2])):
+    for plain, expected in ((None, []), (["hooks"], [2]), ("accept", [1, 2])):
         ran: list[int] = []
-        app = other(keys=[KEY], unsealed=unsealed)
+        app = other(keys=[KEY], plain=plain)
         app.task(name="t")(ran.append)
         write(
             engine,
@@ -225,14 +225,14 @@ def test_a_plain_result_is_none_where_plain_rows_are_refused(
     job = app.enqueue(task.new())
     work(app)
     write(engine, "UPDATE finished_jobs SET result = '8'")
-    with pytest.raises(SealError, match="is not sealed"):
+    with pytest.raises(PayloadKeyError, match="is plain"):
         app.result(job)
-    assert other(keys=[KEY], unsealed="take").result(job.id) == 8
+    assert other(keys=[KEY], plain="accept").result(job.id) == 8
 
 
 def test_an_app_that_reads_takes_part_in_a_rollout(other: Callable[..., sqlq.App], engine: Engine) -> None:
     ran: list[int] = []
-    first, second = other(keys=[KEY], seal="read"), other(keys=[KEY], unsealed="take")
+    first, second = other(keys=[KEY], encryption="read"), other(keys=[KEY], plain="accept")
     tasks = [app.task(name="t")(ran.append) for app in (first, second)]
     first.enqueue(tasks[0].new(1))
     second.enqueue(tasks[1].new(2))
@@ -241,103 +241,103 @@ def test_an_app_that_reads_takes_part_in_a_rollout(other: Callable[..., sqlq.App
     assert sorted(ran) == [1, 2]
 
 
-def test_a_retry_decrypts_the_payload_again(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_retry_decrypts_the_payload_again(encrypting: sqlq.App, engine: Engine) -> None:
     tries: list[str] = []
 
-    @sealing.task(name="t", backoff="0s", max_attempts=2)
+    @encrypting.task(name="t", backoff="0s", max_attempts=2)
     def task(card: str) -> None:
         tries.append(card)
         raise ValueError("no")
 
-    job = sealing.enqueue(task.new(SECRET))
-    work(sealing)
+    job = encrypting.enqueue(task.new(SECRET))
+    work(encrypting)
     assert stored(engine, "failed_jobs")[0].startswith(HEAD)
-    assert sealing.jobs.retry([job.id]) == [job.id]
-    work(sealing)
+    assert encrypting.jobs.retry([job.id]) == [job.id]
+    work(encrypting)
     assert tries == [SECRET] * 4
 
 
 # -- flows ---------------------------------------------------------------------------------------------------
 
 
-def test_results_of_steps_are_arguments_of_later_ones(sealing: sqlq.App, engine: Engine) -> None:
-    shop = Shop(sealing)
+def test_results_of_steps_are_arguments_of_later_ones(encrypting: sqlq.App, engine: Engine) -> None:
+    shop = Shop(encrypting)
     numbers = sqlq.group(shop.note.new(1), shop.note.new(2)).then(shop.total)
-    flow = sealing.enqueue(numbers)
+    flow = encrypting.enqueue(numbers)
     assert all(each.startswith(HEAD) for each in stored(engine))
     assert sorted(map(str, shop.work())) == ["1", "2", "[1, 2]"]
-    results = sealing.flows.get(flow.id).results
+    results = encrypting.flows.get(flow.id).results
     assert sorted(results.values()) == [1, 2, 3]
 
 
-def test_a_step_refuses_a_changed_result(sealing: sqlq.App, engine: Engine) -> None:
-    shop = Shop(sealing)
+def test_a_step_refuses_a_changed_result(encrypting: sqlq.App, engine: Engine) -> None:
+    shop = Shop(encrypting)
     flow = sqlq.Flow()
     first = flow.add(shop.note.new(1))
     flow.add(shop.note.new(first.result), after=[first])
-    sealing.enqueue(flow)
-    work(sealing, max_jobs=1)
+    encrypting.enqueue(flow)
+    work(encrypting, max_jobs=1)
     write(engine, "UPDATE finished_jobs SET result = '1000'")
     assert shop.work() == []
-    (job,) = sealing.jobs.list(state="failed")
+    (job,) = encrypting.jobs.list(state="failed")
     assert job.reason == "bad_payload"
-    assert "its result is not sealed" in (job.message or "")
+    assert "its result is plain" in (job.message or "")
 
 
-def test_a_handler_sees_results_and_grows_its_flow(sealing: sqlq.App, engine: Engine) -> None:
+def test_a_handler_sees_results_and_grows_its_flow(encrypting: sqlq.App, engine: Engine) -> None:
     seen: list[Any] = []
 
-    @sealing.task(name="leaf")
+    @encrypting.task(name="leaf")
     def leaf(n: int) -> int:
         seen.append(n)
         return n
 
-    @sealing.task(name="grow")
+    @encrypting.task(name="grow")
     def grow() -> None:
         job = sqlq.current_job()
         seen.append(job.results)
         with job.completing(engine, result=SECRET):
             job.flow.add(leaf.new(2))
 
-    sealing.enqueue(sqlq.chain(leaf.new(1), grow.new()))
-    work(sealing)
+    encrypting.enqueue(sqlq.chain(leaf.new(1), grow.new()))
+    work(encrypting)
     assert seen == [1, [1], 2]
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
-    assert SECRET in [job.result for job in sealing.jobs.list()]
+    assert SECRET in [job.result for job in encrypting.jobs.list()]
 
 
 # -- what follows --------------------------------------------------------------------------------------------
 
 
-def test_callbacks_are_signed_whoever_writes_them(sealing: sqlq.App, engine: Engine) -> None:
+def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: Engine) -> None:
     heard: list[tuple[str, str | None]] = []
-    sealing.task(name="heard")(lambda ended: heard.append((ended["task"], ended["reason"])))
+    encrypting.task(name="heard")(lambda ended: heard.append((ended["task"], ended["reason"])))
     then: dict[str, Any] = {
-        "on_success": sealing.tasks["heard"],
-        "on_failure": sealing.tasks["heard"],
+        "on_success": encrypting.tasks["heard"],
+        "on_failure": encrypting.tasks["heard"],
         "max_attempts": 1,
     }
-    good = sealing.task(name="good", **then)(lambda: 1)
+    good = encrypting.task(name="good", **then)(lambda: 1)
 
-    @sealing.task(name="completed", **then)
+    @encrypting.task(name="completed", **then)
     def completed() -> None:
         with Session(engine) as session, session.begin():
             sqlq.current_job().complete(session, SECRET)
 
-    lost, returned = (sealing.task(name=name, **then)(lambda: None) for name in ("lost", "returned"))
-    sealing.enqueue_many([good.new(), completed.new()])
-    sealing.enqueue(lost.new().set(queue="lost"))
-    database = sealing.database
+    lost, returned = (encrypting.task(name=name, **then)(lambda: None) for name in ("lost", "returned"))
+    encrypting.enqueue_many([good.new(), completed.new()])
+    encrypting.enqueue(lost.new().set(queue="lost"))
+    database = encrypting.database
     with database.begin() as conn:
         (held,) = claim.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
     with database.begin() as conn:
         settle.lose(conn, [(held.id, held.lease_token)], "is gone")
-    sealing.enqueue(returned.new().set(queue="returned"))
+    encrypting.enqueue(returned.new().set(queue="returned"))
     write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
     with database.begin() as conn:
         assert claim.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
     assert deaths("dead").release(database) == float("inf")
-    work(sealing)
+    work(encrypting)
     assert sorted(heard, key=str) == [
         ("completed", None),
         ("good", None),
@@ -345,34 +345,34 @@ def test_callbacks_are_signed_whoever_writes_them(sealing: sqlq.App, engine: Eng
         ("returned", "error"),
     ]
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
-    assert SECRET in [job.result for job in sealing.jobs.list()]
+    assert SECRET in [job.result for job in encrypting.jobs.list()]
 
 
 # -- schedules -----------------------------------------------------------------------------------------------
 
 
-def test_schedules_are_signed_when_they_are_stored(sealing: sqlq.App, engine: Engine) -> None:
+def test_schedules_are_signed_when_they_are_stored(encrypting: sqlq.App, engine: Engine) -> None:
     ran: list[str] = []
-    task = sealing.task(name="t")(ran.append)
-    sealing.schedules.add("added", task.new(SECRET), cron="* * * * *")
-    sealing.schedule("declared", task.new(SECRET), cron="* * * * *")
-    write_declared(sealing)
+    task = encrypting.task(name="t")(ran.append)
+    encrypting.schedules.add("added", task.new(SECRET), cron="* * * * *")
+    encrypting.schedule("declared", task.new(SECRET), cron="* * * * *")
+    write_declared(encrypting)
     with engine.connect() as conn:
         rows = list(conn.scalars(text("SELECT payload FROM sqlq_schedules")))
     assert all(each.startswith(HEAD) for each in rows)
     here = datetime.now(UTC)
-    assert len(tick(sealing, here + timedelta(minutes=1), since=here)) == 2
-    sealing.schedules.run("added")
-    work(sealing)
+    assert len(tick(encrypting, here + timedelta(minutes=1), since=here)) == 2
+    encrypting.schedules.run("added")
+    work(encrypting)
     assert ran == [SECRET] * 3
-    assert json.loads(sealing.schedules.get("added").payload) == {"args": [SECRET]}
-    without = sqlq.App(sealing.database.engine.url)
+    assert json.loads(encrypting.schedules.get("added").payload) == {"args": [SECRET]}
+    without = sqlq.App(encrypting.database.engine.url)
     assert without.schedules.get("added").payload.endswith("add it to keys=")
     without.close()
 
 
 def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
-    sealing: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, how: Any
+    encrypting: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, how: Any
 ) -> None:
     def deploy(app: sqlq.App, argument: int) -> str:
         task = app.task(name="t")(lambda n: None)
@@ -381,12 +381,12 @@ def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
         with engine.connect() as conn:
             return str(conn.scalar(text("SELECT payload FROM sqlq_schedules")))
 
-    first = deploy(sealing, 1)
-    assert deploy(other(keys=[KEY], seal=how), 1) == first
-    assert deploy(other(keys=[KEY, OLD], seal=how), 1) == first
-    changed = deploy(other(keys=[KEY], seal=how), 2)
+    first = deploy(encrypting, 1)
+    assert deploy(other(keys=[KEY], encryption=how), 1) == first
+    assert deploy(other(keys=[KEY, OLD], encryption=how), 1) == first
+    changed = deploy(other(keys=[KEY], encryption=how), 2)
     assert changed != first
-    rotated = deploy(other(keys=[OLD, KEY], seal=how), 2)
+    rotated = deploy(other(keys=[OLD, KEY], encryption=how), 2)
     assert rotated.startswith(HEAD)
     assert rotated != changed
 
@@ -394,44 +394,44 @@ def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
 # -- other ways in -------------------------------------------------------------------------------------------
 
 
-def test_every_way_to_enqueue_signs_the_payload(sealing: sqlq.App, engine: Engine) -> None:
+def test_every_way_to_enqueue_signs_the_payload(encrypting: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
-    task = sealing.task(name="t")(ran.append)
+    task = encrypting.task(name="t")(ran.append)
     with Session(engine) as session, session.begin():
-        sealing.enqueue(task.new(1), session=session)
+        encrypting.enqueue(task.new(1), session=session)
     with engine.begin() as conn:
-        conn.exec_driver_sql(*sealing.statement(sealing.named("t").new(2)))
-    asyncio.run(sealing.aenqueue(task.new(3)))
-    sealing.enqueue(task.new(0).set(unique_key="k", delay="1h"))
-    sealing.enqueue(task.new(4).set(unique_key="k", on_conflict="replace"))
+        conn.exec_driver_sql(*encrypting.statement(encrypting.named("t").new(2)))
+    asyncio.run(encrypting.aenqueue(task.new(3)))
+    encrypting.enqueue(task.new(0).set(unique_key="k", delay="1h"))
+    encrypting.enqueue(task.new(4).set(unique_key="k", on_conflict="replace"))
     write(engine, "UPDATE jobs SET available_at = created_at")
     assert all(each.startswith(HEAD) for each in stored(engine))
-    assert work(sealing).completed == 4
+    assert work(encrypting).completed == 4
     assert sorted(ran) == [1, 2, 3, 4]
 
 
-def test_inline_jobs_need_no_signature(sealing: sqlq.App, engine: Engine) -> None:
+def test_inline_jobs_need_no_signature(encrypting: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
-    task = sealing.task(name="t")(ran.append)
-    sealing.enqueue(task.new(1), eager=True)
-    with inline(sealing):
-        sealing.enqueue(task.new(2))
+    task = encrypting.task(name="t")(ran.append)
+    encrypting.enqueue(task.new(1), eager=True)
+    with inline(encrypting):
+        encrypting.enqueue(task.new(2))
     assert ran == [1, 2]
     assert stored(engine) == []
 
 
-def test_assert_enqueued_opens_payloads(sealing: sqlq.App, other: Callable[..., sqlq.App]) -> None:
-    task = sealing.task(name="t")(lambda n: None)
-    sealing.enqueue(task.new(7))
-    assert_enqueued(task, args=[7], app=sealing)
+def test_assert_enqueued_opens_payloads(encrypting: sqlq.App, other: Callable[..., sqlq.App]) -> None:
+    task = encrypting.task(name="t")(lambda n: None)
+    encrypting.enqueue(task.new(7))
+    assert_enqueued(task, args=[7], app=encrypting)
     with pytest.raises(AssertionError, match="an unreadable payload"):
         assert_enqueued(task, args=[7], app=other())
 
 
-def test_cursors_work_with_keys(sealing: sqlq.App, engine: Engine) -> None:
+def test_cursors_work_with_keys(encrypting: sqlq.App, engine: Engine) -> None:
     seen: list[Any] = []
 
-    @sealing.task(name="t", backoff="0s")
+    @encrypting.task(name="t", backoff="0s")
     def task(n: int) -> None:
         job = sqlq.current_job()
         seen.append(job.cursor)
@@ -440,8 +440,8 @@ def test_cursors_work_with_keys(sealing: sqlq.App, engine: Engine) -> None:
                 job.checkpoint(session, n)
             raise ValueError("again")
 
-    sealing.enqueue(task.new(7))
-    work(sealing)
+    encrypting.enqueue(task.new(7))
+    work(encrypting)
     assert seen == [None, 7]
 
 
@@ -461,38 +461,40 @@ def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine:
     app.close()
 
 
-def test_an_unfinished_job_has_no_result_with_keys(sealing: sqlq.App) -> None:
-    task = sealing.task(name="t")(lambda: 1)
+def test_an_unfinished_job_has_no_result_with_keys(encrypting: sqlq.App) -> None:
+    task = encrypting.task(name="t")(lambda: 1)
     with pytest.raises(NoResultError):
-        sealing.result(sealing.enqueue(task.new()))
+        encrypting.result(encrypting.enqueue(task.new()))
 
 
-# -- what others do with sealed rows -------------------------------------------------------------------------
+# -- what others do with encrypted rows ----------------------------------------------------------------------
 
 
-def test_a_waiter_gets_the_opened_result(sealing: sqlq.App, other: Callable[..., sqlq.App], how: str) -> None:
-    @sealing.task(name="card")
+def test_a_waiter_gets_the_opened_result(
+    encrypting: sqlq.App, other: Callable[..., sqlq.App], how: str
+) -> None:
+    @encrypting.task(name="card")
     def card() -> dict[str, str]:
         return {"card": SECRET}
 
-    job = sealing.enqueue(card.new())
-    work(sealing)
-    assert sealing.result(job, timeout="10s") == {"card": SECRET}
-    assert sealing.result(job.id, raw=True) == {"card": SECRET}
+    job = encrypting.enqueue(card.new())
+    work(encrypting)
+    assert encrypting.result(job, timeout="10s") == {"card": SECRET}
+    assert encrypting.result(job.id, raw=True) == {"card": SECRET}
     for app in (other(), other(keys=[new_key()])):
-        with pytest.raises(SealError, match="cannot be read"):
+        with pytest.raises(PayloadKeyError, match="cannot be read"):
             app.result(job.id, timeout="10s")
 
 
 def test_a_replay_is_opened_like_its_job(
-    sealing: sqlq.App, engine: Engine, other: Callable[..., sqlq.App]
+    encrypting: sqlq.App, engine: Engine, other: Callable[..., sqlq.App]
 ) -> None:
     seen: list[str] = []
-    charge = sealing.task(name="charge")(seen.append)
-    job = sealing.enqueue(charge.new(SECRET))
-    work(sealing)
+    charge = encrypting.task(name="charge")(seen.append)
+    job = encrypting.enqueue(charge.new(SECRET))
+    work(encrypting)
     assert other().jobs.replay(job.id)
     assert all(each.startswith(HEAD) for each in stored(engine))
-    work(sealing)
+    work(encrypting)
     assert seen == [SECRET, SECRET]
-    assert failed(sealing) == []
+    assert failed(encrypting) == []

@@ -70,20 +70,20 @@ def _moment(engine: Engine, moment: datetime) -> str:
 # -- a key that is not here ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seal", ["sign", "encrypt"])
+@pytest.mark.parametrize("encryption", ["sign", "encrypt"])
 @pytest.mark.parametrize("keys", [None, [OTHER]])
 def test_a_job_is_released_when_its_key_is_not_here(
     make: Callable[..., sqlq.App],
     engine: Engine,
     keys: list[str] | None,
-    seal: Any,
+    encryption: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ran: list[Any] = []
-    sealing, without = make(keys=[KEY], seal=seal), make(keys=keys)
-    for app in (sealing, without):
+    encrypting, without = make(keys=[KEY], encryption=encryption), make(keys=keys)
+    for app in (encrypting, without):
         app.task(name="pay", max_attempts=1, on_failure=app.task(name="alarm")(_hear))(ran.append)
-    sealing.enqueue(sealing.tasks["pay"].new(7))
+    encrypting.enqueue(encrypting.tasks["pay"].new(7))
     for _ in range(3):
         assert (work(without).released, without.jobs.list(state="failed")) == (1, [])
         write(engine, "UPDATE jobs SET available_at = created_at")
@@ -91,25 +91,25 @@ def test_a_job_is_released_when_its_key_is_not_here(
     assert len(warnings) == 1, "one for each task, reason and minute"
     assert all("which this App does not have" in each.getMessage() for each in warnings)
     assert all(each.event == "bad_signature" for each in warnings)  # type: ignore[attr-defined]
-    assert work(sealing).completed == 1
+    assert work(encrypting).completed == 1
     assert ran == [7]
 
 
 def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
-    sealing, without = make(keys=[KEY]), make(keys=[OTHER])
-    for app in (sealing, without):
+    encrypting, without = make(keys=[KEY]), make(keys=[OTHER])
+    for app in (encrypting, without):
         app.task(name="pay", on_failure=app.task(name="alarm")(print))(print)
-    sealing.enqueue(sealing.tasks["pay"].new(7))
+    encrypting.enqueue(encrypting.tasks["pay"].new(7))
     work(without)
     write(engine, f"UPDATE jobs SET unknown_since = {_moment(engine, LONG_AGO)}, available_at = created_at")
     assert work(without).failed == 1
     (failed,) = without.jobs.list(state="failed")
-    assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.SealError")
+    assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
     assert tasks_in(engine) == []
-    assert sealing.jobs.retry([failed.id]) == [failed.id]
-    assert work(sealing).completed == 1
+    assert encrypting.jobs.retry([failed.id]) == [failed.id]
+    assert work(encrypting).completed == 1
 
 
 def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
@@ -124,11 +124,11 @@ def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
     flow.add(second.tasks["take"].new(flow.add(second.tasks["one"].new()).result))
     second.enqueue(flow)
     both.worker(drain=True, max_jobs=1).run()
-    assert first.database.seal is not None
+    assert first.database.encryption is not None
     write(
         engine,
         "UPDATE finished_jobs SET result = :r",
-        r=first.database.seal.sealed("result", "one", "default", "1"),
+        r=first.database.encryption.protect("result", "one", "default", "1"),
     )
     assert (work(second).released, second.jobs.list(state="failed")) == (1, [])
     write(engine, "UPDATE jobs SET available_at = created_at")
@@ -140,10 +140,10 @@ def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
 def test_a_rewritten_signature_fails_at_once(
     make: Callable[..., sqlq.App], engine: Engine, keys: list[str] | None
 ) -> None:
-    sealing, app = make(keys=[KEY]), make(keys=keys, unsealed=None if keys is None else "take")
-    for each in (sealing, app):
+    encrypting, app = make(keys=[KEY]), make(keys=keys, plain=None if keys is None else "accept")
+    for each in (encrypting, app):
         each.task(name="pay")(print)
-    sealing.enqueue(sealing.tasks["pay"].new(7))
+    encrypting.enqueue(encrypting.tasks["pay"].new(7))
     write(engine, "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"')")
     assert work(app).failed == 1
     assert [job.reason for job in app.jobs.list(state="failed")] == ["bad_signature"]
@@ -166,9 +166,9 @@ def forge(engine: Engine, payload: str = "{}", *, attempts: int = 0, releases: i
 def test_a_refused_row_gets_no_callback(make: Callable[..., sqlq.App], engine: Engine, payload: str) -> None:
     """Else it would be signed, with a task, a queue and a label of theirs in it."""
     app = make(keys=[KEY])
-    assert app.database.seal is not None
+    assert app.database.encryption is not None
     app.task(name="charge", queue="pay")(print)
-    forge(engine, payload.replace("KEY", next(iter(app.database.seal.keys))))
+    forge(engine, payload.replace("KEY", next(iter(app.database.encryption.keys))))
     assert work(app).failed == 1
     assert [(job.reason, job.label) for job in app.jobs.list()] == [("bad_signature", "theirs")]
     assert tasks_in(engine) == []
@@ -227,8 +227,8 @@ def test_a_forged_row_of_a_dead_worker_gets_no_callback(
 # -- what goes into later steps ------------------------------------------------------------------------------
 
 
-def feed(engine: Engine, sealed_step: str) -> None:
-    """Insert rows as a role would: one in the queue whose plain rows are taken, and behind it a step.
+def feed(engine: Engine, signed_step: str) -> None:
+    """Insert rows as a role would: one in the queue whose plain rows are accepted, and behind it a step.
 
     The arguments of the step were signed for another flow.
     """
@@ -243,7 +243,7 @@ def feed(engine: Engine, sealed_step: str) -> None:
         )
         step = conn.scalar(
             text(f"{insert} ('pay', 'pay', :payload, :flow, 'flow', {_moment(engine, FAR)}) RETURNING id"),
-            {"payload": sealed_step, "flow": flow_id},
+            {"payload": signed_step, "flow": flow_id},
         )
         conn.execute(
             text(
@@ -269,7 +269,7 @@ def shop(app: sqlq.App) -> list[Any]:
 
 @pytest.mark.parametrize("task", ["pay", "look"])
 def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine: Engine, task: str) -> None:
-    app = make(keys=[KEY], unsealed=["hooks"])
+    app = make(keys=[KEY], plain=["hooks"])
     paid = shop(app)
     flow = sqlq.Flow()
     quoted = flow.add(app.tasks["quote"].new())
@@ -277,22 +277,22 @@ def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine:
     flow.add(step, after=[quoted])
     app.enqueue(flow)
     with engine.connect() as conn:
-        sealed = str(conn.scalar(text("SELECT payload FROM jobs WHERE task = :t"), {"t": task}))
-    feed(engine, sealed)
+        protected = str(conn.scalar(text("SELECT payload FROM jobs WHERE task = :t"), {"t": task}))
+    feed(engine, protected)
     write(engine, "UPDATE jobs SET task = :t WHERE id = (SELECT max(id) FROM jobs)", t=task)
     work(app)
     assert paid == [{"amount": 1} if task == "pay" else [{"amount": 1}]], "what the App has asked for"
     refused = app.jobs.list(state="failed") + app.jobs.list(state="scheduled")
     assert len(refused) == 1
     said = refused[0].message or str(refused[0].errors[-1])
-    assert "its queue hooks takes plain rows" in said
+    assert "its queue hooks accepts plain rows" in said
 
 
-@pytest.mark.parametrize("unsealed", ["take", ["hooks", "pay"]])
+@pytest.mark.parametrize("plain", ["accept", ["hooks", "pay"]])
 def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(
-    make: Callable[..., sqlq.App], engine: Engine, unsealed: Any
+    make: Callable[..., sqlq.App], engine: Engine, plain: Any
 ) -> None:
-    app = make(keys=[KEY], unsealed=unsealed)
+    app = make(keys=[KEY], plain=plain)
     paid = shop(app)
     flow = sqlq.Flow()
     flow.add(app.tasks["pay"].new(flow.add(app.tasks["echo"].new(3)).result))
@@ -304,7 +304,7 @@ def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(
 def test_signed_steps_feed_steps_in_a_queue_of_plain_rows(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
-    app = make(keys=[KEY], unsealed=["hooks"])
+    app = make(keys=[KEY], plain=["hooks"])
     shop(app)
     flow = sqlq.Flow()
     flow.add(app.tasks["echo"].new(flow.add(app.tasks["quote"].new()).result))

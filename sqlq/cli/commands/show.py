@@ -94,7 +94,7 @@ def _fields(job: JobDetails) -> dict[str, object]:
         "task": job.task,
         "queue": queue_name(job.queue),
         "arguments": _said(job.payload),
-        "sealed": job.sealed,
+        "encryption": job.encryption,
         "headers": _said(job.headers or None),
         "progress": job.progress,
         "cursor": cursor and shortened(cursor, LONGEST_CURSOR),

@@ -134,10 +134,10 @@ class CallersTransaction:
         return True
 
     @contextmanager
-    def in_schema(self, schema: str | None, seal: Encryption | None = None) -> Iterator[Connection]:
+    def in_schema(self, schema: str | None, encryption: Encryption | None = None) -> Iterator[Connection]:
         """Write in this schema, with the encryption of sqlq's own connections."""
         try:
-            with in_schema(self.conn, schema, seal):
+            with in_schema(self.conn, schema, encryption):
                 yield self.conn
         except Exception as error:
             self.refuse_if_lost(error)

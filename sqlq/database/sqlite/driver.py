@@ -77,7 +77,7 @@ class SQLiteDriver(Driver):
 
         @event.listens_for(engine, "do_connect")
         def _connects(dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
-            if not is_sealed(engine.url):
+            if not is_immutable(engine.url):
                 return None
             record.info[_IMMUTABLE] = True  # guard: what-is-immutable-is-opened-anew
             return sqlite3.connect(f"{_file(engine.url).as_uri()}?immutable=1", **{**options, "uri": True})
@@ -125,7 +125,7 @@ def mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
     return None
 
 
-def is_sealed(url: URL) -> bool:
+def is_immutable(url: URL) -> bool:
     """Whether neither a file nor its directory is writable, and no log lies beside it.
 
     As far as sqlq can see, no other program uses such a file. SQLite can read it only as immutable: otherwise

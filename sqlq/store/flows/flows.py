@@ -31,8 +31,8 @@ from sqlq.database.batch import Batch, insert_returning
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
-from sqlq.database.schemas import seal_of
-from sqlq.errors import SealError
+from sqlq.database.schemas import encryption_of
+from sqlq.errors import PayloadKeyError
 from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, Job, State
 from sqlq.model.outcome import ErrorText, Failed, Outcome
@@ -125,21 +125,21 @@ class Before(NamedTuple):
     task: str | None
     result: str | None
     why: str | None
-    unopened: SealError | None = None
+    unopened: PayloadKeyError | None = None
 
 
 def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before]]:
     """Return the steps before each of these jobs, in the order of their edges, with opened results. `takers`
     has the queue of each job."""
-    seal = seal_of(conn) or NO_KEYS
+    encryption = encryption_of(conn) or NO_KEYS
     found: dict[int, list[Before]] = defaultdict(list)
     for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
         why = unopened = None
         if result is not None:
             try:
                 # guard: results-of-steps-are-opened
-                result = seal.result_for(takers[id], task, queue, result)
-            except SealError as error:
+                result = encryption.result_for(takers[id], task, queue, result)
+            except PayloadKeyError as error:
                 result, why, unopened = None, f"of job {depends_on} ({task}): {error}", error
         if outcome is None:
             why = f"there is no finished job {depends_on}: it failed, or its row was pruned"

@@ -116,7 +116,7 @@ def ids(
     *,
     within: int,
     limit: int,
-    seal: Encryption | None = None,
+    encryption: Encryption | None = None,
 ) -> list[int]:
     """Return the ids of the selected jobs in these states, the newest first, among the newest `within` of
     each table."""
@@ -128,7 +128,7 @@ def ids(
             query = query.with_only_columns(source.c.id)
             found.update(conn.scalars(query.order_by(source.c.id.desc()).limit(limit)))
         else:
-            found.update(job.id for job in _visible(conn, query, source, chosen, limit, seal))
+            found.update(job.id for job in _visible(conn, query, source, chosen, limit, encryption))
     return sorted(found, reverse=True)[:limit]
 
 
@@ -163,12 +163,13 @@ def require_own(asked: AnyJob, found: JobDetails | None) -> None:
         asked.require_own(None if found is None else milliseconds_of(found.created_at))
 
 
-def details(conn: Connection, id: int, seal: Encryption | None = None) -> JobDetails | None:
-    """Return everything about a job, in whichever table it is; `seal` opens signed or encrypted texts."""
+def details(conn: Connection, id: int, encryption: Encryption | None = None) -> JobDetails | None:
+    """Return everything about a job, in whichever table it is; `encryption` opens signed or encrypted
+    texts."""
     for source, query in _DETAILS.items() if possible([id]) else ():
         row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none()
         if row is not None:
-            return _job(row, seal)
+            return _job(row, encryption)
     return None
 
 
@@ -180,11 +181,11 @@ def listing(
     limit: int = 100,
     within: int | None = None,
     whole: bool = True,
-    seal: Encryption | None = None,
+    encryption: Encryption | None = None,
 ) -> Listing:
     """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
-    each table, since matches may be rare. Unless `whole`, large fields are not read. `seal` opens signed or
-    encrypted texts."""
+    each table, since matches may be rare. Unless `whole`, large fields are not read. `encryption` opens
+    signed or encrypted texts."""
     sources = [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]
     found: list[JobDetails] = []
     rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
@@ -202,7 +203,7 @@ def listing(
             )
         rows = [
             job if whole else replace(job, payload=None)
-            for job in _visible(conn, query, source, chosen, limit, seal)
+            for job in _visible(conn, query, source, chosen, limit, encryption)
         ]
         found += rows
         if floor is not None and len(rows) < limit:
@@ -218,14 +219,14 @@ def _visible(
     source: Table,
     chosen: Selection,
     limit: int,
-    seal: Encryption | None,
+    encryption: Encryption | None,
 ) -> Iterator[JobDetails]:
     """Yield the newest visible jobs of a query, up to `limit`: a shorter list would reveal the others."""
     query = query.order_by(source.c.id.desc())
     # all may be too large for memory
     query = query.limit(limit) if chosen.visible is None else query.execution_options(yield_per=100)
     with conn.execute(query) as rows:
-        yield from islice(filter(chosen.visible, (_job(row, seal) for row in rows.mappings())), limit)
+        yield from islice(filter(chosen.visible, (_job(row, encryption) for row in rows.mappings())), limit)
 
 
 def of_ids(conn: Connection, ids: Iterable[int]) -> list[JobDetails]:
@@ -281,17 +282,17 @@ def _selected(
     return query.where(source.c.id.in_(select(mine.subquery().c.id)))  # MariaDB takes no LIMIT within IN
 
 
-def _job(row: RowMapping, seal: Encryption | None = None) -> JobDetails:
+def _job(row: RowMapping, encryption: Encryption | None = None) -> JobDetails:
     found: dict[str, Any] = {str(name): value for name, value in row.items()}
-    payload, sealed = looked_into(seal, "payload", row.task, row.queue, row.payload)
+    payload, how = looked_into(encryption, "payload", row.task, row.queue, row.payload)
     done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
     started_at = history.started_at(row.reserved_at, found.pop("start_ms"))
     lines = records(row.errors)
     found |= {
         "state": State(row.state),
         "payload": _shown(payload),
-        "sealed": sealed,
-        "result": None if row.result is None else result_shown(seal, row.task, row.queue, row.result),
+        "encryption": how,
+        "result": None if row.result is None else result_shown(encryption, row.task, row.queue, row.result),
         "errors": [line for line in lines if history.is_error(line)],
         "history": history.lines(lines, _last_line(row, started_at)),
         "headers": "{}" if row.headers is None else row.headers,
@@ -318,9 +319,9 @@ def _progress(done: Any, of: Any, note: Any) -> Progress | None:
     return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
 
 
-def result_shown(seal: Encryption | None, task: str, queue: str, text: Any) -> Any:
+def result_shown(encryption: Encryption | None, task: str, queue: str, text: Any) -> Any:
     """Return a result as it may be shown: decoded, or `Unopened`."""
-    return _shown(looked_into(seal, "result", task, queue, text)[0])
+    return _shown(looked_into(encryption, "result", task, queue, text)[0])
 
 
 def _shown(text: Any) -> Any:

@@ -148,7 +148,7 @@ class JobChange(StrEnum):
     """The effect of a change on a job."""
 
     CHANGED = "changed"
-    SEALED = "sealed"
+    PROTECTED = "protected"
     """Its payload is signed or encrypted for its queue, which stays."""
     KEY_HELD = "key held"
     """Another job holds its unique key in the other queue."""
@@ -172,8 +172,8 @@ def change(
     transaction has locked is skipped, or with `wait_ms` waited for that long. A job with a limit returns to
     its line when its time changes. So none holds a slot until its new time.
     """
-    sealed = case((func.substr(jobs.c.payload, 1, len(HEAD)) == HEAD, 1), else_=0).label("sealed")
-    columns = (jobs.c.limit_key, jobs.c.queue, jobs.c.unique_key, sealed)
+    protected = case((func.substr(jobs.c.payload, 1, len(HEAD)) == HEAD, 1), else_=0).label("protected")
+    columns = (jobs.c.limit_key, jobs.c.queue, jobs.c.unique_key, protected)
     # guard: the-claimed-are-not-rescheduled
     rows = _locked(conn, ids, wait_ms, *columns, among=IS_UNRESERVED)
     effects = {row.id: _moved(conn, row, values.get("queue", row.queue)) for row in rows}
@@ -187,8 +187,8 @@ def change(
 
 def _moved(conn: Connection, row: Any, queue: str) -> JobChange:
     """Return whether a job may go to a queue; one with a unique key is moved there at once."""
-    if row.queue != queue and row.sealed:
-        return JobChange.SEALED
+    if row.queue != queue and row.protected:
+        return JobChange.PROTECTED
     if row.queue == queue or row.unique_key is None:
         return JobChange.CHANGED
     if holder(conn, queue, row.unique_key) is None:

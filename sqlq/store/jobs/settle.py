@@ -41,7 +41,7 @@ from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
 from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
-from sqlq.database.schemas import seal_of
+from sqlq.database.schemas import encryption_of
 from sqlq.database.sql import held, portions
 from sqlq.database.values import CLAIMED
 from sqlq.errors import JobTimeoutError, WorkerLostError
@@ -336,14 +336,15 @@ def give_back(conn: Connection, wanted: Iterable[Right]) -> set[Right]:
     """Release, for their owner, jobs that it never started; return the rights that it still had. A row that
     another transaction has locked is skipped."""
     dialect, done = dialect_of(conn), set[Right]()
-    seal = seal_of(conn)  # guard: what-follows-the-unstarted-is-sealed
+    encryption = encryption_of(conn)  # guard: what-follows-the-unstarted-is-protected
 
     def release(some: Sequence[Right]) -> None:
         rows = dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some))
         # guard: what-never-began-keeps-its-key
         unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
         settlements = [
-            settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
+            settlement(as_trusted(job, encryption), given_back(job), course, encryption=encryption)
+            for job, course in unbegun
         ]
         done.update(settle(conn, settlements))
 
@@ -392,13 +393,13 @@ def keys_of(rows: Iterable[Any]) -> dict[int, str]:
 
 
 def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[NewJob | None]:
-    """Return what follows jobs that end without their workers, and nothing for one whose seal is bad."""
-    seal, forged = seal_of(conn), set[int]()
-    if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
+    """Return what follows jobs that end without their workers, and nothing for one whose signature is bad."""
+    encryption, forged = encryption_of(conn), set[int]()
+    if encryption is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
         columns = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
         found = conn.execute(select(*columns).where(jobs.c.id.in_(followed)))
-        forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
-    return [None if row.id in forged else follow_up(row, outcome, seal) for row, outcome in over]
+        forged = {id for id, *row in found if not encryption.opens(*row)}  # guard: the-lost-are-trusted
+    return [None if row.id in forged else follow_up(row, outcome, encryption) for row, outcome in over]
 
 
 # A row that was reserved by hand may have no lease end.

@@ -27,7 +27,7 @@ from sqlq.errors import (
     ConfigurationError,
     ExecutionError,
     JobTimeoutError,
-    SealError,
+    PayloadKeyError,
     UnknownTaskError,
 )
 from sqlq.model import backoff
@@ -317,7 +317,7 @@ def _failed(attempt: Attempt, error: BaseException) -> Outcome:
 def _judged(attempt: Attempt, error: BaseException) -> Outcome:
     if isinstance(error, ArgumentsError) and attempt.started is None:  # guard: bad-payload-fails
         return Failed("bad_payload", describe(error))
-    if isinstance(error, SealError) and attempt.started is None:  # guard: sealed-without-a-key-fails
+    if isinstance(error, PayloadKeyError) and attempt.started is None:  # guard: protected-without-a-key-fails
         return Failed("bad_signature", describe(error))
     # a CancelledError that no part of sqlq requested is the handler's own, and an error like others
     if (

@@ -25,7 +25,7 @@ from sqlq.database.caller.session import (
     block_of_sessions,
     transaction_in,
 )
-from sqlq.errors import ConfigurationError, SealError
+from sqlq.errors import ConfigurationError, PayloadKeyError
 from sqlq.model.flow import Growth
 from sqlq.model.job import JobOrFlow, NewJob, Progress
 from sqlq.model.retry import scrubbed
@@ -304,7 +304,7 @@ class JobContext:
         failed, has None.
 
         The first use queries the database. Raises `ConfigurationError` for a job that is in no flow, and
-        `SealError` for a result that cannot be decrypted.
+        `PayloadKeyError` for a result that cannot be decrypted.
 
         >>> sqlq.current_job().results  # doctest: +SKIP
         [Receipt(number=12), 3]
@@ -320,7 +320,7 @@ class JobContext:
 
     def _result_of(self, step: Before) -> Any:
         if step.unopened is not None:  # guard: a-result-that-is-not-opened-is-no-none
-            raise SealError(f"the result {step.why}")
+            raise PayloadKeyError(f"the result {step.why}")
         if step.result is None:
             return None
         task = None if step.task is None else self._attempt.target.tasks.get(step.task)

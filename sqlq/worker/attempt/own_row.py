@@ -122,8 +122,10 @@ class OwnRow:
             joined.dialect.sql.lock_key(conn, attempt.id)
             if attempt.said is not None or attempt.keeps_ms is not None:
                 leases.note(conn, [attempt.note()], waits=True)
-            # guard: complete-seals
-            stored = done if encryption is None else done.sealed_by(encryption, attempt.task, attempt.queue)
+            # guard: complete-encrypts
+            stored = (
+                done if encryption is None else done.protected_by(encryption, attempt.task, attempt.queue)
+            )
             # guard: complete-by-the-owner
             if not settle.complete(
                 conn,
@@ -169,8 +171,8 @@ class OwnRow:
         assert attempt.target.plan is not None
         grown = attempt.target.plan(attempt.growth)
         if (encryption := attempt.target.encryption) is not None:
-            encrypted = [job._sealed_by(encryption) for job in grown.jobs]
-            grown = grown._replace(jobs=encrypted)  # guard: growth-is-sealed
+            encrypted = [job._protected_by(encryption) for job in grown.jobs]
+            grown = grown._replace(jobs=encrypted)  # guard: growth-is-protected
         # guard: growth-goes-with-the-ending
         flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from sqlq.errors import SealError
+from sqlq.errors import PayloadKeyError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
 from sqlq.model.retry import describe, given_back, put_off_without_key
@@ -34,15 +34,15 @@ class Intake:
     def target(self) -> Target:
         """The place where a handler completes its job; known once the worker has its row in the database."""
         app, database = self._app, self._app.database.for_loops
-        return Target(lambda: app.database, database.seal, database.schema, app.tasks, app.plan)
+        return Target(lambda: app.database, database.encryption, database.schema, app.tasks, app.plan)
 
     def readable(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
         arguments."""
-        seal = self._app.database.for_loops.seal
-        if seal is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
+        encryption = self._app.database.for_loops.encryption
+        if encryption is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
             return self._with_results(claimed)
-        opened = opened_by(seal, claimed)
+        opened = opened_by(encryption, claimed)
         done = self._with_results(opened.ready)
         return Filled(done.ready, [*opened.unready, *done.unready])
 
@@ -83,15 +83,15 @@ class Intake:
         return running
 
 
-def opened_by(seal: Encryption | None, claimed: Iterable[ClaimedJob]) -> Filled:
+def opened_by(encryption: Encryption | None, claimed: Iterable[ClaimedJob]) -> Filled:
     """Return claimed jobs with their payloads decrypted. Return the others with their outcomes: failed, or
     released for a worker with the key. Their rows keep the text, and no job behind them waits."""
     done = Filled([], [])
     for job in claimed:
         try:
-            plain = (seal or NO_KEYS).opened("payload", job.task, job.queue, job.payload)
-        except SealError as error:
-            bad = Failed("bad_signature", describe(error))  # guard: a-bad-seal-fails
+            plain = (encryption or NO_KEYS).opened("payload", job.task, job.queue, job.payload)
+        except PayloadKeyError as error:
+            bad = Failed("bad_signature", describe(error))  # guard: a-bad-signature-fails
             done.unready.append((job, put_off_without_key(job, error) if error.lacks_key else bad))
         else:
             done.ready.append(job._replace(payload=plain))

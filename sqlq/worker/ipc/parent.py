@@ -48,7 +48,7 @@ class Facts(NamedTuple):
             database.engine.url.render_as_string(hide_password=False),
             database.schema,
             None if listen_url is None else listen_url.render_as_string(hide_password=False),
-            None if database.seal is None else database.seal.facts,
+            None if database.encryption is None else database.encryption.facts,
             asdict(options),
         )
 

@@ -390,15 +390,17 @@ class Settler(Loop):
 
     def _settlement(self, job: Attempt, outcome: Outcome) -> Settlement:
         """Return the settlement of an attempt that ended with this outcome."""
-        seal = self._database.seal
+        encryption = self._database.encryption
         if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
-            return settlement(job.claimed, outcome, seal=seal)
+            return settlement(job.claimed, outcome, encryption=encryption)
         if type(outcome) is Released and job.claimed.late_ms is not None and job.started is not None:
             outcome = replace(outcome, in_time=True)
-        if type(outcome) is Retried and outcome.queue is not None and seal is not None:
-            log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
-            outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
-        return settlement(job.claimed, outcome, AttemptTimes(*job.times(), *self._worker), seal=seal)
+        if type(outcome) is Retried and outcome.queue is not None and encryption is not None:
+            log.warning("job %d: it stays in its queue, for which its payload was signed", job.id)
+            outcome = replace(outcome, queue=None)  # guard: what-is-protected-stays-in-its-queue
+        return settlement(
+            job.claimed, outcome, AttemptTimes(*job.times(), *self._worker), encryption=encryption
+        )
 
 
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:

@@ -81,8 +81,8 @@ class Heartbeat(Loop):
             if self._database is None:
                 listen = None if facts.listen_url is None else make_url(facts.listen_url)
                 self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=STANDS_IN)
-            seal = None if facts.encryption is None else Encryption(*facts.encryption)
-            self._database.seal = seal  # guard: the-supervisor-seals
+            encryption = None if facts.encryption is None else Encryption(*facts.encryption)
+            self._database.encryption = encryption  # guard: the-supervisor-has-the-keys
             self._kept[facts.worker] = link
             self._next_beat = monotonic()
         self.wake()

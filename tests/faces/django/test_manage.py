@@ -77,12 +77,12 @@ class TestCommand:
         self, project: Project
     ) -> None:
         key = new_key()
-        project.set(SQLQ={"keys": [key], "seal": "encrypt"})
+        project.set(SQLQ={"keys": [key], "encryption": "encrypt"})
         project.python("from shop.tasks import pay\nfrom sqlq.django import app\napp.enqueue(pay.new(4711))")
         project.ok("sqlq", "work", "--drain")
         shown = project.sqlq("show", "1", "--json").json()
         assert (shown["result"], shown["payload"]) == (4711, {"args": [4711]})
-        assert shown["sealed"] == f"encrypted with key {Key(key, '').id}"
+        assert shown["encryption"] == f"encrypted with key {Key(key, '').id}"
         engine = create_engine(project.url)
         with engine.connect() as conn:
             stored = conn.execute(text("SELECT payload, result FROM finished_jobs")).one()

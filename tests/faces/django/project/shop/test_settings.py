@@ -123,12 +123,15 @@ class Checks(SimpleTestCase):
             ({"queues": ["mail"]}, "SQLQ[\"queues\"] is ['mail']: it maps names of queues"),
             ({"eager": "yes"}, "SQLQ[\"eager\"] is 'yes': it is True or False"),
             ({"direct_calls": "never"}, 'SQLQ["direct_calls"] is \'never\': it is "allow"'),
-            ({"keys": KEY}, 'SQLQ["keys"] is no list: give the keys in one, the one that seals first'),
+            ({"keys": KEY}, 'SQLQ["keys"] is no list: give the keys in one, the one that writes first'),
             ({"keys": [KEY, "c2hvcnQ"]}, 'SQLQ["keys"][1] is no key: a key is 32 random bytes'),
             ({"keys": [KEY, KEY]}, 'SQLQ["keys"] has the key'),
-            ({"seal": "sign"}, 'SQLQ["seal"] is set, but there is no key: give keys or SQLQ_KEYS'),
-            ({"keys": [KEY], "seal": "rot13"}, "SQLQ[\"seal\"] is 'rot13': it is"),
-            ({"keys": [KEY], "unsealed": "maybe"}, "SQLQ[\"unsealed\"] is 'maybe'"),
+            (
+                {"encryption": "sign"},
+                'SQLQ["encryption"] is set, but there is no key: give keys or SQLQ_KEYS',
+            ),
+            ({"keys": [KEY], "encryption": "rot13"}, "SQLQ[\"encryption\"] is 'rot13': it is"),
+            ({"keys": [KEY], "plain": "maybe"}, "SQLQ[\"plain\"] is 'maybe'"),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
@@ -174,11 +177,11 @@ class Checks(SimpleTestCase):
         self.assertEqual(other(), 7, "which tests may call")
 
     def test_keys_of_the_settings_encrypt_and_are_not_shown(self):
-        with override_settings(SQLQ={"keys": [KEY], "seal": "encrypt", "unsealed": ["hooks"]}):
+        with override_settings(SQLQ={"keys": [KEY], "encryption": "encrypt", "plain": ["hooks"]}):
             app = DjangoApp()
-        self.assertEqual(list(app.database.seal.keys), [Key(KEY, "").id])
-        self.assertEqual(app.database.seal.how, "encrypt")
-        self.assertFalse(app.database.seal.refuses_plain("hooks"))
+        self.assertEqual(list(app.database.encryption.keys), [Key(KEY, "").id])
+        self.assertEqual(app.database.encryption.how, "encrypt")
+        self.assertFalse(app.database.encryption.refuses_plain("hooks"))
         self.assertNotIn(KEY, repr(app.configuration))
         app.close()
 
