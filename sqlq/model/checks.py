@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
-OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
+OnConflict: TypeAlias = Literal["keep", "replace", "debounce"]
 NOT_IN_TIME = "expired: it was not started in time"
 """Why a job was cancelled that had a time to be started in."""
 FOR_EVER_MS = LONGEST_MS

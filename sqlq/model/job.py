@@ -136,8 +136,8 @@ class NewJob(HasArguments, Generic[R_co]):
     unique_key: str | None = None
     unique_until: UniqueUntil = "finish"
     on_conflict: OnConflict = "keep"
-    at_most_ms: int | None = None
-    """How long after it was first enqueued a job may at most be due that is postponed."""
+    max_wait_ms: int | None = None
+    """How long after it was first enqueued a debounced job may be due at the latest."""
     expires_ms: int | None = None
     """How long after it is due the job may be started; None where the row has no such time."""
     start_by: datetime | None = None
@@ -204,8 +204,8 @@ class NewJob(HasArguments, Generic[R_co]):
         - `retention`: how long it is kept after it has finished or failed, None for ever.
         - `unique_key`: at most one job of that key is live in its queue; None takes it away.
         - `unique_until`: the end of that: "finish", "start" for its first claim, or "pruned".
-        - `on_conflict`: "keep" the live job; "replace" it while it waits; "postpone" it to this one's time.
-        - `at_most`: how long after its first enqueue a postponed job is due at the latest.
+        - `on_conflict`: "keep" the live job; "replace" it while it waits; "debounce" it to this one's time.
+        - `max_wait`: how long after its first enqueue a debounced job is due at the latest.
         - `expires`: how long after it is due it may be started, or until when; else it is cancelled.
         - `on_success`: a task of which a job follows when this one has finished; None for none.
         - `on_failure`: the same when it has failed for good.
@@ -234,10 +234,10 @@ class NewJob(HasArguments, Generic[R_co]):
             value = options.get(name)
             if new.unique_key is None and value not in (None, default):
                 raise EnqueueError(f'{name}="{value}" is about a unique key: set unique_key together with it')
-        if (new.on_conflict == "postpone") != (new.at_most_ms is not None):
+        if (new.on_conflict == "debounce") != (new.max_wait_ms is not None):
             raise EnqueueError(
-                'on_conflict="postpone" without at_most could put the job off for ever, and at_most is for '
-                'that alone: set both, as in on_conflict="postpone", at_most="10m"'
+                'on_conflict="debounce" without max_wait could put the job off for ever, and max_wait is for '
+                'that alone: set both, as in on_conflict="debounce", max_wait="10m"'
             )
         if new.limit_key is not None and new.on_conflict != "keep":
             raise EnqueueError(

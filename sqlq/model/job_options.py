@@ -56,7 +56,7 @@ class JobOptions(TypedDict, total=False):
     unique_key: str | None
     unique_until: UniqueUntil | None
     on_conflict: OnConflict | None
-    at_most: Duration | None
+    max_wait: Duration | None
     expires: Duration | datetime | Kept | None
     on_success: Follows | Kept | None
     on_failure: Follows | Kept | None
@@ -165,11 +165,11 @@ _OPTIONS: Mapping[str, JobOption] = {
     "backoff": JobOption("backoff", backoffs.stored, none=UNSET),
     "unique_key": JobOption(
         *("unique_key", checked_name),
-        none={"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "at_most_ms": None},
+        none={"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "max_wait_ms": None},
     ),
     "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil), none=UNSET),
     "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict), none=UNSET),
-    "at_most": JobOption("at_most_ms", milliseconds, none=UNSET),
+    "max_wait": JobOption("max_wait_ms", milliseconds, none=UNSET),
     "on_success": JobOption("on_success", checked_follow_up),
     "on_failure": JobOption("on_failure", checked_follow_up),
     "on_cancel": JobOption("on_cancel", checked_follow_up),
@@ -178,7 +178,7 @@ _OPTIONS: Mapping[str, JobOption] = {
     "headers": JobOption("headers", headings.checked, none=UNSET),
     "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
 }
-OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "at_most": None}
+OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "max_wait": None}
 """The options that need a unique key, and their values without one."""
 
 

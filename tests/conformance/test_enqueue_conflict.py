@@ -1,4 +1,4 @@
-"""A new job with the unique key of a waiting one keeps, replaces or postpones it."""
+"""A new job with the unique key of a waiting one keeps, replaces or debounces it."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def test_a_job_of_another_task_may_replace_a_waiting_one(
     assert (again.id, again.task, app.jobs.get(first.id).task) == (first.id, "shop.other", "shop.other")
 
 
-@pytest.mark.parametrize("conflict", ["replace", "postpone"])
+@pytest.mark.parametrize("conflict", ["replace", "debounce"])
 def test_on_conflict_creates_a_job_where_none_waits(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, conflict: Any
 ) -> None:
-    options: dict[str, Any] = {"at_most": "1h"} if conflict == "postpone" else {}
+    options: dict[str, Any] = {"max_wait": "1h"} if conflict == "debounce" else {}
     made = app.enqueue(index.new(1).set(unique_key="k", on_conflict=conflict, **options))
     assert (made.created, made.replaced, made.state) == (True, False, "available")
     with Session(engine) as session, session.begin():
@@ -104,11 +104,11 @@ def test_on_conflict_creates_a_job_where_none_waits(
     assert count(app) == 2
 
 
-def test_postpone_moves_a_job_up_to_at_most(
+def test_debounce_moves_a_job_up_to_max_wait(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
 ) -> None:
-    def put_off(n: int, delay: str, at_most: str = "10m") -> timedelta:
-        new = index.new(n).set(unique_key="k", delay=delay, on_conflict="postpone", at_most=at_most)
+    def put_off(n: int, delay: str, max_wait: str = "10m") -> timedelta:
+        new = index.new(n).set(unique_key="k", delay=delay, on_conflict="debounce", max_wait=max_wait)
         job = app.enqueue(new)
         found = app.jobs.get(job.id)
         assert found.payload == {"args": [n]}
@@ -121,7 +121,7 @@ def test_postpone_moves_a_job_up_to_at_most(
     assert 5 * minute <= second < 6 * minute
     assert put_off(3, "1m") == second, "never earlier"
     assert put_off(4, "1h") == 10 * minute, "and not later than that after the first"
-    assert put_off(5, "1h", at_most="2m") == 10 * minute
+    assert put_off(5, "1h", max_wait="2m") == 10 * minute
     assert count(app) == 1
 
 
@@ -179,7 +179,7 @@ def test_a_batch_with_equal_keys_keeps_the_last_job(
         new(4, "b"),
         new(5, "old"),
         new(6, "a", "keep"),
-        new(7, "c").set(on_conflict="postpone", at_most="1h"),
+        new(7, "c").set(on_conflict="debounce", max_wait="1h"),
         new(8, "b", "keep"),
     ]
     with Session(engine) as session, session.begin():
@@ -197,7 +197,7 @@ def test_conflicts_are_resolved_on_connections_of_drivers(
     app: sqlq.App, index: sqlq.Task[..., None], database_url: str, mode: Mode
 ) -> None:
     first = app.enqueue(index.new(1).set(unique_key="k", delay="1m"))
-    new = index.new(2).set(unique_key="k", delay="1h", on_conflict="postpone", at_most="30m")
+    new = index.new(2).set(unique_key="k", delay="1h", on_conflict="debounce", max_wait="30m")
     with Caller(database_url, mode) as caller:
         for end in (caller.rollback, caller.commit):
             caller.begin()
@@ -340,10 +340,10 @@ def test_a_job_that_waits_for_the_commit_inline_is_replaced(app: sqlq.App, engin
     [
         ({"on_conflict": "replace"}, 'on_conflict="replace" is about a unique key'),
         ({"on_conflict": "drop", "unique_key": "k"}, "on_conflict is 'drop': it is"),
-        ({"on_conflict": "postpone", "unique_key": "k"}, "without at_most could put the job off for ever"),
-        ({"at_most": "5m"}, 'at_most="5m" is about a unique key'),
-        ({"at_most": "5m", "unique_key": "k"}, "and at_most is for that alone"),
-        ({"at_most": 5, "on_conflict": "postpone", "unique_key": "k"}, "at_most is 5: give a timedelta"),
+        ({"on_conflict": "debounce", "unique_key": "k"}, "without max_wait could put the job off for ever"),
+        ({"max_wait": "5m"}, 'max_wait="5m" is about a unique key'),
+        ({"max_wait": "5m", "unique_key": "k"}, "and max_wait is for that alone"),
+        ({"max_wait": 5, "on_conflict": "debounce", "unique_key": "k"}, "max_wait is 5: give a timedelta"),
     ],
 )
 def test_incomplete_conflict_options_are_refused(options: dict[str, Any], says: str) -> None:

@@ -179,9 +179,9 @@ def test_the_jobs_of_a_schedule_are_under_the_limit_of_their_task(
 
 
 @pytest.mark.parametrize(
-    "options", [{"on_conflict": "replace"}, {"on_conflict": "postpone", "at_most": "1m"}]
+    "options", [{"on_conflict": "replace"}, {"on_conflict": "debounce", "max_wait": "1m"}]
 )
-def test_a_limited_job_refuses_replace_and_postpone(
+def test_a_limited_job_refuses_replace_and_debounce(
     call: sqlq.Task[..., None], options: dict[str, Any]
 ) -> None:
     with pytest.raises(sqlq.EnqueueError, match="is not for a job under a limit"):

@@ -260,7 +260,7 @@ def work_through(app: sqlq.App, url: str) -> None:
         for task in tasks.values():
             app.enqueue(task.new(0), session=session)
             app.enqueue_many([task.new(1), task.new(2).set(priority=3)], session=session)
-        for conflict, more in {"keep": {}, "replace": {}, "postpone": {"at_most": "1m"}}.items():
+        for conflict, more in {"keep": {}, "replace": {}, "debounce": {"max_wait": "1m"}}.items():
             for _ in range(2):
                 app.enqueue(
                     plain.new().set(unique_key=conflict, on_conflict=conflict, delay="1s", **more),

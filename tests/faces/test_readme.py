@@ -1392,7 +1392,7 @@ def replace_as(url: str) -> None:
         task = app.task(name="shop.note")(lambda text: text)
         ways: list[dict[str, Any]] = [
             {"on_conflict": "replace"},
-            {"on_conflict": "postpone", "at_most": "2h"},
+            {"on_conflict": "debounce", "max_wait": "2h"},
         ]
         for options in ways:
             key = str(uuid4())

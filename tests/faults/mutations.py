@@ -381,7 +381,7 @@ GUARDS = [
     Guard("only-the-waiting-are-replaced", "IS_UNRESERVED, ", "", CONFLICT + "test_a_job_that_was_claimed_meanwhile_is_not_replaced[postgresql]"),
     Guard("what-runs-is-not-waited-for", "job.state is State.RUNNING", "False", CONFLICT + "test_a_replace_does_not_wait_for_an_open_completion[postgresql]"),
     Guard("keys-in-one-order", "sorted(waiting, key=lambda key: (key[0], key[1] or \"\"))", "list(waiting)", CONFLICT + "test_batches_with_reversed_keys_do_not_deadlock[postgresql]"),
-    Guard("postponed-to-a-limit", "(earlier > jobs.c.available_at, earlier)", "(earlier > jobs.c.available_at, new.available_at)", CONFLICT + "test_postpone_moves_a_job_up_to_at_most[sqlite]"),
+    Guard("debounced-to-a-limit", "(earlier > jobs.c.available_at, earlier)", "(earlier > jobs.c.available_at, new.available_at)", CONFLICT + "test_debounce_moves_a_job_up_to_max_wait[sqlite]"),
     # the jobs of a dead host, in batches
     Guard("a-batch-is-not-the-last", None, "has_more = False", DEAD + "test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait[sqlite-looks itself]"),
     Guard("a-batch-is-not-the-last", "bool(rescued)", "len(rescued) == RESCUE_BATCH", DEAD + "test_a_job_whose_end_is_refused_does_not_delay_its_batch[sqlite]"),

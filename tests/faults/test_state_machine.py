@@ -113,7 +113,7 @@ class Contract(Model, RuleBasedStateMachine):
         until=st.sampled_from(["finish", "start"]),
         followed=st.booleans(),
         crash=st.booleans(),
-        conflict=st.sampled_from(["keep", "replace", "postpone"]),
+        conflict=st.sampled_from(["keep", "replace", "debounce"]),
         expires=st.sampled_from([None, None, 1]),
     )
     def enqueue(
@@ -136,7 +136,7 @@ class Contract(Model, RuleBasedStateMachine):
         payload = f"[{self.clock}]"
         new = replace(new, payload=payload, expires_ms=None if expires is None else expires * HOUR)
         if key is not None:
-            new = replace(new, on_conflict=conflict, at_most_ms=2 * HOUR if conflict == "postpone" else None)
+            new = replace(new, on_conflict=conflict, max_wait_ms=2 * HOUR if conflict == "debounce" else None)
         due = self.clock + delay
         start_by = None if expires is None else due + expires
         rival = next(
@@ -150,7 +150,7 @@ class Contract(Model, RuleBasedStateMachine):
             replaced = rival.owner is None and conflict != "keep"
             assert (made.id, made.replaced) == (rival.id, replaced)
             if replaced and not crash:
-                later = min(due, rival.created + 2) if conflict == "postpone" else rival.due
+                later = min(due, rival.created + 2) if conflict == "debounce" else rival.due
                 self.model[rival.id] = Modelled(
                     *(rival.id, "jobs", max_attempts, priority, max(rival.due, later), key, rival.key_until),
                     token=rival.token,

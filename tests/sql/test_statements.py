@@ -141,7 +141,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "rescue": lambda conn, held: settle.rescue(conn),
     "insert_replacing": lambda conn, held: inserting.insert(
         conn,
-        [new(unique_key="a", on_conflict="postpone", at_most_ms=60_000, delay_ms=1_000)],
+        [new(unique_key="a", on_conflict="debounce", max_wait_ms=60_000, delay_ms=1_000)],
     ),
     "insert_expiring": lambda conn, held: inserting.insert(conn, [new(expires_ms=1_000)]),
     "checkpoint": lambda conn, held: lease.save(conn, (held[0].id, held[0].lease_token), None, "7"),

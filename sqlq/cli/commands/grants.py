@@ -21,7 +21,7 @@ def grants(context: Context, role: str, kind: str, only: bool, applies: bool) ->
 
     A producer enqueues, a worker works, an operator does what these commands do, and a reader looks. An
     untrusted-producer enqueues plain jobs alone: no unique keys, limits, flows, follow-ups or schedules. A
-    replacing-producer may also replace and postpone jobs, whosoever they are.
+    replacing-producer may also replace and debounce jobs, whosoever they are.
 
     \b
     sqlq grants shop_web --as producer --apply

@@ -270,9 +270,9 @@ def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
 
 
 Conflict: TypeAlias = tuple[OnConflict, int | None]
-"""How a new job changes the waiting one with its unique key, and the bound of a postponement in milliseconds,
+"""How a new job changes the waiting one with its unique key, and the bound of a debounce in milliseconds,
 counted from the first enqueue."""
-_conflict_of: Callable[[NewJob], Conflict] = attrgetter("on_conflict", "at_most_ms")
+_conflict_of: Callable[[NewJob], Conflict] = attrgetter("on_conflict", "max_wait_ms")
 
 
 @cache
@@ -293,31 +293,31 @@ def inserting(
 ) -> Any:
     """Return the insert of a job with a unique key. It leaves the live job with that key alone, or replaces
     it while it waits."""
-    on_conflict, at_most_ms = conflict
+    on_conflict, max_wait_ms = conflict
     if on_conflict == "keep":
         return dialect.sql.upsert(jobs, LIVE_KEY, computed(said), returning=returning)
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
     return dialect.sql.upsert(
-        *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=at_most_ms)),
+        *(jobs, LIVE_KEY, computed(said), partial(_replacing, max_wait_ms=max_wait_ms)),
         where=and_(IS_UNRESERVED, jobs.c.blocked_by.is_(None)),
         returning=returning,
     )
 
 
-def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
+def _replacing(new: Any, max_wait_ms: int | None) -> dict[str, Any]:
     """Return the changed columns of a waiting job that a new one replaces: all but the due time, with its
-    counters reset. With `at_most_ms` the later due time of the two counts, but at most `at_most_ms` after the
-    first enqueue.
+    counters reset. With `max_wait_ms` the later due time of the two counts, but at most `max_wait_ms` after
+    the first enqueue.
 
     The id, the token and the creation time stay: a worker that held the job matches no row.
     """
     values: dict[str, Any] = {name: new[name] for name in names_of("replaced")}
     for column in columns_of("forgotten"):
         values[column.name] = literal(0) if isinstance(column.type, Integer) else null()
-    if at_most_ms is not None:
-        latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))
+    if max_wait_ms is not None:
+        latest = moment_after(jobs.c.created_at, literal(max_wait_ms, BigInteger))
         earlier = case((new.available_at < latest, new.available_at), else_=latest)
-        # guard: postponed-to-a-limit
+        # guard: debounced-to-a-limit
         values["available_at"] = case((earlier > jobs.c.available_at, earlier), else_=jobs.c.available_at)
     return values
 
@@ -325,7 +325,7 @@ def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
 LIVE_KEY = Key(("queue", "unique_key"), text(HOLDS_KEY))  # guard: unique-arbiter
 """The index of the keys that live jobs hold."""
 REPLACED = (*names_of("replaced", "forgotten"), "available_at")
-"""The columns that an enqueue writes into a job that it replaces or postpones."""
+"""The columns that an enqueue writes into a job that it replaces or debounces."""
 
 
 _ROUNDS = 20
